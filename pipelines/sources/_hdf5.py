@@ -7,18 +7,17 @@ the files for itself; a handle is neither pickled nor used in a forked child.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from os import getpid
 from typing import Any
-
-import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._base import Groups, Source
-from pipelines.sources._files import File, Paths, check_columns, find_files
-from pipelines.sources._group_cache import CACHE_BYTES, GroupCache
-from pipelines.sources._hdf5_sets import DataSet, Handles, describe_sets, list_sets, open_file
+from pipelines.sources._base import Groups
+from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords
+from pipelines.sources._files import OPEN_FILES, File, Paths, check_columns, find_files
+from pipelines.sources._hdf5_sets import DataSet, describe_sets, list_sets, open_file
+from pipelines.sources._recent import RecentlyUsed
 from pipelines.sources._values import copy_element
 
 # Rows of a data set that lies in one piece but cannot be mapped, such as texts, which are read together.
@@ -26,7 +25,7 @@ _ROWS = 256
 
 
 @known_as("pipelines.sources.hdf5")
-class Hdf5(Source):
+class Hdf5(GroupedRecords):
     """See `hdf5`.
 
     Attributes:
@@ -37,12 +36,12 @@ class Hdf5(Source):
     kind = "hdf5"
 
     def __init__(self, paths: Paths, columns: Sequence[str] | Mapping[str, str] | None, cache_bytes: int) -> None:
-        self.files = find_files(self.kind, paths)
+        files = find_files(self.kind, paths)
         asked = columns if isinstance(columns, Mapping) else check_columns(self.kind, columns)
         self.columns: dict[str, str] = {}
         self._sets: list[dict[str, DataSet]] = []  # of each file, by field
-        firsts, bounds = [0], [0]
-        for file in self.files:
+        counts, bounds = list[int](), [0]
+        for file in files:
             try:
                 with open_file(file) as handle:
                     if not self.columns:
@@ -53,43 +52,24 @@ class Hdf5(Source):
             except Exception as error:  # h5py raises what it likes on a damaged file
                 raise PipelineError(f"{file.path}: is damaged: {_say(error)}") from error
             if self._sets and (difference := _find_difference(sets, self._sets[0])):
-                raise PipelineError(f"{file.path}: {difference}, unlike in {self.files[0].path}")
+                raise PipelineError(f"{file.path}: {difference}, unlike in {files[0].path}")
             count = next(iter(sets.values())).shape[0]
             rows = max((each.chunk_rows for each in sets.values()), default=0)
             step = rows or (_ROWS if any(each.mapped is None for each in sets.values()) else max(count, 1))
-            bounds += [firsts[-1] + min(count, end) for end in range(step, count + step, step)]
-            firsts.append(firsts[-1] + count)
+            first = sum(counts)
+            bounds += [first + min(count, end) for end in range(step, count + step, step)]
+            counts.append(count)
             self._sets.append(sets)
-        self._firsts = np.array(firsts, np.int64)
-        self._bounds = np.unique(np.array(bounds, np.int64))
+        super().__init__(files, counts, sorted(set(bounds)), cache_bytes)
         self._is_grouped = any(each.mapped is None for sets in self._sets for each in sets.values())
-        if not len(self):
-            raise PipelineError(f"hdf5(): {', '.join(file.path for file in self.files)}: holds no row")
-        self._cache_bytes = cache_bytes
-        self._start()
-
-    def _start(self) -> None:
-        self._cache = GroupCache(self._cache_bytes)
-        self._handles = Handles()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": None, "_handles": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
-
-    def __len__(self) -> int:
-        return int(self._firsts[-1])
+        # By process: a handle is not used in a forked child.
+        self._handles = RecentlyUsed[tuple[int, int], Any](OPEN_FILES)
 
     def _read(self, index: int) -> dict[str, Any]:
-        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        row = index - int(self._firsts[number])
+        number = self._find_file(index)
+        row = index - self._firsts[number]
         try:
-            decoded: dict[str, Any] = {}
-            if self._is_grouped:
-                group = int(np.searchsorted(self._bounds, index, side="right")) - 1
-                decoded, row_in_group = self._cache.get(group, self._decode), index - int(self._bounds[group])
+            decoded, row_in_group = self._find_group(index) if self._is_grouped else ({}, 0)
             record = {}
             for name, each in self._sets[number].items():
                 if each.mapped is not None:
@@ -102,33 +82,28 @@ class Hdf5(Source):
 
     def _decode(self, group: int) -> tuple[dict[str, Any], int]:
         """Reads a group of rows: field -> values, and the size in bytes."""
-        start, stop = int(self._bounds[group]), int(self._bounds[group + 1])
-        number = int(np.searchsorted(self._firsts, start, side="right")) - 1
-        first = int(self._firsts[number])
-        handle = self._handles.get(number, self.files[number])
+        number = self._find_file(self._bounds[group])
+        start, stop = (bound - self._firsts[number] for bound in self._bounds[group : group + 2])
+        handle = self._handles.get((getpid(), number), self._open_file)
         values = {
-            name: handle[each.path][start - first : stop - first]
-            for name, each in self._sets[number].items()
-            if each.mapped is None
+            name: handle[each.path][start:stop] for name, each in self._sets[number].items() if each.mapped is None
         }
         return values, sum(_measure(each) for each in values.values())
 
+    def _open_file(self, key: tuple[int, int]) -> tuple[Any, int]:
+        return open_file(self.files[key[1]]), 1
+
     def forget(self) -> None:
-        self._handles.close()
-        self._start()
+        super().forget()
+        self._handles = RecentlyUsed(OPEN_FILES)  # without references, they are closed
 
     @property
     def groups(self) -> Groups | None:
         """Bounds of the chunks of rows, over all files; None if all data sets are mapped."""
-        return self._bounds if self._is_grouped else None
-
-    def where(self, index: int) -> str:
-        number = bisect_right(self._firsts.tolist(), index) - 1
-        return f"{self.files[number].path}:row {index - int(self._firsts[number])}"
+        return super().groups if self._is_grouped else None
 
     def identity(self) -> Any:
-        files = [file.identity() for file in self.files]
-        return {"source": self._describe_class(), "files": files, "columns": list(self.columns.items())}
+        return {**super().identity(), "columns": list(self.columns.items())}
 
 
 def hdf5(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.sources._files import OPEN_FILES, File
+from pipelines.sources._files import File
 from pipelines.sources._mapped import MappedArray
 from pipelines.sources._values import copy_element
 
@@ -82,37 +81,6 @@ def open_file(file: File) -> Any:
         raise PipelineError(
             f"{file.path}: is no HDF5 file, or is cut off: {' '.join(str(error).split())}"
         ) from None
-
-
-class Handles:
-    """The HDF5 files that this process has open: at most `OPEN_FILES`; the least recently used is closed first.
-
-    What a forked child inherits is neither used nor closed by it.
-    """
-
-    def __init__(self) -> None:
-        self._open: OrderedDict[int, Any] = OrderedDict()
-        self._inherited: list[Any] = []
-        self._pid = os.getpid()
-
-    def get(self, number: int, file: File) -> Any:
-        """Returns the open file with that number, and opens it if necessary."""
-        if self._pid != os.getpid():
-            self._inherited.append(self._open)
-            self._open, self._pid = OrderedDict(), os.getpid()
-        if number not in self._open:
-            self._open[number] = open_file(file)
-            if len(self._open) > OPEN_FILES:
-                self._open.popitem(last=False)[1].close()
-        self._open.move_to_end(number)
-        return self._open[number]
-
-    def close(self) -> None:
-        """Closes the files that this process has opened."""
-        if self._pid == os.getpid():
-            for handle in self._open.values():
-                handle.close()
-            self._open.clear()
 
 
 def list_sets(handle: Any) -> list[str]:

@@ -17,8 +17,8 @@ from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._file_records import FileRecords
-from pipelines.sources._files import OpenFiles, ThreadLock
 from pipelines.sources._items import UnnamedValues, check_names, make_record
+from pipelines.sources._recent import ThreadLock
 from pipelines.sources._record_codec import decode
 from pipelines.sources._spool import check_iterated, write_spool
 
@@ -66,7 +66,7 @@ class IterableRecords(FileRecords):
                     self.files = [self._spool.restore(self._iterate())]
                 except PipelineError as error:
                     raise SampleError(index, self.where(index), str(error)) from error
-                self._open = OpenFiles()
+                self._open.drop(0)
 
     def where(self, index: int) -> str:
         return f"{self._describe_items()}:record {index}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,11 +21,11 @@ import numpy.typing as npt
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources import _pages
-from pipelines.sources._base import Groups, Source
 from pipelines.sources._classes import ClassNames, Names, join_names
 from pipelines.sources._columns import MissingValue, is_image, make_reader
+from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords
 from pipelines.sources._files import OPEN_FILES, File, Paths, check_columns, find_files
-from pipelines.sources._group_cache import CACHE_BYTES, GroupCache
+from pipelines.sources._recent import OwnDict
 
 _LARGE_BYTES = 16 << 20
 # Arrow's names of types of texts: plain, and of a dictionary with any type of indices.
@@ -36,7 +35,7 @@ _MIN_REPEATS, _MIN_ROWS_PER_READ = 16, 20
 
 
 @known_as("pipelines.sources.parquet")
-class Parquet(Source):
+class Parquet(GroupedRecords):
     """See `parquet`.
 
     Attributes:
@@ -48,67 +47,44 @@ class Parquet(Source):
     is_fork_safe = True
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None, cache_bytes: int) -> None:
-        self.files = find_files(self.kind, paths)
+        files = find_files(self.kind, paths)
         asked = check_columns(self.kind, columns)
-        self._starts: list[int] = []  # of each row group, counted over all files
         self._groups: list[tuple[int, int]] = []  # (number of the file, of the row group in it)
-        self._firsts: list[int] = []  # of each file
-        self._count = 0
+        bounds, counts = [0], []
         self._leaves: list[str] = []
         self._class_names: list[dict[str, Names]] = []  # of each file
         schema: list[tuple[str, str]] | None = None
-        for number, file in enumerate(self.files):
+        for number, file in enumerate(files):
             metadata = _read_metadata(file)
             names = tuple(metadata.schema.to_arrow_schema().names)
             if schema is None:
                 self.columns = names if asked is None else asked
             elif asked is None and set(names) != set(self.columns):
                 raise PipelineError(
-                    f"{file.path}: has the columns {', '.join(names)}, but {self.files[0].path} has "
+                    f"{file.path}: has the columns {', '.join(names)}, but {files[0].path} has "
                     f"{', '.join(self.columns)}; say which to read with columns="
                 )
             here, self._leaves = _select_columns(file, metadata, self.columns)
             if schema is not None and here != schema:
-                raise PipelineError(
-                    f"{file.path}: {_format_difference(here, schema)}, unlike in {self.files[0].path}"
-                )
+                raise PipelineError(f"{file.path}: {_format_difference(here, schema)}, unlike in {files[0].path}")
             schema = here
             self._class_names.append(_read_class_names(metadata.metadata))
-            self._firsts.append(self._count)
+            counts.append(metadata.num_rows)
             for group in range(metadata.num_row_groups):
                 rows = metadata.row_group(group).num_rows
                 if rows:
-                    self._starts.append(self._count)
                     self._groups.append((number, group))
-                    self._count += rows
-        if self._count == 0:
-            raise PipelineError(f"parquet(): {', '.join(file.path for file in self.files)}: holds no row")
+                    bounds.append(bounds[-1] + rows)
+        super().__init__(files, counts, bounds, cache_bytes)
         self._texts = frozenset(name for name, kind in schema or () if kind.startswith(_TEXTS))
-        self._cache_bytes = cache_bytes
-        self._start()
-
-    def _start(self) -> None:
-        self._cache = GroupCache(self._cache_bytes)
         self._statistics = _DecodeStatistics()
-        self._metadata: dict[int, Any] = {}  # of files that were decoded from
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": None, "_statistics": None, "_metadata": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
-
-    def __len__(self) -> int:
-        return self._count
+        self._metadata = OwnDict[int, Any]()  # of files that were decoded from
 
     def _read(self, index: int) -> dict[str, Any]:
-        group = bisect_right(self._starts, index) - 1
         self._statistics.read += 1
         name = ""
         try:
-            columns = self._cache.get(group, self._decode)
-            row = index - self._starts[group]
+            columns, row = self._find_group(index)
             record = {}
             for name, column in columns:
                 record[name] = column(row)
@@ -144,7 +120,8 @@ class Parquet(Source):
     def column(self, field: str) -> npt.NDArray[Any]:
         if field not in self.columns:
             raise self._missing_field(field, self.columns)
-        alone = copy.copy(self)  # with a cache of its own
+        alone = copy.copy(self)
+        alone.forget()  # it has a cache of its own
         alone.columns, alone._leaves = (field,), [self._leaves[self.columns.index(field)]]
         return super(Parquet, alone).column(field)
 
@@ -153,15 +130,12 @@ class Parquet(Source):
         named = self._class_names
         if field not in self.columns or not all(field in names for names in named):
             return None
-        counts = np.diff([*self._firsts, self._count]).tolist()
+        counts = np.diff(self._firsts).tolist()
         lists = [ClassNames((names[field],)) for names in named]
         return join_names(list(zip(lists, counts, strict=True)))
 
     def is_text(self, field: str) -> bool:
         return field in self._texts
-
-    def forget(self) -> None:
-        self._cache = GroupCache(self._cache_bytes)
 
     def load_for_forks(self) -> None:
         """Decodes all row groups, if the cache holds them: forked processes share their memory."""
@@ -170,18 +144,8 @@ class Parquet(Source):
             for group in range(len(self._groups)):
                 self._cache.get(group, self._decode)
 
-    @property
-    def groups(self) -> Groups:
-        """Bounds of the row groups, over all files."""
-        return np.array([*self._starts, self._count], np.int64)
-
-    def where(self, index: int) -> str:
-        number = bisect_right(self._firsts, index) - 1
-        return f"{self.files[number].path}:row {index - self._firsts[number]}"
-
     def identity(self) -> Any:
-        files = [file.identity() for file in self.files]
-        return {"source": self._describe_class(), "files": files, "columns": list(self.columns)}
+        return {**super().identity(), "columns": list(self.columns)}
 
 
 def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: int = CACHE_BYTES) -> Parquet:
@@ -221,6 +185,9 @@ class _DecodeStatistics:
         self.read = self.decoded = self.groups = self._repeats = 0
         self._seen: set[int] = set()
         self._warned = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()  # another process counts for itself
 
     def add(self, group: int, rows: int, path: str, cache_bytes: int) -> None:
         """Counts a decoded row group."""
