@@ -105,7 +105,8 @@ class FileRecords(FilesSource):
         """The bytes of the parts of a record, each an offset in the file and a size."""
         try:
             file = self._open.get(number, self._open_file)  # held, so that no other thread closes it
-            return [read_exactly(file.fileno(), size, start) for start, size in ranges]
+            descriptor = file.fileno()
+            return [read_exactly(descriptor, size, start) for start, size in ranges]
         except (OSError, PipelineError) as error:
             self._open.drop(number)
             raise SampleError(index, self.where(index), f"cannot be read: {error}") from error

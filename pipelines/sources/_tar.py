@@ -113,11 +113,13 @@ class Tar(FileRecords):
     def _read(self, index: int) -> dict[str, Any]:
         if index in self._cut:
             raise SampleError(index, self.where(index), self._cut[index])
-        members = slice(self._members[index], self._members[index + 1])
+        members = slice(*self._members[index : index + 2].tolist())
         ranges = zip(self._offsets[members].tolist(), self._sizes[members].tolist(), strict=True)
-        values = self._read_ranges(index, self._find_file(index), ranges)
-        names = (self._fields[suffix] for suffix in self._suffix[members].tolist())
-        return {"key": self._keys[index], **dict(zip(names, values, strict=True))}
+        record: dict[str, Any] = {"key": self._keys[index]}
+        found = self._read_ranges(index, self._find_file(index), ranges)
+        for suffix, data in zip(self._suffix[members].tolist(), found, strict=True):
+            record[self._fields[suffix]] = data
+        return record
 
     def where(self, index: int) -> str:
         suffix = self._suffixes[self._suffix[self._members[index]]]
