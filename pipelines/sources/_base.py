@@ -11,7 +11,6 @@ import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -22,35 +21,12 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, describe, is_ours, known_as
 from pipelines.sources import _splits
 from pipelines.sources._labels import Values, pack_values
+from pipelines.sources._origin import Indices, Origin
 
 if TYPE_CHECKING:
     from pipelines.sources._classes import ClassNames
 
 Groups = npt.NDArray[np.int64]
-Indices = np.ndarray[Any, Any] | range
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the records of a source are from.
-
-    Attributes:
-        root: what all of them are of: a source, a table, a Dataset of another library.
-        describe: describes the root; equal without gaps only for roots with equal records.
-        indices: of the records in the root, int64 [n] or a range.
-    """
-
-    root: Any
-    describe: Callable[[], Description]
-    indices: Indices
-
-    def select(self, indices: Indices) -> Origin:
-        """That of some of the records."""
-        if isinstance(indices, range):
-            chosen = self.indices[indices.start : indices.stop : indices.step]
-        else:
-            chosen = np.asarray(self.indices)[indices]
-        return Origin(self.root, self.describe, chosen)
 
 
 class Source(ABC):

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, is_ours, known_as
-from pipelines.sources._base import Groups, Origin, Source
+from pipelines.sources._base import Groups, Source
 from pipelines.sources._labels import format_classes
+from pipelines.sources._origin import Origin
 
 Names = tuple[str, ...]
 

@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._csv_types import TypeFinder, convert, resolve_type
-from pipelines.sources._files import File, Paths, check_columns, find_files
+from pipelines.sources._files import File, Paths, check_names, find_files
 from pipelines.sources._rows import TextRows, find_rows
 
 Columns = Sequence[str] | Mapping[str, Any]
@@ -108,7 +108,7 @@ class Csv(TextRows):
 
     def _choose(self, columns: Columns | None) -> None:
         declared = dict(columns) if isinstance(columns, Mapping) else {}
-        asked = check_columns(self.kind, columns) or tuple(self._header)
+        asked = check_names(self.kind, columns) or tuple(self._header)
         if unknown := [name for name in asked if name not in self._header]:
             raise PipelineError(
                 f"{self.files[0].path}: has no column {unknown[0]!r} (it has: {', '.join(self._header)})"

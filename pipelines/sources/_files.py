@@ -184,17 +184,17 @@ def _list_paths(kind: str, paths: Any) -> list[str | os.PathLike[str]]:
     return given
 
 
-def check_columns(kind: str, columns: Any, what: str = "columns") -> tuple[str, ...] | None:
-    """The names that a user gives, in order; None if he gives none.
+def check_names(kind: str, given: Any, what: str = "columns must name each column") -> tuple[str, ...] | None:
+    """The names that a user gives, in order; None if there are none.
 
     Raises:
         PipelineError: they are no texts, or not distinct, or there is none.
     """
-    if columns is None:
+    if given is None:
         return None
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    names = (given,) if isinstance(given, str) else tuple(given)
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
-        raise PipelineError(f"{kind}(): {what} must name each column once, got {columns!r}")
+        raise PipelineError(f"{kind}(): {what} once, got {given!r}")
     return names
 
 

@@ -15,7 +15,7 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._base import Groups
 from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords
-from pipelines.sources._files import OPEN_FILES, File, Paths, check_columns, find_files
+from pipelines.sources._files import OPEN_FILES, File, Paths, check_names, find_files
 from pipelines.sources._hdf5_sets import DataSet, describe_sets, list_sets, open_file
 from pipelines.sources._recent import RecentlyUsed
 from pipelines.sources._values import copy_element
@@ -37,7 +37,7 @@ class Hdf5(GroupedRecords):
 
     def __init__(self, paths: Paths, columns: Sequence[str] | Mapping[str, str] | None, cache_bytes: int) -> None:
         files = find_files(self.kind, paths)
-        asked = columns if isinstance(columns, Mapping) else check_columns(self.kind, columns)
+        asked = columns if isinstance(columns, Mapping) else check_names(self.kind, columns)
         self.columns: dict[str, str] = {}
         self._sets: list[dict[str, DataSet]] = []  # of each file, by field
         counts, bounds = list[int](), [0]

@@ -24,7 +24,7 @@ from pipelines.sources import _pages
 from pipelines.sources._classes import ClassNames, Names, join_names
 from pipelines.sources._columns import MissingValue, is_image, make_reader
 from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords
-from pipelines.sources._files import OPEN_FILES, File, Paths, check_columns, find_files
+from pipelines.sources._files import OPEN_FILES, File, Paths, check_names, find_files
 from pipelines.sources._recent import OwnDict
 
 _LARGE_BYTES = 16 << 20
@@ -48,7 +48,7 @@ class Parquet(GroupedRecords):
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None, cache_bytes: int) -> None:
         files = find_files(self.kind, paths)
-        asked = check_columns(self.kind, columns)
+        asked = check_names(self.kind, columns)
         self._groups: list[tuple[int, int]] = []  # (number of the file, of the row group in it)
         bounds, counts = [0], []
         self._leaves: list[str] = []

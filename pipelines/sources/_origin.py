@@ -1,13 +1,39 @@
-"""Finds records that two sources have in common."""
+"""What the records of a source are of, by which two sources can be seen to share some."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pipelines.fingerprint import Description
-from pipelines.sources._base import Origin, Source
+
+Indices = np.ndarray[Any, Any] | range
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the records of a source are from.
+
+    Attributes:
+        root: what all of them are of: a source, a table, a Dataset of another library.
+        describe: describes the root; equal without gaps only for roots with equal records.
+        indices: of the records in the root, int64 [n] or a range.
+    """
+
+    root: Any
+    describe: Callable[[], Description]
+    indices: Indices
+
+    def select(self, indices: Indices) -> Origin:
+        """That of some of the records."""
+        if isinstance(indices, range):
+            chosen = self.indices[indices.start : indices.stop : indices.step]
+        else:
+            chosen = np.asarray(self.indices)[indices]
+        return Origin(self.root, self.describe, chosen)
 
 
 def count_shared_records(one: Any, other: Any) -> int:
@@ -23,8 +49,9 @@ def count_shared_records(one: Any, other: Any) -> int:
 
 
 def _find_origin(source: Any) -> Origin:
-    if isinstance(source, Source):
-        return source.find_origin()
+    if hasattr(source, "find_origin"):
+        found: Origin = source.find_origin()
+        return found
     return Origin(source, lambda: Description(None, ("it has no identity",)), range(len(source)))
 
 
