@@ -14,7 +14,8 @@ from typing import Any
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._csv_types import TypeFinder, convert, resolve_type
+from pipelines.sources._columns import resolve_type
+from pipelines.sources._csv_types import TypeFinder, convert
 from pipelines.sources._files import File, Paths, check_names, find_files
 from pipelines.sources._rows import TextRows, find_rows
 
@@ -114,9 +115,16 @@ class Csv(TextRows):
                 f"{self.files[0].path}: has no column {unknown[0]!r} (it has: {', '.join(self._header)})"
             )
         self.columns = asked
-        types = {name: resolve_type(name, kind) for name, kind in declared.items()}
-        missing = [name for name in asked if name not in types]
-        self.types = {**types, **(self._infer_types(missing) if missing else {})}
+        self.types = {}
+        for name, kind in declared.items():
+            if (found := resolve_type(kind)) is None:
+                raise PipelineError(
+                    f"csv(): the type of column {name!r} must be 'str', 'bool' or the name of a dtype of numbers "
+                    f"('int64', 'float32' ...), got {kind!r}"
+                )
+            self.types[name] = found
+        if missing := [name for name in asked if name not in self.types]:
+            self.types.update(self._infer_types(missing))
         self._chosen = [(name, self._header.index(name), self.types[name]) for name in asked]
 
     def _infer_types(self, names: list[str]) -> dict[str, str]:

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.errors import PipelineError
-from pipelines.sources._columns import find_number_dtype, make_number
+from pipelines.sources._columns import make_number
 
 #: What is no value, in a column of numbers. In a column of texts they are texts.
 MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "NULL", "null"))
@@ -27,23 +26,6 @@ _LONG = r"[0-9]{16}"  # what an int64 or a float64 may not hold
 _MOST_DIGITS = 308  # of an integer that a float64 may hold
 _MISSING = rf"^{_BLANK}({'|'.join(map(re.escape, sorted(MISSING)))}){_BLANK}$"
 _BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-
-
-def resolve_type(name: str, kind: Any) -> str:
-    """The name of a declared type: `"str"`, or of a numpy dtype of numbers.
-
-    Raises:
-        PipelineError: there is no such type.
-    """
-    if kind in (str, "str", "string", "text"):
-        return "str"
-    dtype = find_number_dtype(kind)
-    if dtype is None:
-        raise PipelineError(
-            f"csv(): the type of column {name!r} must be 'str', 'bool' or the name of a dtype of numbers "
-            f"('int64', 'float32' ...), got {kind!r}"
-        )
-    return dtype
 
 
 def convert(text: str, kind: str) -> Any:

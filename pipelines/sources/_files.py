@@ -205,14 +205,9 @@ def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
         PipelineError: the file ends before.
     """
     data = os.pread(descriptor, size, offset)
-    if len(data) == size:
-        return data
-    parts = [data]
-    while data and sum(map(len, parts)) < size:  # a read above 2 GiB comes in parts
-        done = sum(map(len, parts))
-        data = os.pread(descriptor, size - done, offset + done)
-        parts.append(data)
-    whole = b"".join(parts)
-    if len(whole) < size:
-        raise PipelineError(f"{len(whole)} of {size} bytes at {offset}: the file is cut off")
-    return whole
+    while len(data) < size:  # a read above 2 GiB comes in parts
+        more = os.pread(descriptor, size - len(data), offset + len(data))
+        if not more:
+            raise PipelineError(f"{len(data)} of {size} bytes at {offset}: the file is cut off")
+        data += more
+    return data

@@ -26,26 +26,10 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm",
 _THREADS, _RUN = 16, 1000  # of the files whose status is read at once, and one after the other in a thread
 _QUICK_S = 50e-6  # a status in memory takes 3 microseconds, from a file server hundreds
 #: Extensions of other images, which are left out: it is said how many.
-_OTHERS = frozenset(
-    (
-        *(
-            ".jfif",
-            ".jpe",
-            ".jp2",
-            ".jxl",
-            ".heic",
-            ".heif",
-            ".avif",
-            ".gif",
-            ".pbm",
-            ".pfm",
-            ".ras",
-            ".hdr",
-            ".exr",
-        ),
-        *(".tga", ".ico", ".svg", ".psd", ".dng", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2"),
-    )
-)
+_OTHERS = frozenset((
+    ".jfif", ".jpe", ".jp2", ".jxl", ".heic", ".heif", ".avif", ".gif", ".pbm", ".pfm", ".ras", ".hdr", ".exr",
+    ".tga", ".ico", ".svg", ".psd", ".dng", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2",
+))  # fmt: skip
 
 
 @known_as("pipelines.sources.image_folder")

@@ -22,14 +22,13 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources import _pages
 from pipelines.sources._classes import ClassNames, Names, join_names
-from pipelines.sources._columns import MissingValue, is_image, make_reader
+from pipelines.sources._columns import MissingValue, is_image, is_text, make_reader
 from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords
 from pipelines.sources._files import OPEN_FILES, File, Paths, check_names, find_files
 from pipelines.sources._recent import OwnDict
 
 _LARGE_BYTES = 16 << 20
-# Arrow's names of types of texts: plain, and of a dictionary with any type of indices.
-_TEXTS = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
+_IMAGE = "image"  # the type of a struct of bytes and path
 # A warning follows when so many groups were decoded again, and so many rows were decoded for each row read.
 _MIN_REPEATS, _MIN_ROWS_PER_READ = 16, 20
 
@@ -50,33 +49,38 @@ class Parquet(GroupedRecords):
         files = find_files(self.kind, paths)
         asked = check_names(self.kind, columns)
         self._groups: list[tuple[int, int]] = []  # (number of the file, of the row group in it)
-        bounds, counts = [0], []
-        self._leaves: list[str] = []
+        bounds, counts, types = [0], list[int](), dict[str, str]()
         self._class_names: list[dict[str, Names]] = []  # of each file
-        schema: list[tuple[str, str]] | None = None
         for number, file in enumerate(files):
             metadata = _read_metadata(file)
-            names = tuple(metadata.schema.to_arrow_schema().names)
-            if schema is None:
-                self.columns = names if asked is None else asked
-            elif asked is None and set(names) != set(self.columns):
+            schema = metadata.schema.to_arrow_schema()
+            if not number:
+                self.columns = asked or tuple(schema.names)
+            elif asked is None and set(schema.names) != set(self.columns):
                 raise PipelineError(
-                    f"{file.path}: has the columns {', '.join(names)}, but {files[0].path} has "
+                    f"{file.path}: has the columns {', '.join(schema.names)}, but {files[0].path} has "
                     f"{', '.join(self.columns)}; say which to read with columns="
                 )
-            here, self._leaves = _select_columns(file, metadata, self.columns)
-            if schema is not None and here != schema:
-                raise PipelineError(f"{file.path}: {_format_difference(here, schema)}, unlike in {files[0].path}")
-            schema = here
+            here = _find_types(file, schema, self.columns)
+            types = types or here
+            if here != types:
+                differ = (
+                    f"column {name!r} is {here[name]}, not {types[name]}"
+                    for name in types
+                    if here[name] != types[name]
+                )
+                raise PipelineError(f"{file.path}: {'; '.join(differ)}, unlike in {files[0].path}")
             self._class_names.append(_read_class_names(metadata.metadata))
-            counts.append(metadata.num_rows)
             for group in range(metadata.num_row_groups):
                 rows = metadata.row_group(group).num_rows
                 if rows:
                     self._groups.append((number, group))
                     bounds.append(bounds[-1] + rows)
+            counts.append(bounds[-1] - sum(counts))
         super().__init__(files, counts, bounds, cache_bytes)
-        self._texts = frozenset(name for name, kind in schema or () if kind.startswith(_TEXTS))
+        self._texts = frozenset(name for name in self.columns if is_text(schema.field(name).type))
+        # What is read for each column.
+        self._leaves = [f"{name}.bytes" if kind == _IMAGE else name for name, kind in types.items()]
         self._statistics = _DecodeStatistics()
         self._metadata = OwnDict[int, Any]()  # of files that were decoded from
 
@@ -238,22 +242,18 @@ def _group_bytes(metadata: Any, leaves: list[str]) -> int:
     return sum(each.total_uncompressed_size for each in columns if f"{each.path_in_schema}.".startswith(names))
 
 
-def _select_columns(
-    file: File, metadata: Any, columns: tuple[str, ...]
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """(column, type) of each column, and the names of what to read from the file for them."""
-    schema = metadata.schema.to_arrow_schema()
-    types, leaves = [], []
+def _find_types(file: File, schema: Any, columns: tuple[str, ...]) -> dict[str, str]:
+    """Column -> the name of its type.
+
+    Raises:
+        PipelineError: there is no such column, or there are two.
+    """
+    types = {}
     for name in columns:
         if schema.names.count(name) > 1:
             raise PipelineError(f"{file.path}: two columns are called {name!r}")
         if name not in schema.names:
             raise PipelineError(f"{file.path}: has no column {name!r} (it has: {', '.join(schema.names)})")
         kind = schema.field(name).type
-        types.append((name, "image" if is_image(kind) else str(kind)))
-        leaves.append(f"{name}.bytes" if is_image(kind) else name)
-    return types, leaves
-
-
-def _format_difference(here: list[tuple[str, str]], first: list[tuple[str, str]]) -> str:
-    return "; ".join(f"column {a[0]!r} is {a[1]}, not {b[1]}" for a, b in zip(here, first, strict=True) if a != b)
+        types[name] = _IMAGE if is_image(kind) else str(kind)
+    return types

@@ -40,7 +40,7 @@ def split(
     key: Values | None,
 ) -> list[Indices]:
     """Returns the indices of each part, ascending; see `Source.split`."""
-    count, seed = len(source), check_seed("split()", seed)
+    count, seed = len(source), check_integer("split(): seed", seed, 0)
     shares = _check_fractions(fractions)
     if key is not None:
         if any(other is not None for other in (stratify, group, by)):
@@ -67,7 +67,7 @@ def assign_folds(
     source: Records, k: int, seed: int, stratify: Values | None, group: Values | None
 ) -> npt.NDArray[np.int64]:
     """Returns the fold of each record, int64 [n]; see `Source.folds`."""
-    count, seed = len(source), check_seed("folds()", seed)
+    count, seed = len(source), check_integer("folds(): seed", seed, 0)
     k = check_integer("k", k, 2)
     if k > count:
         raise PipelineError(f"folds({k}) of {count} records leaves folds empty")
@@ -87,17 +87,6 @@ def assign_folds(
     folds = assign(codes, groups, shares, seed)
     _collect(folds, shares, k, what="groups", call="folds")
     return folds
-
-
-def check_seed(call: str, seed: int) -> int:
-    """Checks a seed.
-
-    Raises:
-        PipelineError: it is not an integer of at least 0.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise PipelineError(f"{call} needs a seed that is an integer of at least 0, got {seed!r}")
-    return int(seed)
 
 
 def shuffle(count: int, seed: int) -> Indices:

@@ -275,8 +275,8 @@ def test_keys_that_are_mostly_one_are_warned_of() -> None:
         ((1.0,), "a fraction between 0 and 1"),
         (("0.x",), "a fraction between 0 and 1"),
         (("0.5",), "a fraction between 0 and 1, or several, got '0.5'"),
-        ((0.5, -1), "a seed that is an integer of at least 0, got -1"),
-        ((0.5, 0.5), "a seed that is an integer of at least 0, got 0.5"),
+        ((0.5, -1), r"split\(\): seed must be at least 0, got -1"),
+        ((0.5, 0.5), r"split\(\): seed must be an integer, at least 0, got 0.5"),
     ],
 )
 def test_mistakes_are_refused_in_a_line(arguments: Any, said: str) -> None:
