@@ -259,11 +259,6 @@ def test_what_is_no_key_is_refused(arguments: Any, said: str) -> None:
         source(3).split(0.5, **arguments)
 
 
-def test_keys_that_are_mostly_one_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="too often the same"):
-        source(100).split(0.5, key=["one"] * 95 + list("abcde"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
