@@ -7,7 +7,6 @@ that prepares samples. Open files and caches are made at first use in each proce
 from __future__ import annotations
 
 import functools
-import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, describe, is_ours, known_as
 from pipelines.sources import _splits
 from pipelines.sources._labels import Values, pack_values
-from pipelines.sources._origin import Indices, Origin
+from pipelines.sources._origin import Indices, Origin, digest_indices
 
 if TYPE_CHECKING:
     from pipelines.sources._classes import ClassNames
@@ -366,8 +365,7 @@ class Subset(Source):
         if isinstance(self.indices, range):
             of = [self.indices.start, self.indices.stop, self.indices.step]
             return {"source": self._describe_class(), "of": whole, "range": of}
-        digest = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
-        return {"source": self._describe_class(), "of": whole, "indices": digest}
+        return {"source": self._describe_class(), "of": whole, "indices": digest_indices(self.indices)}
 
     def describe_for_fingerprint(self) -> Description:
         whole = self.source.describe_for_fingerprint()

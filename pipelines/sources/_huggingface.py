@@ -20,14 +20,14 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._arrow_files import ArrowColumn, digest_indices, unwrap
+from pipelines.sources._arrow_files import ArrowColumn, unwrap
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._classes import ClassNames
 from pipelines.sources._columns import MissingValue, is_image, is_list, is_numeric, is_text, make_reader
 from pipelines.sources._compat import get_indices
 from pipelines.sources._files import File, check_names
 from pipelines.sources._labels import pack_values
-from pipelines.sources._origin import Origin
+from pipelines.sources._origin import Origin, digest_indices
 from pipelines.sources._recent import OwnDict
 
 # Formats in which a Dataset returns what is stored, in another container. The others change dtypes or run code.

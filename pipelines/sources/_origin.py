@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,11 @@ import numpy as np
 from pipelines.fingerprint import Description
 
 Indices = np.ndarray[Any, Any] | range
+
+
+def digest_indices(indices: np.ndarray[Any, Any] | None) -> str | None:
+    """A digest of an array of indices; None without one."""
+    return None if indices is None else hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
