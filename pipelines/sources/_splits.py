@@ -52,10 +52,10 @@ def split(
             raise PipelineError("split(by=) orders the records: it goes with neither stratify= nor group=")
         order = _rank(read_values(source, by, "by="))
     elif stratify is None and group is None:
-        order = shuffle(count, seed)
+        order = _shuffle(count, seed)
     else:
         codes, groups = _read_classes(source, stratify, group)
-        parts = assign(codes, groups, shares, seed)
+        parts = _assign(codes, groups, shares, seed)
         return _collect(parts, shares, fractions, what="records" if group is None else "groups")
     bounds = _cut(count, shares)
     parts = np.empty(count, np.int64)
@@ -73,43 +73,31 @@ def assign_folds(
         raise PipelineError(f"folds({k}) of {count} records leaves folds empty")
     if stratify is None and group is None:
         folds = np.empty(count, np.int64)
-        folds[shuffle(count, seed)] = np.arange(count) * k // count
+        folds[_shuffle(count, seed)] = np.arange(count) * k // count
         return folds
     codes, groups = _read_classes(source, stratify, group)
     if groups is None:
         # Dealt out like cards, class by class: each fold has its share of every class, and of the whole.
         assert codes is not None
-        order = shuffle(count, seed)
+        order = _shuffle(count, seed)
         folds = np.empty(count, np.int64)
         folds[order[np.argsort(codes[order], kind="stable")]] = np.arange(count) % k
         return folds
     shares = [1 / k] * k
-    folds = assign(codes, groups, shares, seed)
+    folds = _assign(codes, groups, shares, seed)
     _collect(folds, shares, k, what="groups", call="folds")
     return folds
 
 
-def shuffle(count: int, seed: int) -> Indices:
+def _shuffle(count: int, seed: int) -> Indices:
     """Returns range(count) in a random order, int64 [count]."""
     return np.argsort(np.random.Philox(seed).random_raw(count), kind="stable")
 
 
-def assign(
+def _assign(
     codes: Indices | None, groups: Indices | None, shares: Sequence[float], seed: int
 ) -> npt.NDArray[np.int64]:
-    """Assigns records to parts.
-
-    Args:
-        codes: class of each record, [n], from 0; None: there are no classes.
-        groups: group of each record, [n], from 0; None: each record is by itself.
-        shares: of the parts; they sum to 1.
-
-    Returns:
-        The part of each record, int64 [n].
-
-    Raises:
-        PipelineError: there are fewer groups than parts.
-    """
+    """Assigns records to parts by class, by group or by both; returns the part of each record, int64 [n]."""
     if groups is None:
         assert codes is not None
         return _assign_records(codes, shares, seed)
@@ -123,7 +111,7 @@ def _assign_records(codes: Indices, shares: Sequence[float], seed: int) -> npt.N
 
     What rounding down leaves of a class goes to the parts that have had too little of the classes so far.
     """
-    order = shuffle(len(codes), seed)
+    order = _shuffle(len(codes), seed)
     order = order[np.argsort(codes[order], kind="stable")]
     parts = np.empty(len(codes), np.int64)
     wanted, given, start = np.zeros(len(shares)), np.zeros(len(shares)), 0
@@ -154,7 +142,7 @@ def _assign_groups(codes: Indices, groups: Indices, shares: Sequence[float], see
     if count < parts:
         raise PipelineError(f"{count} groups cannot be divided into {parts} parts, none of them empty")
     sizes = np.bincount(groups)
-    order = shuffle(count, seed)
+    order = _shuffle(count, seed)
     order = order[np.argsort(-np.frexp(sizes[order].astype(np.float64))[1], kind="stable")]
     by_group = np.argsort(groups, kind="stable")
     starts = np.cumsum(sizes) - sizes
