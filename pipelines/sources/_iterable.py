@@ -58,10 +58,21 @@ class IterableRecords(FileRecords):
         self._called = check_names("iterable", names, "names= must name each value of an item")
         self._id = id
         count = check_integer("iterable: length", length, 1)
-        self._spool = write_spool(None if folder is None else os.fspath(folder), self._iterate(), count)
-        found = self._spool.find()
-        assert found is not None
-        super().__init__([found], [self._spool.offsets])
+        self._folder = _make_folder(None if folder is None else os.fspath(folder))
+        self._owner = _own(self, self._folder)
+        try:
+            offsets, self._digests = _write(self._path, self._iterate(), count, None)
+        except BaseException:
+            self._owner()
+            raise
+        super().__init__([File.of(self._path)], [offsets])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_owner": None}
+
+    @property
+    def _path(self) -> str:
+        return os.path.join(self._folder, "records")
 
     def _iterate(self) -> Iterator[dict[str, Any]]:
         iterator = None
@@ -88,12 +99,37 @@ class IterableRecords(FileRecords):
     def _restore(self, index: int) -> None:
         """Reads the stream again, on a machine that does not have the spool."""
         with _lock:
-            if not os.path.exists(self.files[0].path):
+            if not os.path.exists(self._path):
                 try:
-                    self.files = [self._spool.restore(self._iterate())]
+                    self.files = [self._write_again()]
                 except PipelineError as error:
                     raise SampleError(index, self.where(index), str(error)) from error
                 self._open.drop(0)
+
+    def _write_again(self) -> File:
+        """Writes the file where it is missing, and checks each record.
+
+        Processes that do this at the same time wait for the first one.
+
+        Raises:
+            PipelineError: the stream's records differ from those of its first pass; says from where on.
+        """
+        try:
+            os.makedirs(self._folder, 0o700, exist_ok=True)
+            status = os.stat(self._folder)
+        except OSError as error:
+            raise PipelineError(f"iterable(): {self._folder}: {error.strerror}") from error
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PipelineError(f"iterable(): {self._folder} belongs to somebody else")
+        with open(os.path.join(self._folder, "writing"), "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.path.exists(self._path):
+                _write(self._path, self._iterate(), len(self), self._digests)
+                self._owner = _own(self, self._folder)
+            try:
+                return File.of(self._path)
+            except OSError:
+                raise PipelineError(f"iterable(): {self._path} was removed while it was read") from None
 
     def where(self, index: int) -> str:
         return f"{self._describe_items()}:record {index}"
@@ -105,7 +141,7 @@ class IterableRecords(FileRecords):
     def identity(self) -> Any:
         if self._id is not None:
             return {"source": self._describe_class(), "id": self._id, "count": len(self)}
-        digest = hashlib.sha256(self._spool.digests.astype("<u8").tobytes()).hexdigest()
+        digest = hashlib.sha256(self._digests.astype("<u8").tobytes()).hexdigest()
         return {"source": self._describe_class(), "records": digest}
 
 
@@ -160,92 +196,22 @@ def _check_repeatable(items: Any) -> Any | Callable[[], Any]:
     return items
 
 
-class Spool:
-    """The records of a stream in a file.
-
-    Attributes:
-        folder: the spool's own.
-        offsets: where the records begin, and where the last one ends: int64 [records + 1].
-        digests: of each record (XXH3, 64 bits): uint64 [records].
-    """
-
-    def __init__(self, folder: str, offsets: npt.NDArray[np.int64], digests: Digests) -> None:
-        self.folder, self.offsets, self.digests = folder, offsets, digests
-        self._owner: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_owner": None}
-
-    @property
-    def path(self) -> str:
-        """The file."""
-        return os.path.join(self.folder, "records")
-
-    def find(self) -> File | None:
-        """The file, if it is there and complete."""
-        with contextlib.suppress(OSError):
-            file = File.of(self.path)
-            if file.size == self.offsets[-1]:
-                return file
-        return None
-
-    def restore(self, records: Iterable[dict[str, Any]]) -> File:
-        """Writes the file again where it is missing, as on another machine, and checks each record.
-
-        Processes that do this at the same time wait for the first one.
-
-        Raises:
-            PipelineError: the stream's records differ from those of its first pass; says from where on.
-        """
-        try:
-            os.makedirs(self.folder, 0o700, exist_ok=True)
-            status = os.stat(self.folder)
-        except OSError as error:
-            raise PipelineError(f"iterable(): {self.folder}: {error.strerror}") from error
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise PipelineError(f"iterable(): {self.folder} belongs to somebody else")
-        with open(os.path.join(self.folder, "writing"), "wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if (found := self.find()) is None:
-                _write(self.path, records, len(self.digests), self.digests)
-                self._owner = _own(self)
-                found = self.find()
-        if found is None:
-            raise PipelineError(f"iterable(): {self.path} was removed while it was read")
-        return found
-
-
-def write_spool(parent: str | None, records: Iterable[dict[str, Any]], length: int) -> Spool:
-    """Writes a spool of all records.
-
-    Args:
-        parent: the folder to put it into; None: the one for temporary files.
-        length: the number of records that there must be.
-
-    Raises:
-        PipelineError: there are more records or fewer, one cannot be stored, or the disk is full.
-    """
+def _make_folder(parent: str | None) -> str:
+    """Makes a folder for a spool in another one, or in that for temporary files."""
     parent = tempfile.gettempdir() if parent is None else os.path.abspath(os.path.expanduser(parent))
     _remove_abandoned(parent)
     try:
-        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
     except OSError as error:
         raise PipelineError(f"iterable(): {parent}: {(error.strerror or str(error)).lower()}") from None
-    spool = Spool(folder, np.zeros(1, np.int64), np.empty(0, np.uint64))
-    spool._owner = _own(spool)
-    try:
-        spool.offsets, spool.digests = _write(spool.path, records, length, None)
-    except BaseException:
-        spool._owner()
-        raise
-    return spool
 
 
-def _own(spool: Spool) -> Any:
-    """Locks a spool until it is garbage, or this process ends, and removes it then; returns what removes it."""
-    lock = os.open(os.path.join(spool.folder, "owned"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+def _own(source: IterableRecords, folder: str) -> Any:
+    """Locks a spool until its source is garbage, or this process ends, and removes it then; returns what removes
+    it."""
+    lock = os.open(os.path.join(folder, "owned"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_SH)
-    return weakref.finalize(spool, _remove, spool.folder, lock, os.getpid())
+    return weakref.finalize(source, _remove, folder, lock, os.getpid())
 
 
 def _remove(folder: str, lock: int, pid: int) -> None:
@@ -271,6 +237,18 @@ def _remove_abandoned(parent: str) -> None:
 def _write(
     path: str, records: Iterable[dict[str, Any]], length: int, expected: Digests | None
 ) -> tuple[npt.NDArray[np.int64], Digests]:
+    """Writes all records into a file, which is there only when it is complete.
+
+    Args:
+        length: the number of records that there must be.
+        expected: their digests (XXH3, 64 bits), uint64 [length], if they are known.
+
+    Returns:
+        Where the records begin, and where the last one ends, int64 [length + 1]; their digests.
+
+    Raises:
+        PipelineError: there are more records or fewer, one cannot be stored or is another, or the disk is full.
+    """
     import xxhash
 
     offsets, digests = np.zeros(length + 1, np.int64), np.zeros(length, np.uint64)
