@@ -226,7 +226,7 @@ def count_overlaps(splits: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, i
     Args:
         splits: the pipelines of each, in order; of several the largest number counts.
     """
-    from pipelines.sources._overlap import count_shared_records
+    from pipelines.sources._origin import count_shared_records
 
     found: dict[str, dict[str, int]] = {}
     names = list(splits)

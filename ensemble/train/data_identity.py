@@ -12,7 +12,7 @@ from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from ensemble.spec.splits import LABELLED, describe_numbering
 from ensemble.user_code.fingerprint import PYTHON
 from pipelines.fingerprint import SCHEME, digest
-from pipelines.sources._overlap import sketch_parts
+from pipelines.sources._origin import sketch_parts
 from pipelines.sources._sides import NUMBER, Moves, Sketch, find_moves
 
 if TYPE_CHECKING:

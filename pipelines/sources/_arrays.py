@@ -20,23 +20,43 @@ from pipelines.sources._values import copy_element, tensor_to_array
 Column = np.ndarray[Any, Any] | MappedArray | Strings[Any] | list[Any]
 
 
+class Columns(Source):
+    """Records that are the rows of columns.
+
+    Args:
+        columns: field -> a sequence with the records along the first axis.
+
+    Raises:
+        PipelineError: there is none, they differ in length, or they are empty.
+    """
+
+    is_fork_safe = True
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        if not columns:
+            raise PipelineError(f"{self.kind}(): no column was given")
+        self.columns = columns
+        lengths = {name: len(values) for name, values in columns.items()}
+        said = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        self._count, *others = set(lengths.values())
+        if others:
+            raise PipelineError(f"{self.kind}(): the columns differ in length: {said}")
+        if self._count == 0:
+            raise PipelineError(f"{self.kind}(): holds no record: {said}")
+
+    def __len__(self) -> int:
+        return self._count
+
+
 @known_as("pipelines.sources.arrays")
-class Arrays(Source):
+class Arrays(Columns):
     """See `arrays`."""
 
     kind = "arrays"
-    is_fork_safe = True
+    columns: dict[str, Column]
 
     def __init__(self, columns: dict[str, Any], id: str | None) -> None:
-        if not columns:
-            raise PipelineError("arrays(): no column was given")
-        self.columns = {name: _convert_column(name, values) for name, values in columns.items()}
-        lengths = {name: len(values) for name, values in self.columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise PipelineError(f"arrays(): the columns differ in length: {_format_lengths(lengths)}")
-        self._count = next(iter(lengths.values()))
-        if self._count == 0:
-            raise PipelineError(f"arrays(): holds no record: {_format_lengths(lengths)}")
+        super().__init__({name: _convert_column(name, values) for name, values in columns.items()})
         self._id = id
         self._digest: str | None = None
         self._content: str | None = None
@@ -49,12 +69,6 @@ class Arrays(Source):
         # What lies in a file is mapped again by whoever unpickles this, not copied.
         mapped = {name: each for name, each in self._mapped.items() if each.file.exists()}
         return {**self.__dict__, "columns": {**self.columns, **mapped}, "_mapped": {}, "_is_copy": True}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = {"_content": None, "_mapped": {}, "_is_copy": True, **state}
-
-    def __len__(self) -> int:
-        return self._count
 
     def _read(self, index: int) -> dict[str, Any]:
         # Copies: a stage that writes into its sample must not change the data for the next epoch.
@@ -220,7 +234,3 @@ def _update_digest(digest: Any, name: str, values: Column) -> None:
             data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
             data = data if isinstance(data, bytes) else repr(data).encode()
             digest.update(repr((type(value).__name__, len(data))).encode() + data)
-
-
-def _format_lengths(lengths: dict[str, int]) -> str:
-    return ", ".join(f"{name} {length}" for name, length in lengths.items())

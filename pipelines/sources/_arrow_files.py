@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pipelines.errors import PipelineError
 from pipelines.sources._files import File
@@ -82,11 +81,6 @@ class ArrowColumn:
         ]
         kind = str(self.chunk(0).type) if self.starts else ""
         return [kind, hashlib.sha256(repr(described).encode("utf-8", "surrogateescape")).hexdigest()]
-
-
-def digest_indices(indices: npt.NDArray[np.int64] | None) -> str | None:
-    """A digest of an indices mapping."""
-    return None if indices is None else hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest()
 
 
 def unwrap(chunk: Any) -> Any:

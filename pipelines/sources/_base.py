@@ -7,11 +7,9 @@ that prepares samples. Open files and caches are made at first use in each proce
 from __future__ import annotations
 
 import functools
-import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -22,36 +20,13 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, describe, is_ours, known_as
 from pipelines.sources import _splits
 from pipelines.sources._labels import Values, pack_values
+from pipelines.sources._origin import Indices, Origin, digest_indices
 from pipelines.sources._sides import Sketch, sketch_numbers
 
 if TYPE_CHECKING:
     from pipelines.sources._classes import ClassNames
 
 Groups = npt.NDArray[np.int64]
-Indices = np.ndarray[Any, Any] | range
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the records of a source are from.
-
-    Attributes:
-        root: what all of them are of: a source, a table, a Dataset of another library.
-        describe: describes the root; equal without gaps only for roots with equal records.
-        indices: of the records in the root, int64 [n] or a range.
-    """
-
-    root: Any
-    describe: Callable[[], Description]
-    indices: Indices
-
-    def select(self, indices: Indices) -> Origin:
-        """That of some of the records."""
-        if isinstance(indices, range):
-            chosen = self.indices[indices.start : indices.stop : indices.step]
-        else:
-            chosen = np.asarray(self.indices)[indices]
-        return Origin(self.root, self.describe, chosen)
 
 
 class Source(ABC):
@@ -399,8 +374,7 @@ class Subset(Source):
         if isinstance(self.indices, range):
             of = [self.indices.start, self.indices.stop, self.indices.step]
             return {"source": self._describe_class(), "of": whole, "range": of}
-        digest = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
-        return {"source": self._describe_class(), "of": whole, "indices": digest}
+        return {"source": self._describe_class(), "of": whole, "indices": digest_indices(self.indices)}
 
     def describe_for_fingerprint(self) -> Description:
         whole = self.source.describe_for_fingerprint()

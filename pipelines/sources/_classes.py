@@ -7,7 +7,6 @@ A source that knows the names of its classes numbers them by what it holds: a fo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,9 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, is_ours, known_as
-from pipelines.sources._base import Groups, Origin, Source
+from pipelines.sources._base import Groups, Source
 from pipelines.sources._labels import format_classes
+from pipelines.sources._origin import Origin, digest_indices
 
 Names = tuple[str, ...]
 
@@ -180,8 +180,7 @@ class ClassNumbers(Source):
         known = self._known
         if known is None:
             return [self.field, self.classes, "texts"]
-        which = None if known.which is None else hashlib.sha256(known.which.astype("<i8").tobytes()).hexdigest()
-        return [self.field, self.classes, known.lists, which]
+        return [self.field, self.classes, known.lists, digest_indices(known.which)]
 
 
 def list_classes(source: Source, field: str) -> Names:

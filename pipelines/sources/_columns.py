@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 
-def find_number_dtype(kind: Any) -> str | None:
-    """The name of the dtype of numbers that a user declares as a type; None if it is something else."""
+def resolve_type(kind: Any) -> str | None:
+    """The type that a user declares: `"str"`, or the name of a dtype of numbers; None if it is something else."""
+    if kind in (str, "str", "string", "text"):
+        return "str"
     try:
         dtype = np.dtype(kind)
     except TypeError:

@@ -37,18 +37,12 @@ def crc32c(data: bytes | memoryview) -> int:
     """Returns the CRC-32C of some bytes."""
     flat, offsets, (first, second, third, fourth) = _load_tables()
     found = np.frombuffer(data, np.uint8)
-    crc = 0xFFFFFFFF
-    # The short block is the first one, so that all others end where the tables do.
-    short = len(found) % _BLOCK
-    if short:
-        begin = (
-            found[:short].copy() if short >= 4 else np.concatenate([found[:short], np.zeros(4 - short, np.uint8)])
-        )
-        begin[:4] ^= np.frombuffer(crc.to_bytes(4, "little"), np.uint8)
-        folded = int(np.bitwise_xor.reduce(flat.take(begin[:short] + offsets[_BLOCK - short :], mode="clip")))
-        # Of fewer than four bytes, a part of the start is not yet shifted out.
-        crc = folded if short >= 4 else folded ^ (crc >> (8 * short))
-    blocks = found[short:].reshape(-1, _BLOCK)
+    # A short block is the first one, so that all others end where the tables do.
+    size = len(found) % _BLOCK or min(len(found), _BLOCK)
+    crc = int(_fold_first(found[None, :size])[0])
+    if size < 4:  # a part of the start is not yet shifted out
+        crc ^= 0xFFFFFFFF >> 8 * size
+    blocks = found[size:].reshape(-1, _BLOCK)
     for start in range(0, len(blocks), _BATCH):
         looked_up = flat.take(blocks[start : start + _BATCH] + offsets, mode="clip")
         for own in np.bitwise_xor.reduce(looked_up, axis=1).tolist():
@@ -58,12 +52,17 @@ def crc32c(data: bytes | memoryview) -> int:
 
 def crc32c_of_rows(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     """Returns the CRC-32C of each row of 4 bytes or more: uint64 [n] of uint8 [n, bytes]."""
+    return _fold_first(rows).astype(np.uint64) ^ np.uint64(0xFFFFFFFF)
+
+
+def _fold_first(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """Folds first blocks, each a row: the start, all ones, enters through their first four bytes."""
     flat, offsets, _ = _load_tables()
     begun = rows.copy()
     begun[:, :4] ^= 0xFF
     looked_up = flat.take(begun + offsets[_BLOCK - rows.shape[1] :], mode="clip")
-    found: npt.NDArray[np.uint64] = np.bitwise_xor.reduce(looked_up, axis=1).astype(np.uint64)
-    return found ^ np.uint64(0xFFFFFFFF)
+    folded: npt.NDArray[np.uint32] = np.bitwise_xor.reduce(looked_up, axis=1)
+    return folded
 
 
 def mask(crc: Any) -> Any:

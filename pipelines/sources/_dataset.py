@@ -10,9 +10,11 @@ import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, known_as
-from pipelines.sources._base import Origin, Source
+from pipelines.sources._base import Source
 from pipelines.sources._classes import ClassNames, find_names_of_items
-from pipelines.sources._items import NAMES, UnnamedValues, check_names, make_record
+from pipelines.sources._files import check_names
+from pipelines.sources._origin import Origin
+from pipelines.sources._values import NAMES, UnnamedValues, make_record
 
 _MOST_PARTS = 1000  # Datasets in a list of one
 
@@ -23,7 +25,6 @@ class Dataset(Source):
 
     kind = "dataset"
     _opened: Any = None  # what this process reads
-    _is_named = False  # of a run's kept declaration that is older than the attribute
 
     def __init__(self, items: Any, id: str | None, names: Sequence[str] | None) -> None:
         if not hasattr(items, "__getitem__") or not hasattr(items, "__len__"):
@@ -36,9 +37,8 @@ class Dataset(Source):
         if self._count == 0:
             raise PipelineError(f"dataset(): {type(items).__name__} holds no record")
         self.items = items
-        called = check_names(self.kind, names)
-        self.names = NAMES if called is None else called
-        self._is_named = called is not None
+        self._given = check_names(self.kind, names, "names= must name each value of an item")
+        self.names = self._given or NAMES
         self._id = id
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Dataset(Source):
         if self._opened is None:
             self._opened = copy_reader(self.items)
         try:
-            return make_record(self._opened[index], self.names if self._is_named else None)
+            return make_record(self._opened[index], self._given)
         except SampleError as error:
             raise SampleError(index, error.where, error.reason) from error
         except UnnamedValues as error:

@@ -1,6 +1,8 @@
-"""Base of sources whose records lie one after the other in files: rows of text, records with a length before them.
+"""Bases of sources whose records lie in files, those of one file after those of the other.
 
-The index has the offset of each record, 8 bytes, which all processes of a machine share; a record is one `pread`.
+`FileRecords` are ranges of bytes: rows of text, members of archives, records with a length before them. The index
+has the offset of each record, 8 bytes, which all processes of a machine share; a record is one `pread`.
+`GroupedRecords` are rows of files of which the least unit of reading holds many.
 """
 
 from __future__ import annotations
@@ -8,68 +10,87 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._base import Groups, Source
-from pipelines.sources._files import File, OpenFiles, read_exactly
+from pipelines.sources._files import OPEN_FILES, File, read_exactly
+from pipelines.sources._recent import RecentlyUsed
 
 # Of a file, what a block shuffle reads together: long enough for a disk to stream, short enough for many.
 GROUP_BYTES = 8 << 20
+# Decoded groups that one process keeps, in bytes.
+CACHE_BYTES = 512 << 20
 
 Offsets = npt.NDArray[np.int64]
 
 
-def group_by_place(firsts: Sequence[int], starts: Offsets) -> Groups:
-    """Bounds of groups of records: ranges of `GROUP_BYTES` within each file.
+class FilesSource(Source):
+    """Records of several files.
 
     Args:
-        firsts: the first record of each file.
-        starts: where each record begins in its file, int64 [n].
+        files: that have the records.
+        counts: of the records in each file.
+        what: a record is, for the error that there is none.
+
+    Raises:
+        PipelineError: there is no record.
     """
-    file = np.searchsorted(firsts, np.arange(len(starts)), side="right")
-    changes = (np.diff(file) != 0) | (np.diff(starts // GROUP_BYTES) != 0)
-    return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(starts)]]).astype(np.int64)
+
+    def __init__(self, files: list[File], counts: Sequence[int], what: str = "record") -> None:
+        self.files = files
+        self._firsts = [0, *np.cumsum(counts).tolist()]  # record that each file begins with, and the number of all
+        if not self._firsts[-1]:
+            raise PipelineError(f"{self.kind}(): {', '.join(file.path for file in files)}: holds no {what}")
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def _find_file(self, index: int) -> int:
+        """Number of the file that has a record."""
+        return bisect_right(self._firsts, index) - 1
+
+    def where(self, index: int) -> str:
+        number = self._find_file(index)
+        return f"{self.files[number].path}:row {index - self._firsts[number]}"
+
+    def identity(self) -> Any:
+        return {"source": self._describe_class(), "files": [file.identity() for file in self.files]}
 
 
-class FileRecords(Source):
+class FileRecords(FilesSource):
     """Records that are ranges of bytes in files; a subclass parses them.
 
     Args:
         files: that have the records.
         offsets: of each file, where its records begin, ascending, and where the last one ends: int64 [records +
             1].
-
-    Raises:
-        PipelineError: there is no record.
+        what: as above.
     """
 
     is_fork_safe = True
 
-    def __init__(self, files: list[File], offsets: list[Offsets]) -> None:
-        self.files = files
-        counts = [len(each) - 1 for each in offsets]
-        self._firsts = [0, *np.cumsum(counts).tolist()]  # record that each file begins with, and the number of all
-        if not self._firsts[-1]:
-            raise PipelineError(f"{self.kind}(): {', '.join(file.path for file in files)}: holds no record")
+    def __init__(self, files: list[File], offsets: list[Offsets], what: str = "record") -> None:
+        super().__init__(files, [len(each) - 1 for each in offsets], what)
         self._starts = np.concatenate([each[:-1] for each in offsets])
         self._ends = [int(each[-1]) for each in offsets]
-        self._open = OpenFiles()
+        self._open = RecentlyUsed[int, BinaryIO](OPEN_FILES)
         self._ahead: set[int] = set()  # groups that the system was told of last
-
-    def __len__(self) -> int:
-        return int(self._firsts[-1])
 
     def _locate(self, index: int) -> tuple[int, int, int]:
         """Number of the file that has a record, and the bounds of its bytes there."""
-        number = bisect_right(self._firsts, index) - 1
+        number = self._find_file(index)
         is_last = index + 1 == self._firsts[number + 1]
         return number, int(self._starts[index]), self._ends[number] if is_last else int(self._starts[index + 1])
+
+    def _open_file(self, number: int) -> tuple[BinaryIO, int]:
+        return self.files[number].open(), 1
 
     def _read_bytes(self, index: int) -> bytes:
         """The bytes of a record.
@@ -78,17 +99,24 @@ class FileRecords(Source):
             SampleError: they cannot be read.
         """
         number, start, end = self._locate(index)
+        return self._read_ranges(index, number, ((start, end - start),))[0]
+
+    def _read_ranges(self, index: int, number: int, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
+        """The bytes of the parts of a record, each an offset in the file and a size."""
         try:
-            file = self._open.get(number, self.files[number])  # held, so that no other thread closes it
-            return read_exactly(file.fileno(), end - start, start)
+            file = self._open.get(number, self._open_file)  # held, so that no other thread closes it
+            descriptor = file.fileno()
+            return [read_exactly(descriptor, size, start) for start, size in ranges]
         except (OSError, PipelineError) as error:
-            self._open.forget(number)
+            self._open.drop(number)
             raise SampleError(index, self.where(index), f"cannot be read: {error}") from error
 
     @functools.cached_property
     def groups(self) -> Groups:
         """Bounds of ranges of `GROUP_BYTES` within each file."""
-        return group_by_place(self._firsts, self._starts)
+        file = np.searchsorted(self._firsts, np.arange(len(self)), side="right")
+        changes = (np.diff(file) != 0) | (np.diff(self._starts // GROUP_BYTES) != 0)
+        return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(self)]]).astype(np.int64)
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
         """Asks the kernel to read the groups of these records into the page cache."""
@@ -97,13 +125,39 @@ class FileRecords(Source):
             number, begin, _ = self._locate(int(self.groups[group]))
             _, _, end = self._locate(int(self.groups[group + 1]) - 1)
             with contextlib.suppress(OSError, PipelineError):  # whoever reads the records says what is wrong
-                file = self._open.get(number, self.files[number])
+                file = self._open.get(number, self._open_file)
                 os.posix_fadvise(file.fileno(), begin, end - begin, os.POSIX_FADV_WILLNEED)
         self._ahead = groups
 
-    def where(self, index: int) -> str:
-        number = bisect_right(self._firsts, index) - 1
-        return f"{self.files[number].path}:row {index - self._firsts[number]}"
 
-    def identity(self) -> Any:
-        return {"source": self._describe_class(), "files": [file.identity() for file in self.files]}
+class GroupedRecords(FilesSource):
+    """Rows that are decoded in groups of many, which each process caches.
+
+    Args:
+        files, counts: as above.
+        bounds: of the groups: strictly ascending from 0 to the number of rows.
+        cache_bytes: of the decoded groups.
+    """
+
+    def __init__(self, files: list[File], counts: Sequence[int], bounds: list[int], cache_bytes: int) -> None:
+        super().__init__(files, counts, "row")
+        self._bounds = bounds
+        self._cache_bytes = cache_bytes
+        self._cache = RecentlyUsed[int, Any](cache_bytes)
+
+    @abstractmethod
+    def _decode(self, group: int) -> tuple[Any, int]:
+        """Decodes a group of rows: what they are read from, and its size in bytes."""
+
+    def _find_group(self, index: int) -> tuple[Any, int]:
+        """The decoded group of a row, and the row's place in it."""
+        group = bisect_right(self._bounds, index) - 1
+        return self._cache.get(group, self._decode), index - self._bounds[group]
+
+    def forget(self) -> None:
+        self._cache = RecentlyUsed(self._cache_bytes)
+
+    @property
+    def groups(self) -> Groups | None:
+        """Bounds of the groups, over all files."""
+        return np.array(self._bounds, np.int64)

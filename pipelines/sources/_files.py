@@ -7,9 +7,7 @@ import glob
 import hashlib
 import os
 import stat
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, NamedTuple
@@ -20,8 +18,6 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 # Far below the usual limit of 1024 descriptors of a process, so that a thousand shards can be read.
 OPEN_FILES = 64
-
-
 # A source whose files are no larger in all is identified by all of its bytes: a quarter of a second to read.
 WHOLE_BYTES = 256 << 20
 # Of a larger one, that many blocks of each file are read, from its first to its last byte.
@@ -188,67 +184,18 @@ def _list_paths(kind: str, paths: Any) -> list[str | os.PathLike[str]]:
     return given
 
 
-def check_columns(kind: str, columns: Any, what: str = "columns") -> tuple[str, ...] | None:
-    """The names that a user gives, in order; None if he gives none.
+def check_names(kind: str, given: Any, what: str = "columns must name each column") -> tuple[str, ...] | None:
+    """The names that a user gives, in order; None if there are none.
 
     Raises:
         PipelineError: they are no texts, or not distinct, or there is none.
     """
-    if columns is None:
+    if given is None:
         return None
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    names = (given,) if isinstance(given, str) else tuple(given)
     if not names or len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
-        raise PipelineError(f"{kind}(): {what} must name each column once, got {columns!r}")
+        raise PipelineError(f"{kind}(): {what} once, got {given!r}")
     return names
-
-
-class ThreadLock:
-    """A lock for the threads of a process. A forked child, which lacks the holding thread, finds it free."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-
-    def __enter__(self) -> None:
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        self._lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-class OpenFiles:
-    """The open files of one process: at most `OPEN_FILES`; the least recently used is closed first.
-
-    Pickles to an empty instance. A forked child can use the descriptors that it inherits: they are read at given
-    positions (`os.pread`), which moves no shared file offset. Thread-safe: a reader holds the file object, so a
-    file that another thread drops is closed after the read.
-    """
-
-    def __init__(self) -> None:
-        self._files: OrderedDict[int, BinaryIO] = OrderedDict()
-        self._lock = ThreadLock()
-
-    def __reduce__(self) -> tuple[Callable[[], OpenFiles], tuple[()]]:
-        return OpenFiles, ()
-
-    def get(self, number: int, file: File) -> BinaryIO:
-        """Returns the open file with that number, and opens it if necessary."""
-        with self._lock:
-            handle = self._files.get(number)
-            if handle is None:
-                handle = self._files[number] = file.open()
-                if len(self._files) > OPEN_FILES:
-                    self._files.popitem(last=False)
-            else:
-                self._files.move_to_end(number)
-            return handle
-
-    def forget(self, number: int) -> None:
-        """Open the file anew when it is wanted next: a file server may not know the open one any more."""
-        with self._lock:
-            self._files.pop(number, None)
 
 
 def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
@@ -258,14 +205,9 @@ def read_exactly(descriptor: int, size: int, offset: int) -> bytes:
         PipelineError: the file ends before.
     """
     data = os.pread(descriptor, size, offset)
-    if len(data) == size:
-        return data
-    parts = [data]
-    while data and sum(map(len, parts)) < size:  # a read above 2 GiB comes in parts
-        done = sum(map(len, parts))
-        data = os.pread(descriptor, size - done, offset + done)
-        parts.append(data)
-    whole = b"".join(parts)
-    if len(whole) < size:
-        raise PipelineError(f"{len(whole)} of {size} bytes at {offset}: the file is cut off")
-    return whole
+    while len(data) < size:  # a read above 2 GiB comes in parts
+        more = os.pread(descriptor, size - len(data), offset + len(data))
+        if not more:
+            raise PipelineError(f"{len(data)} of {size} bytes at {offset}: the file is cut off")
+        data += more
+    return data

@@ -7,26 +7,71 @@ the files for itself; a handle is neither pickled nor used in a forked child.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import math
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._base import Groups, Source
-from pipelines.sources._files import File, Paths, check_columns, find_files
-from pipelines.sources._group_cache import CACHE_BYTES, GroupCache
-from pipelines.sources._hdf5_sets import DataSet, Handles, describe_sets, list_sets, open_file
+from pipelines.sources._base import Groups
+from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords
+from pipelines.sources._files import OPEN_FILES, File, Paths, check_names, find_files
+from pipelines.sources._mapped import MappedArray
+from pipelines.sources._recent import RecentlyUsed
 from pipelines.sources._values import copy_element
 
 # Rows of a data set that lies in one piece but cannot be mapped, such as texts, which are read together.
 _ROWS = 256
 
 
+@dataclass
+class _DataSet:
+    """A data set of a file.
+
+    Attributes:
+        path: inside the file.
+        shape: with the rows along the first axis.
+        dtype: as a text that tells the types of variable length apart.
+        encoding: of texts; None for what is none.
+        chunk_rows: rows in a chunk; 0 if it lies in one piece.
+        mapped: its place in the file, if it can be mapped.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    encoding: str | None
+    chunk_rows: int
+    mapped: MappedArray | None
+
+    def say_type(self) -> str:
+        """Says what a row is."""
+        return f"{self.dtype}{list(self.shape[1:])}"
+
+    def to_value(self, value: Any) -> Any:
+        """A record's value of a row as h5py reads it.
+
+        Raises:
+            UnicodeDecodeError: a text is not of its encoding.
+        """
+        if self.encoding is not None:
+            if isinstance(value, bytes):
+                return value.decode(self.encoding)
+            texts = [bytes(each).decode(self.encoding) for each in value.ravel()]
+            return np.array(texts, object).reshape(value.shape).tolist()
+        if isinstance(value, np.ndarray | np.generic):
+            if value.dtype.hasobject and value.dtype.names is None:
+                return value.tolist()
+            return copy_element(value)
+        return value
+
+
 @known_as("pipelines.sources.hdf5")
-class Hdf5(Source):
+class Hdf5(GroupedRecords):
     """See `hdf5`.
 
     Attributes:
@@ -37,59 +82,40 @@ class Hdf5(Source):
     kind = "hdf5"
 
     def __init__(self, paths: Paths, columns: Sequence[str] | Mapping[str, str] | None, cache_bytes: int) -> None:
-        self.files = find_files(self.kind, paths)
-        asked = columns if isinstance(columns, Mapping) else check_columns(self.kind, columns)
+        files = find_files(self.kind, paths)
+        asked = columns if isinstance(columns, Mapping) else check_names(self.kind, columns)
         self.columns: dict[str, str] = {}
-        self._sets: list[dict[str, DataSet]] = []  # of each file, by field
-        firsts, bounds = [0], [0]
-        for file in self.files:
+        self._sets: list[dict[str, _DataSet]] = []  # of each file, by field
+        counts, bounds = list[int](), [0]
+        for file in files:
             try:
-                with open_file(file) as handle:
+                with _open_hdf5(file) as handle:
                     if not self.columns:
                         self.columns = _choose(file, handle, asked)
-                    sets = describe_sets(file, handle, self.columns)
+                    sets = _describe_sets(file, handle, self.columns)
             except PipelineError:
                 raise
             except Exception as error:  # h5py raises what it likes on a damaged file
                 raise PipelineError(f"{file.path}: is damaged: {_say(error)}") from error
             if self._sets and (difference := _find_difference(sets, self._sets[0])):
-                raise PipelineError(f"{file.path}: {difference}, unlike in {self.files[0].path}")
+                raise PipelineError(f"{file.path}: {difference}, unlike in {files[0].path}")
             count = next(iter(sets.values())).shape[0]
             rows = max((each.chunk_rows for each in sets.values()), default=0)
             step = rows or (_ROWS if any(each.mapped is None for each in sets.values()) else max(count, 1))
-            bounds += [firsts[-1] + min(count, end) for end in range(step, count + step, step)]
-            firsts.append(firsts[-1] + count)
+            first = sum(counts)
+            bounds += [first + min(count, end) for end in range(step, count + step, step)]
+            counts.append(count)
             self._sets.append(sets)
-        self._firsts = np.array(firsts, np.int64)
-        self._bounds = np.unique(np.array(bounds, np.int64))
+        super().__init__(files, counts, sorted(set(bounds)), cache_bytes)
         self._is_grouped = any(each.mapped is None for sets in self._sets for each in sets.values())
-        if not len(self):
-            raise PipelineError(f"hdf5(): {', '.join(file.path for file in self.files)}: holds no row")
-        self._cache_bytes = cache_bytes
-        self._start()
-
-    def _start(self) -> None:
-        self._cache = GroupCache(self._cache_bytes)
-        self._handles = Handles()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": None, "_handles": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
-
-    def __len__(self) -> int:
-        return int(self._firsts[-1])
+        # By process: a handle is not used in a forked child.
+        self._handles = RecentlyUsed[tuple[int, int], Any](OPEN_FILES)
 
     def _read(self, index: int) -> dict[str, Any]:
-        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        row = index - int(self._firsts[number])
+        number = self._find_file(index)
+        row = index - self._firsts[number]
         try:
-            decoded: dict[str, Any] = {}
-            if self._is_grouped:
-                group = int(np.searchsorted(self._bounds, index, side="right")) - 1
-                decoded, row_in_group = self._cache.get(group, self._decode), index - int(self._bounds[group])
+            decoded, row_in_group = self._find_group(index) if self._is_grouped else ({}, 0)
             record = {}
             for name, each in self._sets[number].items():
                 if each.mapped is not None:
@@ -102,33 +128,28 @@ class Hdf5(Source):
 
     def _decode(self, group: int) -> tuple[dict[str, Any], int]:
         """Reads a group of rows: field -> values, and the size in bytes."""
-        start, stop = int(self._bounds[group]), int(self._bounds[group + 1])
-        number = int(np.searchsorted(self._firsts, start, side="right")) - 1
-        first = int(self._firsts[number])
-        handle = self._handles.get(number, self.files[number])
+        number = self._find_file(self._bounds[group])
+        start, stop = (bound - self._firsts[number] for bound in self._bounds[group : group + 2])
+        handle = self._handles.get((os.getpid(), number), self._open_file)
         values = {
-            name: handle[each.path][start - first : stop - first]
-            for name, each in self._sets[number].items()
-            if each.mapped is None
+            name: handle[each.path][start:stop] for name, each in self._sets[number].items() if each.mapped is None
         }
         return values, sum(_measure(each) for each in values.values())
 
+    def _open_file(self, key: tuple[int, int]) -> tuple[Any, int]:
+        return _open_hdf5(self.files[key[1]]), 1
+
     def forget(self) -> None:
-        self._handles.close()
-        self._start()
+        super().forget()
+        self._handles = RecentlyUsed(OPEN_FILES)  # without references, they are closed
 
     @property
     def groups(self) -> Groups | None:
         """Bounds of the chunks of rows, over all files; None if all data sets are mapped."""
-        return self._bounds if self._is_grouped else None
-
-    def where(self, index: int) -> str:
-        number = bisect_right(self._firsts.tolist(), index) - 1
-        return f"{self.files[number].path}:row {index - int(self._firsts[number])}"
+        return super().groups if self._is_grouped else None
 
     def identity(self) -> Any:
-        files = [file.identity() for file in self.files]
-        return {"source": self._describe_class(), "files": files, "columns": list(self.columns.items())}
+        return {**super().identity(), "columns": list(self.columns.items())}
 
 
 def hdf5(
@@ -163,7 +184,7 @@ def _choose(file: File, handle: Any, asked: Sequence[str] | Mapping[str, str] | 
     if isinstance(asked, Mapping):
         columns = dict(asked)
     else:
-        columns = {path.strip("/"): path for path in (list_sets(handle) if asked is None else asked)}
+        columns = {path.strip("/"): path for path in (_list_sets(handle) if asked is None else asked)}
     if not columns:
         raise PipelineError(
             f"{file.path}: has no data set" if asked is None else "hdf5(): columns must name a data set"
@@ -171,7 +192,7 @@ def _choose(file: File, handle: Any, asked: Sequence[str] | Mapping[str, str] | 
     return columns
 
 
-def _find_difference(here: dict[str, DataSet], first: dict[str, DataSet]) -> str:
+def _find_difference(here: dict[str, _DataSet], first: dict[str, _DataSet]) -> str:
     differences = [
         f"{each.path!r} is {each.say_type()}, not {first[name].say_type()}"
         for name, each in here.items()
@@ -190,3 +211,96 @@ def _measure(values: Any) -> int:
     if values.dtype.hasobject:
         return sum(getattr(each, "nbytes", None) or len(each) + 50 for each in values.ravel())
     return int(values.nbytes)
+
+
+def _open_hdf5(file: File) -> Any:
+    """Opens an HDF5 file for reading.
+
+    Raises:
+        PipelineError: h5py is not installed, or the file was changed since it was indexed or is no HDF5 file.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise PipelineError(f"hdf5() needs h5py ({error}): pip install 'ray-ensemble[data]'") from None
+    file.open().close()  # it is unchanged
+    try:
+        # No lock on the file: many processes read it, and some file systems have none.
+        try:
+            return h5py.File(file.path, "r", locking=False)
+        except OSError as error:
+            if "locking flag" not in str(error):
+                raise
+            return h5py.File(file.path, "r")  # as the caller has it open already
+    except OSError as error:
+        raise PipelineError(
+            f"{file.path}: is no HDF5 file, or is cut off: {' '.join(str(error).split())}"
+        ) from None
+
+
+def _list_sets(handle: Any) -> list[str]:
+    """Paths of all data sets in a file, without further links to them."""
+    import h5py
+
+    found: list[str] = []
+    handle.visititems(lambda path, item: found.append(path) if isinstance(item, h5py.Dataset) else None)
+    return found
+
+
+def _describe_sets(file: File, handle: Any, columns: Mapping[str, str]) -> dict[str, _DataSet]:
+    """Describes the data sets of a file, by field.
+
+    Raises:
+        PipelineError: one does not exist, has values that cannot be read, is stored in another file, or has
+            another length than the others.
+    """
+    import h5py
+
+    sets = {}
+    for name, path in columns.items():
+        item = handle.get(path)
+        if not isinstance(item, h5py.Dataset):
+            has = ", ".join(_list_sets(handle))
+            raise PipelineError(f"{file.path}: has no data set {path!r} (it has: {has})")
+        sets[name] = _describe_set(file, item, path)
+    lengths = {each.path: each.shape[0] if each.shape else "is a single value" for each in sets.values()}
+    if len(set(lengths.values())) > 1 or "is a single value" in lengths.values():
+        said = ", ".join(f"{path} {length}" for path, length in lengths.items())
+        raise PipelineError(
+            f"{file.path}: the data sets differ in length: {said}; say which to read with columns="
+        )
+    return sets
+
+
+def _describe_set(file: File, item: Any, path: str) -> _DataSet:
+    import h5py
+
+    # What lies elsewhere may change, or be lost, unnoticed: HDF5 reads fill values in place of a missing file.
+    sources = item.virtual_sources() if item.is_virtual else []
+    others = [each.file_name for each in sources if each.file_name != "."]
+    others += [name for name, *_ in item.external or ()]
+    if not os.path.samefile(item.file.filename, file.path):
+        others.append(item.file.filename)
+    if others:
+        raise PipelineError(
+            f"{file.path}: the data set {path!r} is stored in other files ({others[0]} ...), whose changes or "
+            "loss would not be noticed; give these files to hdf5(), or copy the data set into one"
+        )
+    dtype = item.dtype
+    if h5py.check_ref_dtype(dtype) is not None:
+        raise PipelineError(f"{file.path}: the data set {path!r} has references to others, which are no values")
+    texts, element = h5py.check_string_dtype(dtype), h5py.check_vlen_dtype(dtype)
+    if element is not None and np.dtype(element).hasobject:
+        raise PipelineError(f"{file.path}: the data set {path!r} has rows of variable length of {element}")
+    said = (
+        f"text ({texts.encoding})" if texts else f"{np.dtype(element)}[?]" if element is not None else str(dtype)
+    )
+    shape = tuple(item.shape or ())
+    mapped = None
+    offset = item.id.get_offset()  # from the beginning of the file, with a user block
+    is_plain = not item.chunks and not item.is_virtual and texts is None and not dtype.hasobject
+    if is_plain and shape and offset is not None:
+        strides = tuple(dtype.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+        mapped = MappedArray(file, int(offset), dtype, shape, strides)
+    encoding = None if texts is None else texts.encoding
+    return _DataSet(path, shape, said, encoding, int(item.chunks[0]) if item.chunks else 0, mapped)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
+import os
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,14 +20,15 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._arrow_files import ArrowColumn, digest_indices, unwrap
-from pipelines.sources._base import Groups, Origin, Source
+from pipelines.sources._arrow_files import ArrowColumn, unwrap
+from pipelines.sources._base import Groups, Source
 from pipelines.sources._classes import ClassNames
 from pipelines.sources._columns import MissingValue, is_image, is_list, is_numeric, is_text, make_reader
 from pipelines.sources._compat import get_indices
-from pipelines.sources._files import check_columns
+from pipelines.sources._files import File, check_names
 from pipelines.sources._labels import pack_values
-from pipelines.sources._outside_files import OutsideFiles, split_file
+from pipelines.sources._origin import Origin, digest_indices
+from pipelines.sources._recent import OwnDict
 
 # Formats in which a Dataset returns what is stored, in another container. The others change dtypes or run code.
 _PLAIN_FORMATS = (None, "arrow", "pandas", "polars")
@@ -64,22 +67,12 @@ class HuggingFace(Source):
         self.classes = next(iter(self.class_names.values())) if len(self.class_names) == 1 else ()
         self._name = " ".join(filter(None, (dataset.info.dataset_name, str(dataset.split or "")))) or "Dataset"
         self._outside = {
-            name: OutsideFiles(column, self._indices)
+            name: _OutsideFiles(column, self._indices)
             for name, column in self._columns.items()
             if column.starts and is_image(column.chunk(0).type)
         }
-        self._start()
-
-    def _start(self) -> None:
-        # Readers of chunks; views of mapped memory, so that they cost next to nothing.
-        self._readers: dict[tuple[str, int], Callable[[int], Any]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
+        # Of chunks; views of mapped memory, so that they cost next to nothing.
+        self._readers = OwnDict[tuple[str, int], Callable[[int], Any]]()
 
     def __len__(self) -> int:
         return self._count
@@ -205,11 +198,70 @@ def _check_kind(dataset: Any) -> None:
 
 
 def _choose_columns(dataset: Any, columns: Sequence[str] | None) -> tuple[str, ...]:
-    chosen = check_columns("huggingface", dataset.format["columns"] if columns is None else columns) or ()
+    chosen = check_names("huggingface", dataset.format["columns"] if columns is None else columns) or ()
     if unknown := [name for name in chosen if name not in dataset.column_names]:
         has = ", ".join(dataset.column_names)
         raise PipelineError(f"huggingface(): there is no column {unknown[0]!r} (there are: {has})")
     return chosen
+
+
+class _OutsideFiles:
+    """Image files that a column names instead of holding their bytes, as they are now.
+
+    Args:
+        column: of structs of `bytes` and `path`.
+        indices: the rows that are read, int64 [n]; None: all.
+
+    Attributes:
+        digest: of their paths, sizes and times of change; "" if there are none.
+    """
+
+    def __init__(self, column: ArrowColumn, indices: npt.NDArray[np.int64] | None) -> None:
+        from pyarrow import compute
+
+        self._folder = os.getcwd()  # paths may be relative to it
+        rows: list[int] = []
+        found: list[tuple[int, int]] = []
+        digest = hashlib.sha256()
+        for number, chunk in column.chunks():
+            data, paths = _split_file(chunk)
+            if not data.null_count:
+                continue
+            outside = np.asarray(compute.and_(data.is_null(), paths.is_valid()))
+            here = column.starts[number] + np.flatnonzero(outside)
+            for row in here.tolist() if indices is None else here[np.isin(here, indices)].tolist():
+                path = paths[row - column.starts[number]].as_py()
+                try:
+                    file = File.of(os.path.join(self._folder, path))
+                    found.append((file.size, file.mtime_ns))
+                except OSError:  # whoever reads it says so
+                    found.append((-1, -1))
+                rows.append(row)
+                digest.update(repr((row, path, found[-1])).encode("utf-8", "surrogatepass"))
+        self._rows, self._as_indexed = np.array(rows, np.int64), np.array(found, np.int64)
+        self.digest = digest.hexdigest() if rows else ""
+
+    def read(self, start: int, row: int, path: str) -> bytes:
+        """Reads the file that row `start + row` of the column names.
+
+        Raises:
+            MissingValue: there was no such file when the source was made.
+            PipelineError: it is missing now, or was changed since.
+        """
+        size, mtime_ns = self._as_indexed[np.searchsorted(self._rows, start + row)].tolist()
+        if size < 0:
+            raise MissingValue(
+                f"is kept outside of the data, in {path}; there is no such file here: where it is, "
+                "dataset.save_to_disk(...) takes it in"
+            )
+        with File(os.path.abspath(os.path.join(self._folder, path)), size, mtime_ns).open() as file:
+            return file.read()
+
+
+def _split_file(chunk: Any) -> tuple[Any, Any]:
+    """The arrays of bytes and of paths in an Arrow array of files."""
+    parts = chunk.flatten()
+    return tuple(parts[chunk.type.get_field_index(name)] for name in ("bytes", "path"))
 
 
 ReadOutside = Callable[[int, str], bytes]
@@ -234,7 +286,7 @@ def _make_reader(chunk: Any, read_outside: ReadOutside | None = None) -> Callabl
 
 def _make_file_reader(chunk: Any, read_outside: ReadOutside | None) -> Callable[[int], Any]:
     """Images, and other files: their bytes, from the table or from the path that it names."""
-    data, paths = split_file(chunk)
+    data, paths = _split_file(chunk)
 
     def read(row: int) -> bytes:
         value = data[row].as_py()

@@ -26,26 +26,10 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm",
 _THREADS, _RUN = 16, 1000  # of the files whose status is read at once, and one after the other in a thread
 _QUICK_S = 50e-6  # a status in memory takes 3 microseconds, from a file server hundreds
 #: Extensions of other images, which are left out: it is said how many.
-_OTHERS = frozenset(
-    (
-        *(
-            ".jfif",
-            ".jpe",
-            ".jp2",
-            ".jxl",
-            ".heic",
-            ".heif",
-            ".avif",
-            ".gif",
-            ".pbm",
-            ".pfm",
-            ".ras",
-            ".hdr",
-            ".exr",
-        ),
-        *(".tga", ".ico", ".svg", ".psd", ".dng", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2"),
-    )
-)
+_OTHERS = frozenset((
+    ".jfif", ".jpe", ".jp2", ".jxl", ".heic", ".heif", ".avif", ".gif", ".pbm", ".pfm", ".ras", ".hdr", ".exr",
+    ".tga", ".ico", ".svg", ".psd", ".dng", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2",
+))  # fmt: skip
 
 
 @known_as("pipelines.sources.image_folder")
@@ -103,15 +87,14 @@ class ImageFolder(Source):
         if not data:
             raise SampleError(index, path, "the file is empty")
         record: dict[str, Any] = {"image": data}
-        # Those of before had neither names nor given labels.
-        if self.classes or self.__dict__.get("_given", False):
+        if self.classes or self._given:
             record["label"] = self._labels[index].item()
-        if self.__dict__.get("_has_names", False):
+        if self._has_names:
             record["key"] = self._names[index]
         return record
 
     def column(self, field: str) -> npt.NDArray[Any]:
-        if field == "label" and (self.classes or self.__dict__.get("_given", False)):
+        if field == "label" and (self.classes or self._given):
             return self._labels.astype(np.int64) if self._labels.dtype.kind == "i" else self._labels.copy()
         return super().column(field)
 
@@ -123,9 +106,9 @@ class ImageFolder(Source):
 
     def identity(self) -> Any:
         identity = {"source": self._describe_class(), "files": self._digest}
-        if self.__dict__.get("_given", False):
+        if self._given:
             identity["labels"] = [describe_array(self._labels), list(self.classes)]
-        return {**identity, "names": True} if self.__dict__.get("_has_names", False) else identity
+        return {**identity, "names": True} if self._has_names else identity
 
 
 def image_folder(path: str | os.PathLike[str], names: bool = False, labels: Labels | None = None) -> ImageFolder:

@@ -2,25 +2,42 @@
 
 A batch must be a function of its position alone, in any process, at any time, also after a resume. A stream cannot
 give that: whoever wants record one million has to read all before it, and each preparation worker would read
-everything. So the stream is read once, when the source is made, into a spool (`_spool.py`), from which all
-processes read by index. Its records' digests identify it.
+everything. So the stream is read once, when the source is made, into a spool, from which all processes read by
+index. Its records' digests identify it.
+
+A spool is a folder of mode 0700 with the records. The process that wrote it holds a lock on it and removes it at
+its end; a spool whose process was killed is removed by whoever writes the next one beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import hashlib
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._file_records import FileRecords
-from pipelines.sources._files import OpenFiles, ThreadLock
-from pipelines.sources._items import UnnamedValues, check_names, make_record
-from pipelines.sources._record_codec import decode
-from pipelines.sources._spool import check_iterated, write_spool
+from pipelines.sources._files import File, check_names
+from pipelines.sources._recent import ThreadLock
+from pipelines.sources._record_codec import NotStorable, decode, encode
+from pipelines.sources._values import UnnamedValues, make_record
+
+_PREFIX = "ray-ensemble-spool-"
+_BUFFER = 8 << 20
+Digests = npt.NDArray[np.uint64]
 
 
 @known_as("pipelines.sources.iterable")
@@ -38,20 +55,41 @@ class IterableRecords(FileRecords):
         folder: str | os.PathLike[str] | None,
     ) -> None:
         self._items = _check_repeatable(items)
-        self._called = check_names("iterable", names)
+        self._called = check_names("iterable", names, "names= must name each value of an item")
         self._id = id
         count = check_integer("iterable: length", length, 1)
-        self._spool = write_spool(None if folder is None else os.fspath(folder), self._iterate(), count)
-        found = self._spool.find()
-        assert found is not None
-        super().__init__([found], [self._spool.offsets])
+        self._folder = _make_folder(None if folder is None else os.fspath(folder))
+        self._owner = _own(self, self._folder)
+        try:
+            offsets, self._digests = _write(self._path, self._iterate(), count, None)
+        except BaseException:
+            self._owner()
+            raise
+        super().__init__([File.of(self._path)], [offsets])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_owner": None}
+
+    @property
+    def _path(self) -> str:
+        return os.path.join(self._folder, "records")
 
     def _iterate(self) -> Iterator[dict[str, Any]]:
-        for count, item in enumerate(check_iterated(self._items)):
+        iterator = None
+        for count in itertools.count():
             try:
-                yield make_record(item, self._called)
+                if iterator is None:
+                    iterator = iter(self._items if hasattr(self._items, "__iter__") else self._items())
+                record = make_record(next(iterator), self._called)
+            except StopIteration:
+                return
             except UnnamedValues as error:
                 raise PipelineError(f"iterable(): record {count}: {error}") from None
+            except (PipelineError, MemoryError):
+                raise
+            except Exception as error:
+                raise PipelineError(f"iterable(): record {count}: {type(error).__name__}: {error}") from error
+            yield record
 
     def _read(self, index: int) -> dict[str, Any]:
         if not os.path.exists(self.files[0].path):
@@ -61,12 +99,37 @@ class IterableRecords(FileRecords):
     def _restore(self, index: int) -> None:
         """Reads the stream again, on a machine that does not have the spool."""
         with _lock:
-            if not os.path.exists(self.files[0].path):
+            if not os.path.exists(self._path):
                 try:
-                    self.files = [self._spool.restore(self._iterate())]
+                    self.files = [self._write_again()]
                 except PipelineError as error:
                     raise SampleError(index, self.where(index), str(error)) from error
-                self._open = OpenFiles()
+                self._open.drop(0)
+
+    def _write_again(self) -> File:
+        """Writes the file where it is missing, and checks each record.
+
+        Processes that do this at the same time wait for the first one.
+
+        Raises:
+            PipelineError: the stream's records differ from those of its first pass; says from where on.
+        """
+        try:
+            os.makedirs(self._folder, 0o700, exist_ok=True)
+            status = os.stat(self._folder)
+        except OSError as error:
+            raise PipelineError(f"iterable(): {self._folder}: {error.strerror}") from error
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PipelineError(f"iterable(): {self._folder} belongs to somebody else")
+        with open(os.path.join(self._folder, "writing"), "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.path.exists(self._path):
+                _write(self._path, self._iterate(), len(self), self._digests)
+                self._owner = _own(self, self._folder)
+            try:
+                return File.of(self._path)
+            except OSError:
+                raise PipelineError(f"iterable(): {self._path} was removed while it was read") from None
 
     def where(self, index: int) -> str:
         return f"{self._describe_items()}:record {index}"
@@ -78,7 +141,7 @@ class IterableRecords(FileRecords):
     def identity(self) -> Any:
         if self._id is not None:
             return {"source": self._describe_class(), "id": self._id, "count": len(self)}
-        digest = hashlib.sha256(self._spool.digests.astype("<u8").tobytes()).hexdigest()
+        digest = hashlib.sha256(self._digests.astype("<u8").tobytes()).hexdigest()
         return {"source": self._describe_class(), "records": digest}
 
 
@@ -131,3 +194,95 @@ def _check_repeatable(items: Any) -> Any | Callable[[], Any]:
     if not hasattr(items, "__iter__") and not callable(items):
         raise PipelineError(f"iterable(): {type(items).__name__} can neither be iterated over nor be called")
     return items
+
+
+def _make_folder(parent: str | None) -> str:
+    """Makes a folder for a spool in another one, or in that for temporary files."""
+    parent = tempfile.gettempdir() if parent is None else os.path.abspath(os.path.expanduser(parent))
+    _remove_abandoned(parent)
+    try:
+        return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    except OSError as error:
+        raise PipelineError(f"iterable(): {parent}: {(error.strerror or str(error)).lower()}") from None
+
+
+def _own(source: IterableRecords, folder: str) -> Any:
+    """Locks a spool until its source is garbage, or this process ends, and removes it then; returns what removes
+    it."""
+    lock = os.open(os.path.join(folder, "owned"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return weakref.finalize(source, _remove, folder, lock, os.getpid())
+
+
+def _remove(folder: str, lock: int, pid: int) -> None:
+    if os.getpid() == pid:  # and no forked child of it
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_abandoned(parent: str) -> None:
+    """Removes spools whose processes were killed: nobody holds their locks."""
+    for folder in glob.glob(os.path.join(glob.escape(parent), f"{_PREFIX}*")):
+        with contextlib.suppress(OSError):
+            if os.stat(folder).st_uid != os.geteuid():
+                continue
+            lock = os.open(os.path.join(folder, "owned"), os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _write(
+    path: str, records: Iterable[dict[str, Any]], length: int, expected: Digests | None
+) -> tuple[npt.NDArray[np.int64], Digests]:
+    """Writes all records into a file, which is there only when it is complete.
+
+    Args:
+        length: the number of records that there must be.
+        expected: their digests (XXH3, 64 bits), uint64 [length], if they are known.
+
+    Returns:
+        Where the records begin, and where the last one ends, int64 [length + 1]; their digests.
+
+    Raises:
+        PipelineError: there are more records or fewer, one cannot be stored or is another, or the disk is full.
+    """
+    import xxhash
+
+    offsets, digests = np.zeros(length + 1, np.int64), np.zeros(length, np.uint64)
+    count = 0
+    unfinished = f"{path}.unfinished"
+    try:
+        with open(unfinished, "wb", buffering=_BUFFER) as file:
+            for record in records:
+                if count == length:
+                    raise PipelineError(f"iterable(): yields more records than length={length}")
+                try:
+                    data = encode(record)
+                except NotStorable as error:
+                    raise PipelineError(
+                        f"iterable(): record {count}: {error}; yield arrays, numbers, texts, bytes, or dicts, "
+                        "lists and tuples of these"
+                    ) from None
+                digest = xxhash.xxh3_64_intdigest(data)
+                if expected is not None and digest != expected[count]:
+                    raise PipelineError(
+                        f"iterable(): record {count} is another than in the first pass: a stream must yield the "
+                        "same records each time (no shuffling, no random transform, no clock)"
+                    )
+                file.write(data)
+                offsets[count + 1], digests[count] = offsets[count] + len(data), digest
+                count += 1
+        if count < length:
+            raise PipelineError(f"iterable(): ended after {count} records, but length={length}")
+        os.rename(unfinished, path)
+    except OSError as error:
+        if error.filename not in (None, unfinished):
+            raise  # the stream's own
+        raise PipelineError(
+            f"iterable(): {path}: {error.strerror or error} after {count} of {length} records; say with folder= "
+            "where there is room for all of them"
+        ) from error
+    return offsets, digests

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.sources._columns import find_number_dtype, make_number
+from pipelines.sources._columns import make_number, resolve_type
 
 _NUMBERS = {bool: "bool", int: "int64", float: "float64"}
 _FITTING = {"bool": "b", "int64": "iuf", "float64": "f"}  # kinds of dtypes that hold them
@@ -51,11 +51,11 @@ class JsonType:
         Raises:
             PipelineError: there is no such type.
         """
-        if kind in (str, "str", "string", "text"):
-            return cls("text")
         if kind == "any":
             return cls("any")
-        dtype = find_number_dtype(kind)
+        dtype = resolve_type(kind)
+        if dtype == "str":
+            return cls("text")
         if dtype is None:
             raise PipelineError(
                 f"jsonl(): the type of field {name!r} must be 'str', 'bool', 'any' or the name of a dtype of "

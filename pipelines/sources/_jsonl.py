@@ -11,7 +11,7 @@ from typing import Any
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._files import Paths, check_columns, find_files
+from pipelines.sources._files import Paths, check_names, find_files
 from pipelines.sources._json_types import NONE, JsonType, Mismatch, describe, drop_rare, find_rare, merge
 from pipelines.sources._rows import TextRows, find_rows
 
@@ -27,7 +27,7 @@ class Jsonl(TextRows):
     def __init__(self, paths: Paths, columns: Columns | None) -> None:
         files = find_files(self.kind, paths)
         super().__init__(files, [find_rows(file) for file in files])
-        asked = check_columns(self.kind, columns)
+        asked = check_names(self.kind, columns)
         declared = dict(columns) if isinstance(columns, Mapping) else {}
         self._types = {name: JsonType.declared(name, kind) for name, kind in declared.items()}
         if asked is None or len(declared) < len(asked):

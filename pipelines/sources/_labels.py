@@ -104,22 +104,18 @@ def encode_classes(values: Array, what: str) -> tuple[npt.NDArray[np.int64], lis
     if values.dtype.kind in "biuf":
         classes, codes = np.unique(values, return_inverse=True)
         return codes.reshape(-1).astype(np.int64, copy=False), classes.tolist()
-    numbers: dict[Any, int] = {}
-    found = np.empty(len(values), np.int64)
-    for place, value in enumerate(values.tolist()):
+    listed = values.tolist()
+    for place, value in enumerate(listed):
         if not isinstance(value, str | bytes | int):
             raise PipelineError(
                 f"{what} must be classes (integers, booleans, texts or bytes), but record {place} has "
                 f"{value!r:.60}"
             )
-        found[place] = numbers.setdefault(value, len(numbers))
-    names = list(numbers)
+    names = list(dict.fromkeys(listed))
     if len({type(name) for name in names}) > 1:
         raise PipelineError(f"{what} must be classes of one type, got {format_classes(names)}")
-    ranked = sorted(range(len(names)), key=names.__getitem__)
-    ranks = np.empty(len(names), np.int64)
-    ranks[ranked] = np.arange(len(names))
-    return ranks[found], [names[number] for number in ranked]
+    numbers = {name: number for number, name in enumerate(sorted(names))}
+    return np.fromiter(map(numbers.__getitem__, listed), np.int64, len(listed)), list(numbers)
 
 
 def format_classes(classes: list[Any]) -> str:

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._base import Source
+from pipelines.sources._arrays import Columns
 from pipelines.sources._files import File
 from pipelines.sources._mapped import FileMappings, MappedArray, is_memmap, locate
 from pipelines.sources._values import copy_element
 
 
 @known_as("pipelines.sources.memmap")
-class Memmap(Source):
+class Memmap(Columns):
     """See `memmap`.
 
     Attributes:
@@ -25,22 +25,10 @@ class Memmap(Source):
     """
 
     kind = "memmap"
-    is_fork_safe = True
+    columns: dict[str, MappedArray]
 
     def __init__(self, columns: dict[str, Any]) -> None:
-        if not columns:
-            raise PipelineError("memmap(): no column was given")
-        self.columns = {name: _map_column(name, values) for name, values in columns.items()}
-        lengths = {name: len(values) for name, values in self.columns.items()}
-        said = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        if len(set(lengths.values())) > 1:
-            raise PipelineError(f"memmap(): the columns differ in length: {said}")
-        self._count = next(iter(lengths.values()))
-        if self._count == 0:
-            raise PipelineError(f"memmap(): holds no record: {said}")
-
-    def __len__(self) -> int:
-        return self._count
+        super().__init__({name: _map_column(name, values) for name, values in columns.items()})
 
     def _read(self, index: int) -> dict[str, Any]:
         try:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,21 +21,20 @@ import numpy.typing as npt
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources import _pages
-from pipelines.sources._base import Groups, Source
 from pipelines.sources._classes import ClassNames, Names, join_names
-from pipelines.sources._columns import MissingValue, is_image, make_reader
-from pipelines.sources._files import OPEN_FILES, File, Paths, check_columns, find_files
-from pipelines.sources._group_cache import CACHE_BYTES, GroupCache
+from pipelines.sources._columns import MissingValue, is_image, is_text, make_reader
+from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords
+from pipelines.sources._files import OPEN_FILES, File, Paths, check_names, find_files
+from pipelines.sources._recent import OwnDict
 
 _LARGE_BYTES = 16 << 20
-# Arrow's names of types of texts: plain, and of a dictionary with any type of indices.
-_TEXTS = ("string", "large_string", "dictionary<values=string", "dictionary<values=large_string")
+_IMAGE = "image"  # the type of a struct of bytes and path
 # A warning follows when so many groups were decoded again, and so many rows were decoded for each row read.
 _MIN_REPEATS, _MIN_ROWS_PER_READ = 16, 20
 
 
 @known_as("pipelines.sources.parquet")
-class Parquet(Source):
+class Parquet(GroupedRecords):
     """See `parquet`.
 
     Attributes:
@@ -48,67 +46,49 @@ class Parquet(Source):
     is_fork_safe = True
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None, cache_bytes: int) -> None:
-        self.files = find_files(self.kind, paths)
-        asked = check_columns(self.kind, columns)
-        self._starts: list[int] = []  # of each row group, counted over all files
+        files = find_files(self.kind, paths)
+        asked = check_names(self.kind, columns)
         self._groups: list[tuple[int, int]] = []  # (number of the file, of the row group in it)
-        self._firsts: list[int] = []  # of each file
-        self._count = 0
-        self._leaves: list[str] = []
+        bounds, counts, types = [0], list[int](), dict[str, str]()
         self._class_names: list[dict[str, Names]] = []  # of each file
-        schema: list[tuple[str, str]] | None = None
-        for number, file in enumerate(self.files):
+        for number, file in enumerate(files):
             metadata = _read_metadata(file)
-            names = tuple(metadata.schema.to_arrow_schema().names)
-            if schema is None:
-                self.columns = names if asked is None else asked
-            elif asked is None and set(names) != set(self.columns):
+            schema = metadata.schema.to_arrow_schema()
+            if not number:
+                self.columns = asked or tuple(schema.names)
+            elif asked is None and set(schema.names) != set(self.columns):
                 raise PipelineError(
-                    f"{file.path}: has the columns {', '.join(names)}, but {self.files[0].path} has "
+                    f"{file.path}: has the columns {', '.join(schema.names)}, but {files[0].path} has "
                     f"{', '.join(self.columns)}; say which to read with columns="
                 )
-            here, self._leaves = _select_columns(file, metadata, self.columns)
-            if schema is not None and here != schema:
-                raise PipelineError(
-                    f"{file.path}: {_format_difference(here, schema)}, unlike in {self.files[0].path}"
+            here = _find_types(file, schema, self.columns)
+            types = types or here
+            if here != types:
+                differ = (
+                    f"column {name!r} is {here[name]}, not {types[name]}"
+                    for name in types
+                    if here[name] != types[name]
                 )
-            schema = here
+                raise PipelineError(f"{file.path}: {'; '.join(differ)}, unlike in {files[0].path}")
             self._class_names.append(_read_class_names(metadata.metadata))
-            self._firsts.append(self._count)
             for group in range(metadata.num_row_groups):
                 rows = metadata.row_group(group).num_rows
                 if rows:
-                    self._starts.append(self._count)
                     self._groups.append((number, group))
-                    self._count += rows
-        if self._count == 0:
-            raise PipelineError(f"parquet(): {', '.join(file.path for file in self.files)}: holds no row")
-        self._texts = frozenset(name for name, kind in schema or () if kind.startswith(_TEXTS))
-        self._cache_bytes = cache_bytes
-        self._start()
-
-    def _start(self) -> None:
-        self._cache = GroupCache(self._cache_bytes)
+                    bounds.append(bounds[-1] + rows)
+            counts.append(bounds[-1] - sum(counts))
+        super().__init__(files, counts, bounds, cache_bytes)
+        self._texts = frozenset(name for name in self.columns if is_text(schema.field(name).type))
+        # What is read for each column.
+        self._leaves = [f"{name}.bytes" if kind == _IMAGE else name for name, kind in types.items()]
         self._statistics = _DecodeStatistics()
-        self._metadata: dict[int, Any] = {}  # of files that were decoded from
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cache": None, "_statistics": None, "_metadata": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._start()
-
-    def __len__(self) -> int:
-        return self._count
+        self._metadata = OwnDict[int, Any]()  # of files that were decoded from
 
     def _read(self, index: int) -> dict[str, Any]:
-        group = bisect_right(self._starts, index) - 1
         self._statistics.read += 1
         name = ""
         try:
-            columns = self._cache.get(group, self._decode)
-            row = index - self._starts[group]
+            columns, row = self._find_group(index)
             record = {}
             for name, column in columns:
                 record[name] = column(row)
@@ -144,7 +124,8 @@ class Parquet(Source):
     def column(self, field: str) -> npt.NDArray[Any]:
         if field not in self.columns:
             raise self._missing_field(field, self.columns)
-        alone = copy.copy(self)  # with a cache of its own
+        alone = copy.copy(self)
+        alone.forget()  # it has a cache of its own
         alone.columns, alone._leaves = (field,), [self._leaves[self.columns.index(field)]]
         return super(Parquet, alone).column(field)
 
@@ -153,15 +134,12 @@ class Parquet(Source):
         named = self._class_names
         if field not in self.columns or not all(field in names for names in named):
             return None
-        counts = np.diff([*self._firsts, self._count]).tolist()
+        counts = np.diff(self._firsts).tolist()
         lists = [ClassNames((names[field],)) for names in named]
         return join_names(list(zip(lists, counts, strict=True)))
 
     def is_text(self, field: str) -> bool:
         return field in self._texts
-
-    def forget(self) -> None:
-        self._cache = GroupCache(self._cache_bytes)
 
     def load_for_forks(self) -> None:
         """Decodes all row groups, if the cache holds them: forked processes share their memory."""
@@ -170,18 +148,8 @@ class Parquet(Source):
             for group in range(len(self._groups)):
                 self._cache.get(group, self._decode)
 
-    @property
-    def groups(self) -> Groups:
-        """Bounds of the row groups, over all files."""
-        return np.array([*self._starts, self._count], np.int64)
-
-    def where(self, index: int) -> str:
-        number = bisect_right(self._firsts, index) - 1
-        return f"{self.files[number].path}:row {index - self._firsts[number]}"
-
     def identity(self) -> Any:
-        files = [file.identity() for file in self.files]
-        return {"source": self._describe_class(), "files": files, "columns": list(self.columns)}
+        return {**super().identity(), "columns": list(self.columns)}
 
 
 def parquet(paths: Paths, columns: Sequence[str] | None = None, *, cache_bytes: int = CACHE_BYTES) -> Parquet:
@@ -221,6 +189,9 @@ class _DecodeStatistics:
         self.read = self.decoded = self.groups = self._repeats = 0
         self._seen: set[int] = set()
         self._warned = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()  # another process counts for itself
 
     def add(self, group: int, rows: int, path: str, cache_bytes: int) -> None:
         """Counts a decoded row group."""
@@ -271,22 +242,18 @@ def _group_bytes(metadata: Any, leaves: list[str]) -> int:
     return sum(each.total_uncompressed_size for each in columns if f"{each.path_in_schema}.".startswith(names))
 
 
-def _select_columns(
-    file: File, metadata: Any, columns: tuple[str, ...]
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """(column, type) of each column, and the names of what to read from the file for them."""
-    schema = metadata.schema.to_arrow_schema()
-    types, leaves = [], []
+def _find_types(file: File, schema: Any, columns: tuple[str, ...]) -> dict[str, str]:
+    """Column -> the name of its type.
+
+    Raises:
+        PipelineError: there is no such column, or there are two.
+    """
+    types = {}
     for name in columns:
         if schema.names.count(name) > 1:
             raise PipelineError(f"{file.path}: two columns are called {name!r}")
         if name not in schema.names:
             raise PipelineError(f"{file.path}: has no column {name!r} (it has: {', '.join(schema.names)})")
         kind = schema.field(name).type
-        types.append((name, "image" if is_image(kind) else str(kind)))
-        leaves.append(f"{name}.bytes" if is_image(kind) else name)
-    return types, leaves
-
-
-def _format_difference(here: list[tuple[str, str]], first: list[tuple[str, str]]) -> str:
-    return "; ".join(f"column {a[0]!r} is {a[1]}, not {b[1]}" for a, b in zip(here, first, strict=True) if a != b)
+        types[name] = _IMAGE if is_image(kind) else str(kind)
+    return types

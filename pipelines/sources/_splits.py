@@ -41,7 +41,7 @@ def split(
     key: Values | None,
 ) -> list[tuple[Indices, Sketch | None]]:
     """Returns the indices of each part, ascending, and with `key` a sketch of its records; see `Source.split`."""
-    count, seed = len(source), check_seed("split()", seed)
+    count, seed = len(source), check_integer("split(): seed", seed, 0)
     shares = _check_fractions(fractions)
     if key is not None:
         if any(other is not None for other in (stratify, group, by)):
@@ -55,10 +55,10 @@ def split(
             raise PipelineError("split(by=) orders the records: it goes with neither stratify= nor group=")
         order = _rank(read_values(source, by, "by="))
     elif stratify is None and group is None:
-        order = shuffle(count, seed)
+        order = _shuffle(count, seed)
     else:
         codes, groups = _read_classes(source, stratify, group)
-        parts = assign(codes, groups, shares, seed)
+        parts = _assign(codes, groups, shares, seed)
         return _without_keys(_collect(parts, shares, fractions, what="records" if group is None else "groups"))
     bounds = _cut(count, shares)
     parts = np.empty(count, np.int64)
@@ -74,60 +74,37 @@ def assign_folds(
     source: Records, k: int, seed: int, stratify: Values | None, group: Values | None
 ) -> npt.NDArray[np.int64]:
     """Returns the fold of each record, int64 [n]; see `Source.folds`."""
-    count, seed = len(source), check_seed("folds()", seed)
+    count, seed = len(source), check_integer("folds(): seed", seed, 0)
     k = check_integer("k", k, 2)
     if k > count:
         raise PipelineError(f"folds({k}) of {count} records leaves folds empty")
     if stratify is None and group is None:
         folds = np.empty(count, np.int64)
-        folds[shuffle(count, seed)] = np.arange(count) * k // count
+        folds[_shuffle(count, seed)] = np.arange(count) * k // count
         return folds
     codes, groups = _read_classes(source, stratify, group)
     if groups is None:
         # Dealt out like cards, class by class: each fold has its share of every class, and of the whole.
         assert codes is not None
-        order = shuffle(count, seed)
+        order = _shuffle(count, seed)
         folds = np.empty(count, np.int64)
         folds[order[np.argsort(codes[order], kind="stable")]] = np.arange(count) % k
         return folds
     shares = [1 / k] * k
-    folds = assign(codes, groups, shares, seed)
+    folds = _assign(codes, groups, shares, seed)
     _collect(folds, shares, k, what="groups", call="folds")
     return folds
 
 
-def check_seed(call: str, seed: int) -> int:
-    """Checks a seed.
-
-    Raises:
-        PipelineError: it is not an integer of at least 0.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise PipelineError(f"{call} needs a seed that is an integer of at least 0, got {seed!r}")
-    return int(seed)
-
-
-def shuffle(count: int, seed: int) -> Indices:
+def _shuffle(count: int, seed: int) -> Indices:
     """Returns range(count) in a random order, int64 [count]."""
     return np.argsort(np.random.Philox(seed).random_raw(count), kind="stable")
 
 
-def assign(
+def _assign(
     codes: Indices | None, groups: Indices | None, shares: Sequence[float], seed: int
 ) -> npt.NDArray[np.int64]:
-    """Assigns records to parts.
-
-    Args:
-        codes: class of each record, [n], from 0; None: there are no classes.
-        groups: group of each record, [n], from 0; None: each record is by itself.
-        shares: of the parts; they sum to 1.
-
-    Returns:
-        The part of each record, int64 [n].
-
-    Raises:
-        PipelineError: there are fewer groups than parts.
-    """
+    """Assigns records to parts by class, by group or by both; returns the part of each record, int64 [n]."""
     if groups is None:
         assert codes is not None
         return _assign_records(codes, shares, seed)
@@ -141,7 +118,7 @@ def _assign_records(codes: Indices, shares: Sequence[float], seed: int) -> npt.N
 
     What rounding down leaves of a class goes to the parts that have had too little of the classes so far.
     """
-    order = shuffle(len(codes), seed)
+    order = _shuffle(len(codes), seed)
     order = order[np.argsort(codes[order], kind="stable")]
     parts = np.empty(len(codes), np.int64)
     wanted, given, start = np.zeros(len(shares)), np.zeros(len(shares)), 0
@@ -172,7 +149,7 @@ def _assign_groups(codes: Indices, groups: Indices, shares: Sequence[float], see
     if count < parts:
         raise PipelineError(f"{count} groups cannot be divided into {parts} parts, none of them empty")
     sizes = np.bincount(groups)
-    order = shuffle(count, seed)
+    order = _shuffle(count, seed)
     order = order[np.argsort(-np.frexp(sizes[order].astype(np.float64))[1], kind="stable")]
     by_group = np.argsort(groups, kind="stable")
     starts = np.cumsum(sizes) - sizes

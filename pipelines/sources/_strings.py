@@ -51,8 +51,9 @@ class Strings(Sequence[T], Generic[T]):
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
+        count = len(self._ends) - 1
+        if not -count <= index < count:
             raise IndexError(index)
-        index %= len(self)
+        index %= count
         value = self._data[self._ends[index] : self._ends[index + 1]].tobytes()
         return value.decode("utf-8", "surrogatepass") if self._text else value

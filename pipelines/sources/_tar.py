@@ -11,13 +11,10 @@ at a known offset, in any order.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import functools
 import os
 import tarfile
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,9 +23,8 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._base import Groups, Source
-from pipelines.sources._file_records import group_by_place
-from pipelines.sources._files import File, OpenFiles, Paths, find_files, read_exactly
+from pipelines.sources._file_records import FileRecords
+from pipelines.sources._files import File, Paths, find_files
 from pipelines.sources._scan import Found, scan_files
 from pipelines.sources._strings import Strings
 
@@ -40,7 +36,7 @@ _LONGEST_HEADER = 64 << 10
 
 
 @known_as("pipelines.sources.tar")
-class Tar(Source):
+class Tar(FileRecords):
     """See `tar`.
 
     Attributes:
@@ -49,29 +45,26 @@ class Tar(Source):
     """
 
     kind = "tar"
-    is_fork_safe = True
 
     def __init__(self, paths: Paths, rename: Mapping[str, str] | None, ignore_zeros: bool) -> None:
-        self.files = find_files(self.kind, paths)
+        files = find_files(self.kind, paths)
         self.ignore_zeros = ignore_zeros
         self.rename = {old.lower(): new for old, new in (rename or {}).items()}
-        found = scan_files(_scan_archive, self.files, ignore_zeros)
-        counts = [len(each["starts"]) - 1 for each in found]
-        self._firsts = np.cumsum([0, *counts])[:-1].tolist()  # record that each file begins with
+        found = scan_files(_scan_archive, files, ignore_zeros)
         self._cut: dict[int, str] = {}  # last record of an archive that is cut off: what is wrong
-        for file, first, count, each in zip(self.files, self._firsts, counts, found, strict=True):
+        count = 0
+        for file, each in zip(files, found, strict=True):
+            here = len(each["starts"]) - 1
+            count += here
             if why := _to_text(each["cut"]):
-                if not count:
-                    raise SampleError(first, file.path, why)
-                self._cut[first + count - 1] = why
-        if not any(counts):
-            raise PipelineError(
-                f"tar(): {', '.join(f.path for f in self.files)}: holds no file named like key.extension"
-            )
+                if not here:
+                    raise SampleError(count, file.path, why)
+                self._cut[count - 1] = why
+        super().__init__(files, [_list_begins(each) for each in found], "file named like key.extension")
         self._keys = Strings.join([(each["keys"], each["key_ends"]) for each in found])
         members = np.cumsum([0, *(len(each["offsets"]) for each in found)])
-        starts = [each["starts"][:-1] + before for each, before in zip(found, members[:-1], strict=True)]
-        self._starts = np.concatenate([*starts, members[-1:]])
+        firsts = [each["starts"][:-1] + before for each, before in zip(found, members[:-1], strict=True)]
+        self._members = np.concatenate([*firsts, members[-1:]])  # the first one of each record, and their number
         self._offsets, self._sizes = (
             np.concatenate([each[name] for each in found]) for name in ("offsets", "sizes")
         )
@@ -86,8 +79,6 @@ class Tar(Source):
         self._check_rename()
         self._fields = [self._field_name(suffix) for suffix in self._suffixes]
         self._check_fields()
-        self._open = OpenFiles()
-        self._ahead: set[int] = set()  # groups that the system was told of last
 
     def _field_name(self, suffix: str) -> str:
         return self.rename.get(suffix.lower(), suffix.lower())
@@ -105,7 +96,7 @@ class Tar(Source):
         """Refuses a record of which two members have the name of one field."""
         numbers = {name: number for number, name in enumerate(dict.fromkeys(("key", *self._fields)))}
         field = np.array([numbers[name] for name in self._fields])[self._suffix]
-        record = np.repeat(np.arange(len(self)), np.diff(self._starts))
+        record = np.repeat(np.arange(len(self)), np.diff(self._members))
         pairs = record * len(numbers) + field
         order = np.argsort(pairs, kind="stable")
         again = order[1:][np.diff(pairs[order]) == 0]
@@ -113,59 +104,29 @@ class Tar(Source):
         if len(wrong):
             member = int(wrong.min())
             index, suffix = int(record[member]), self._suffix[member]
-            key, file = self._keys[index], self.files[bisect_right(self._firsts, index) - 1]
+            key, file = self._keys[index], self.files[self._find_file(index)]
             raise PipelineError(
                 f"{file.path}: {key}.{self._suffixes[suffix]}: the record {key!r} has the field "
                 f"{self._fields[suffix]!r} already"
             )
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
     def _read(self, index: int) -> dict[str, Any]:
         if index in self._cut:
             raise SampleError(index, self.where(index), self._cut[index])
-        number = bisect_right(self._firsts, index) - 1
+        members = slice(*self._members[index : index + 2].tolist())
+        ranges = zip(self._offsets[members].tolist(), self._sizes[members].tolist(), strict=True)
         record: dict[str, Any] = {"key": self._keys[index]}
-        try:
-            descriptor = self._open.get(number, self.files[number])
-            for member in range(self._starts[index], self._starts[index + 1]):
-                size, offset = int(self._sizes[member]), int(self._offsets[member])
-                record[self._fields[self._suffix[member]]] = read_exactly(descriptor.fileno(), size, offset)
-        except (OSError, PipelineError) as error:
-            self._open.forget(number)
-            raise SampleError(index, self.where(index), f"cannot be read: {error}") from error
+        found = self._read_ranges(index, self._find_file(index), ranges)
+        for suffix, data in zip(self._suffix[members].tolist(), found, strict=True):
+            record[self._fields[suffix]] = data
         return record
 
-    @functools.cached_property
-    def groups(self) -> Groups:
-        """Bounds of ranges of `GROUP_BYTES` within each file."""
-        return group_by_place(self._firsts, self._offsets[self._starts[:-1]])
-
-    def will_read(self, indices: npt.NDArray[np.int64]) -> None:
-        """Asks the kernel to read the groups of these records into the page cache."""
-        groups = set(np.unique(np.searchsorted(self.groups, indices, side="right") - 1).tolist())
-        for group in groups - self._ahead:
-            first, last = self.groups[group], self.groups[group + 1]
-            number = bisect_right(self._firsts, first) - 1
-            begin, end = self._offsets[self._starts[first]], self._offsets[self._starts[last] - 1]
-            size = int(end - begin + self._sizes[self._starts[last] - 1])
-            with contextlib.suppress(OSError, PipelineError):  # whoever reads the records says what is wrong
-                file = self._open.get(number, self.files[number])
-                os.posix_fadvise(file.fileno(), int(begin), size, os.POSIX_FADV_WILLNEED)
-        self._ahead = groups
-
     def where(self, index: int) -> str:
-        file = self.files[bisect_right(self._firsts, index) - 1]
-        return f"{file.path}:{self._keys[index]}.{self._suffixes[self._suffix[self._starts[index]]]}"
+        suffix = self._suffixes[self._suffix[self._members[index]]]
+        return f"{self.files[self._find_file(index)].path}:{self._keys[index]}.{suffix}"
 
     def identity(self) -> Any:
-        return {
-            "source": self._describe_class(),
-            "files": [file.identity() for file in self.files],
-            "rename": self.rename,
-            "ignore_zeros": self.ignore_zeros,
-        }
+        return {**super().identity(), "rename": self.rename, "ignore_zeros": self.ignore_zeros}
 
 
 def tar(paths: Paths, rename: Mapping[str, str] | None = None, *, ignore_zeros: bool = False) -> Tar:
@@ -228,6 +189,12 @@ def _scan_archive(file: File, ignore_zeros: bool) -> Found:
         "suffixes": _to_bytes("/".join(numbers)),
         "cut": _to_bytes(members.cut),
     }
+
+
+def _list_begins(found: Found) -> npt.NDArray[np.int64]:
+    """Where the first member of each record begins, and where the last one of all ends."""
+    end = found["offsets"][-1:] + found["sizes"][-1:] if len(found["offsets"]) else [0]
+    return np.concatenate([found["offsets"][found["starts"][:-1]], end])
 
 
 def _to_bytes(text: str) -> npt.NDArray[np.uint8]:

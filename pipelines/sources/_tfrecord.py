@@ -18,7 +18,7 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._crc32c import crc32c, crc32c_of_rows, mask
 from pipelines.sources._file_records import FileRecords, Offsets
-from pipelines.sources._files import File, OpenFiles, Paths, check_columns, find_files
+from pipelines.sources._files import File, Paths, check_names, find_files
 from pipelines.sources._mapped import map_file
 from pipelines.sources._scan import Found, scan_files
 from pipelines.sources._tf_example import Malformed, Values, parse_example
@@ -44,7 +44,7 @@ class TfRecord(FileRecords):
     def __init__(self, paths: Paths, features: Sequence[str] | Mapping[str, Form] | None) -> None:
         files = find_files(self.kind, paths)
         super().__init__(files, [found["offsets"] for found in scan_files(_find_records, files)])
-        asked = check_columns(self.kind, features, "features")
+        asked = check_names(self.kind, features, "features must name each column")
         self.features: dict[str, Form] = {}
         if isinstance(features, Mapping):
             for name, form in features.items():
@@ -53,7 +53,7 @@ class TfRecord(FileRecords):
             self.features = dict(features)
         else:
             first = self._parse(0)
-            self._open = OpenFiles()
+            self._open.drop(self._find_file(0))
             for name in first if asked is None else asked:
                 if name not in first:
                     raise PipelineError(f"{self.where(0)}: has no feature {name!r} (it has: {', '.join(first)})")

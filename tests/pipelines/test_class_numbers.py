@@ -17,7 +17,7 @@ from pipelines import Pipeline, sources
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources import Source
 from pipelines.sources._classes import find_foreign_class, list_classes
-from pipelines.sources._overlap import count_shared_records
+from pipelines.sources._origin import count_shared_records
 
 Make = Callable[[Path, str], Source]  # of a record for each letter, named by it
 

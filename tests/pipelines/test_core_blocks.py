@@ -271,7 +271,7 @@ def test_ranges_of_archives_are_of_a_size_and_read_ahead(tmp_path: Path, monkeyp
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, size, advice: asked.append((start, size)))
     source.will_read(np.array([3, 24, 4]))
-    assert asked == [(512, 9 * 2560 + 2000), (512 + 20 * 2560, 4 * 2560 + 2000)]
+    assert asked == [(512, 10 * 2560), (512 + 20 * 2560, 4 * 2560 + 2000)]
     source.will_read(np.array([25, 24]))
     assert asked[2:] == [(512, 4 * 2560 + 2000)], "what is on its way is not asked for again"
     gone = archive(tmp_path / "c.tar", 3)

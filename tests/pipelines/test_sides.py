@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import sources
-from pipelines.sources._overlap import sketch_parts
+from pipelines.sources._origin import sketch_parts
 from pipelines.sources._sides import MOST, NUMBER, Sketch, find_moves, sketch_keys, sketch_numbers
 
 

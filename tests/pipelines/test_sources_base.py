@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 
-import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +11,6 @@ from hypothesis import strategies as st
 
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
-from pipelines.samples.fields import Field
 
 
 def numbers(n: int) -> sources.Source:
@@ -31,37 +28,6 @@ def test_a_sample_error_survives_pickling_and_says_index_file_and_reason() -> No
     assert isinstance(error, PipelineError)
 
 
-def test_a_field_is_a_pair() -> None:
-    assert Field((3, 8, 8), "uint8") == ((3, 8, 8), "uint8")
-
-
-@given(
-    n=st.integers(2, 300), fraction=st.floats(0.01, 0.99), seed=st.integers(0, 2**40), other=st.integers(0, 2**40)
-)
-def test_split_parts_hold_every_record_once_in_order_and_depend_on_the_seed_alone(
-    n: int, fraction: float, seed: int, other: int
-) -> None:
-    first = round(n * fraction)
-    if not 0 < first < n:
-        with pytest.raises(PipelineError, match="empty"):
-            numbers(n).split(fraction, seed)
-        return
-    one, two = map(all_of, numbers(n).split(fraction, seed))
-    assert len(one) == first
-    assert sorted(one + two) == list(range(n))
-    assert (one, two) == (sorted(one), sorted(two))
-    assert [one, two] == [all_of(part) for part in numbers(n).split(fraction, seed)]
-    if n > 100 and 20 < first < n - 20 and seed != other:
-        assert all_of(numbers(n).split(fraction, other)[0]) != one
-
-
-def test_split_never_changes_between_versions() -> None:
-    assert all_of(numbers(10).split(0.5, seed=0)[0]) == SPLIT_OF_TEN
-
-
-SPLIT_OF_TEN = [0, 3, 7, 8, 9]
-
-
 @given(n=st.integers(1, 50), data=st.data())
 def test_take_keeps_the_first_records(n: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, n))
@@ -72,12 +38,6 @@ def test_take_keeps_the_first_records(n: int, data: st.DataObject) -> None:
 def test_take_refuses_what_is_not_there(n: int) -> None:
     with pytest.raises(PipelineError, match=r"take\(.*\) of a source of 10 records"):
         numbers(10).take(n)
-
-
-@pytest.mark.parametrize(("fraction", "seed"), [(0.0, 0), (1.0, 0), (1.5, 0), (0.5, -1), (0.5, 0.5)])
-def test_split_refuses_impossible_arguments(fraction: float, seed: int) -> None:
-    with pytest.raises(PipelineError):
-        numbers(10).split(fraction, seed)
 
 
 def test_parts_of_parts_read_the_first_source_and_its_errors_carry_the_index_in_the_part() -> None:
@@ -103,13 +63,6 @@ def test_parts_of_parts_read_the_first_source_and_its_errors_carry_the_index_in_
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_identities_are_json_and_tell_parts_apart() -> None:
-    one, two = numbers(50).split(0.5, seed=0)
-    same = numbers(50).split(0.5, seed=0)[0]
-    assert one.identity() == same.identity() == json.loads(json.dumps(one.identity()))
-    assert len({json.dumps(s.identity()) for s in (one, two, numbers(50), numbers(50).take(25))}) == 4
-
-
 def test_records_are_reached_by_integers_within_range() -> None:
     source = numbers(5)
     assert source[np.int64(3)]["number"] == source[-2]["number"] == 3
@@ -119,11 +72,6 @@ def test_records_are_reached_by_integers_within_range() -> None:
     with pytest.raises(TypeError):
         source["3"]  # type: ignore[index]
     assert [int(record["number"]) for record in source] == list(range(5))
-
-
-def test_a_part_pickles() -> None:
-    part = numbers(50).split(0.3, seed=4)[1]
-    assert all_of(pickle.loads(cloudpickle.dumps(part))) == all_of(part)
 
 
 def test_a_source_says_what_it_is() -> None:

@@ -102,7 +102,7 @@ def test_a_process_elsewhere_reads_the_stream_again_and_refuses_one_that_differs
     for stream, said in ((number, ""), (Shifting(), "record 2 is another than in the first pass")):
         source = sources.iterable(stream, length=4)
         copy = pickle.loads(pickle.dumps(source))
-        shutil.rmtree(source._spool.folder)
+        shutil.rmtree(source._folder)
         if not said:
             assert [record["label"] for record in copy] == [0, 1, 2, 3]
             continue

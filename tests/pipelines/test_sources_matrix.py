@@ -136,6 +136,7 @@ def test_parts_have_every_record_once_and_identities_of_their_own(case: str, fol
     found = sorted(canonical(record) for part in (one, two) for record in part)
     assert found == sorted(canonical(record) for record in source)
     assert [canonical(record) for record in first] == [canonical(source[i]) for i in range(9)]
+    assert canonical(pickle.loads(cloudpickle.dumps(two))[3]) == canonical(two[3])
     identities = {json.dumps(each.identity()) for each in (source, one, two, first)}
     assert len(identities) == 4
 

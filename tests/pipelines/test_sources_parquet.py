@@ -163,7 +163,7 @@ def test_the_cache_stays_within_its_limit_and_changes_nothing(tmp_path: Path) ->
     source = sources.parquet(path, cache_bytes=limit)
     for i in np.random.default_rng(1).permutation(1000).tolist():
         assert source[i] == {"x": i, "y": f"text {i}"}
-        assert source._cache.bytes <= limit
+        assert source._cache.size <= limit
         assert len(source._cache._held) >= 1
     assert sources.parquet(path, cache_bytes=limit).identity() == sources.parquet(path).identity()
 
@@ -171,8 +171,8 @@ def test_the_cache_stays_within_its_limit_and_changes_nothing(tmp_path: Path) ->
 def test_who_only_asks_for_the_fields_keeps_no_row_group(tmp_path: Path) -> None:
     source = sources.parquet(write(tmp_path / "a.parquet", {"x": np.arange(1000)}, 100))
     pipe = Pipeline(source.take(500))
-    assert list(pipe.fields) == ["x"] and source._cache.bytes == 0
-    assert source[7] == {"x": 7} and source._cache.bytes > 0
+    assert list(pipe.fields) == ["x"] and source._cache.size == 0
+    assert source[7] == {"x": 7} and source._cache.size > 0
 
 
 @pytest.mark.filterwarnings("ignore:This process")
@@ -204,7 +204,7 @@ def test_a_group_of_bad_records_is_decoded_once_to_find_the_first_good_one(tmp_p
     source = sources.parquet(tmp_path / "a.parquet", columns=("image", "label"))
     sample = prepare_first_sample(Pipeline(source, on_error="skip", max_skipped=1.0).map(bytes_as_array))
     assert sample["label"] == 30 and source._statistics.groups == 1
-    assert source._cache.bytes == 0, "what was decoded is not kept"
+    assert source._cache.size == 0, "what was decoded is not kept"
 
 
 def varint(value: int, length: int = 0) -> bytes:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
-from pipelines.sources import _files
+from pipelines.sources import _file_records
 
 
 def write(path: Path, members: dict[str, bytes] | list[tuple[str, bytes]], **options: Any) -> Path:
@@ -203,7 +203,7 @@ def test_archives_that_do_not_fit_are_refused_in_a_line(tmp_path: Path) -> None:
 
 
 def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_files, "OPEN_FILES", 2)
+    monkeypatch.setattr(_file_records, "OPEN_FILES", 2)
     paths = [write(tmp_path / f"{i}.tar", {"a.txt": b"%d" % i}) for i in range(5)]
     source = sources.tar(paths)
     before = len(os.listdir("/proc/self/fd"))

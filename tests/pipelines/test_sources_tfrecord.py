@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from property_examples import examples
 
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
@@ -148,18 +147,6 @@ def test_an_example_is_parsed_as_protobuf_parses_it(features: dict[str, Any]) ->
         else:
             assert got is not None and not isinstance(got, list) and got.dtype == values.dtype
             np.testing.assert_array_equal(got, values)
-
-
-@given(data=st.binary(max_size=60))
-@examples(200)
-def test_bytes_at_random_are_parsed_or_refused(data: bytes) -> None:
-    try:
-        found = parse_example(data)
-    except Malformed:
-        return
-    message = messages()[0]()
-    message.ParseFromString(data)
-    assert set(found) == set(message.features.feature)
 
 
 @given(features=st.dictionaries(st.sampled_from("abc"), VALUES, min_size=1), data=st.data())

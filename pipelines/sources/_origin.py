@@ -1,0 +1,82 @@
+"""What the records of a source are of, by which two sources can be seen to share some."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipelines.fingerprint import Description
+from pipelines.sources._sides import Sketch
+
+Indices = np.ndarray[Any, Any] | range
+
+
+def digest_indices(indices: np.ndarray[Any, Any] | None) -> str | None:
+    """A digest of an array of indices; None without one."""
+    return None if indices is None else hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the records of a source are from.
+
+    Attributes:
+        root: what all of them are of: a source, a table, a Dataset of another library.
+        describe: describes the root; equal without gaps only for roots with equal records.
+        indices: of the records in the root, int64 [n] or a range.
+    """
+
+    root: Any
+    describe: Callable[[], Description]
+    indices: Indices
+
+    def select(self, indices: Indices) -> Origin:
+        """That of some of the records."""
+        if isinstance(indices, range):
+            chosen = self.indices[indices.start : indices.stop : indices.step]
+        else:
+            chosen = np.asarray(self.indices)[indices]
+        return Origin(self.root, self.describe, chosen)
+
+
+def count_shared_records(one: Any, other: Any) -> int:
+    """The number of the other source's records that are records of this one, too.
+
+    They are found by what they are of (`Source.find_origin`): the same source, or sources of one identity, such as
+    those of the same files. Equal records of sources that are not known to be the same do not count.
+    """
+    mine, theirs = map(_find_origin, (one, other))
+    if not _is_same_root(mine, theirs):
+        return 0
+    return int(np.isin(np.asarray(theirs.indices), np.asarray(mine.indices)).sum())
+
+
+def sketch_parts(sources: Mapping[str, Any]) -> dict[str, Sketch]:
+    """A sample of the records of each source that is a part of the same data as another of them."""
+    parts = {name: source for name, source in sources.items() if hasattr(source, "sketch")}
+    origins = {name: source.find_origin() for name, source in parts.items()}
+    return {
+        name: source.sketch()
+        for name, source in parts.items()
+        if any(other != name and _is_same_root(origins[name], origins[other]) for other in parts)
+    }
+
+
+def _find_origin(source: Any) -> Origin:
+    if hasattr(source, "find_origin"):
+        found: Origin = source.find_origin()
+        return found
+    return Origin(source, lambda: Description(None, ("it has no identity",)), range(len(source)))
+
+
+def _is_same_root(mine: Origin, theirs: Origin) -> bool:
+    if mine.root is theirs.root:
+        return True
+    if type(mine.root) is not type(theirs.root) or len(mine.root) != len(theirs.root):
+        return False
+    described = mine.describe()
+    return not described.gaps and described == theirs.describe()
