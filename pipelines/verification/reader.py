@@ -139,24 +139,6 @@ class Verification:
         return None
 
 
-class OwnChecks:
-    """Compares in this process: of a reader that attaches by itself.
-
-    Args:
-        make: makes the `SampleChecker` at its first use: a reader that is never served anything prepares nothing.
-    """
-
-    def __init__(self, make: Callable[[], SampleChecker]) -> None:
-        self._make = make
-        self._checker: SampleChecker | None = None
-
-    def check(self, served: ServedSample) -> CheckResult:
-        """See `SampleChecks`."""
-        if self._checker is None:
-            self._checker = self._make()
-        return self._checker.check(served)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StreamOrigin:
     """Where the samples of a stream come from, as its feeder says.
@@ -201,10 +183,8 @@ def verify_here(pipeline: PipelineDescription, name: str, what: str = "the feede
             warnings.warn(said.format(f"is not what is prepared here, {name} prepares alone"), stacklevel=2)
 
     def make(stream: StreamOrigin) -> Verification | None:
-        is_own = stream.is_same_object and stream.is_in_process and not stream.has_peers
-        if is_own:
+        if stream.is_same_object and stream.is_in_process and not stream.has_peers:
             return None
-        checks = OwnChecks(lambda: SampleChecker(pipeline, is_exact=stream.is_exact))
-        return Verification(checks, name, pipeline, warn)
+        return Verification(SampleChecker(pipeline, is_exact=stream.is_exact), name, pipeline, warn)
 
     return make

@@ -134,15 +134,6 @@ def test_a_reader_within_an_epoch_of_the_stream_waits_and_one_alone_takes_it_alo
             assert records == alone(job) and counts["private_batches"] == 0
 
 
-def test_a_reader_far_ahead_of_the_stream_works_alone() -> None:
-    with Feeder(pipe("numpy"), capacity=16) as feeder:
-        started = iter(Job(epochs=(0, 3), name="behind").attach(feeder.address))
-        next(started)
-        ahead = Job(epochs=(2, 3), name="ahead")
-        records, counts = shared(ahead, feeder.address)
-        assert records == alone(ahead) and counts["shared_batches"] == 0
-
-
 def test_at_the_gate_a_reader_far_ahead_is_sent_on_alone() -> None:
     with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
         ahead, behind = Job(epochs=(3, 4), name="ahead"), Job(epochs=(0, 1), name="behind")
