@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -527,33 +526,6 @@ def test_a_worker_that_was_forked_while_a_lock_was_held_is_replaced_soon(monkeyp
         UserWarning, match=r"1 had not begun within 0\.5 s \(process \d+\) and are replaced, with 1 s"
     ):
         assert read(loader) == expected
-
-
-_copy_s = 0.0
-
-
-class CopiesSlowly(NeedsLock):
-    """A stage whose copies take a while to make."""
-
-    def __setstate__(self, _: Any) -> None:
-        time.sleep(_copy_s)
-
-
-@pytest.mark.filterwarnings("ignore:of the preparation workers:UserWarning")
-def test_a_slow_replacement_begins_while_other_workers_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.3)
-    loader = Pipeline(data(), seed=0).map(CopiesSlowly(), random=False, id="copies slowly").loader(8, workers=2)
-    read(loader)
-    assert loader._workers._feeder is not None
-    pool = loader._workers._feeder._pool
-    wait_until(lambda: read(loader) and all(worker.has_begun for worker in pool._workers))
-    monkeypatch.setitem(globals(), "_copy_s", 1.0)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    while pool.restarts == 0 or not all(worker.has_begun for worker in pool._workers):
-        for _ in loader:
-            pool._next_check = 0.0
-        assert pool.restarts <= 8, "it is replaced again and again"
-    loader.close()
 
 
 def test_the_limit_for_beginning_grows_once_for_all_that_are_late_and_falls_with_quick_ones() -> None:
