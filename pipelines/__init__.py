@@ -8,9 +8,9 @@ same batches.
 from pipelines import sampling, sources, stages, weights
 from pipelines.errors import PipelineError, SampleError
 from pipelines.feeder.server import Feeder
+from pipelines.loader.attach import attach
 from pipelines.loader.batch import Batch
 from pipelines.loader.collate import from_samples
-from pipelines.loader.factory import attach
 from pipelines.loader.loader import Loader
 from pipelines.loader.ragged import Ragged
 from pipelines.loader.resident import Resident, resident

@@ -131,12 +131,12 @@ def check_source(value: Any) -> None:
         raise PipelineError(f"the source is empty: {value!r}")
 
 
-def check_seed(value: Any) -> int:
+def check_any_integer(what: str, value: Any) -> int:
     """Check an integer of any size and sign, and return it as int."""
     try:
         return int(operator.index(value))
     except TypeError:
-        raise PipelineError(f"seed must be an integer, got {value!r}") from None
+        raise PipelineError(f"{what} must be an integer, got {value!r}") from None
 
 
 def check_shuffle(value: Any, source: Any) -> None:

@@ -14,10 +14,10 @@ from typing import Any, Literal, Self
 
 from pipelines import fingerprint
 from pipelines.checks import (
+    check_any_integer,
     check_choice,
     check_integer,
     check_repeatable,
-    check_seed,
     check_share_or_count,
     check_shuffle,
     check_source,
@@ -61,7 +61,7 @@ class PipelineDescription(ABC):
         check_choice("on_error", on_error, ("raise", "skip"))
         self.max_skipped: float | int = check_share_or_count("max_skipped", max_skipped)
         check_source(source)
-        seed = check_seed(seed)
+        seed = check_any_integer("seed", seed)
         check_shuffle(shuffle, source)
         shuffle_window = check_integer("shuffle_window", shuffle_window, 1)
         if sampling is not None:

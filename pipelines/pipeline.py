@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pipelines.checks import check_epochs, check_flag
 from pipelines.description import PipelineDescription
+from pipelines.loader.batch import ReadRange
 from pipelines.loader.collate import Collate
-from pipelines.loader.factory import open_loader
 from pipelines.loader.loader import Loader
 from pipelines.loader.resident import Resident
 from pipelines.prepare.inference import infer
@@ -88,9 +89,13 @@ class Pipeline(PipelineDescription):
         Examples:
             >>> for batch in pipe.loader(batch_size=128, epochs=3): ...
         """
-        return open_loader(
-            self, batch_size, epochs, rank=rank, world=world, drop_last=drop_last, start_step=start_step,
-            weights=weights, workers=workers, prefetch=prefetch, timeout_s=timeout_s, copy=copy, collate=collate,
+        check_flag("copy", copy)
+        read = check_epochs(1 if epochs is None else epochs)
+        read = range(read) if isinstance(read, int) else read
+        return Loader(
+            self, ReadRange(len(self), batch_size, read, rank, world, drop_last, start_step),
+            weights=weights, is_endless=epochs is None, workers=workers, prefetch=prefetch, timeout_s=timeout_s,
+            copy=copy, collate=collate,
         )  # fmt: skip
 
     def resident(self) -> Resident:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,16 +33,16 @@ _CHUNK = 1 << 16
 _LN2_HIGH, _LN2_LOW = float.fromhex("0x1.62e42fee00000p-1"), float.fromhex("0x1.a39ef35793c76p-33")
 
 
-class Sampling(ABC):
-    """How an epoch chooses its records; made by `weighted` and `balanced`, used by one or several pipelines."""
+@dataclass(frozen=True)
+class Sampling:
+    """How an epoch chooses its records; made by `weighted` and `balanced`, used by one or several pipelines.
 
-    @abstractmethod
-    def resolve(self, source: Records, seed: int) -> SampledOrder:
-        """Returns the order over a source.
+    Attributes:
+        resolve: (source, seed) -> the order over a source; raises `PipelineError` where weights or labels do not
+            fit the source.
+    """
 
-        Raises:
-            PipelineError: the weights or labels do not fit the source.
-        """
+    resolve: Callable[[Records, int], SampledOrder]
 
 
 class SampledOrder(ABC):
@@ -193,69 +194,61 @@ class BalancedOrder(SampledOrder):
         return f"balanced({self._classes} classes, {self.positions} positions)"
 
 
-class _Weighted(Sampling):
-    def __init__(self, weights: Any, samples: int | None, replacement: bool, field: str) -> None:
-        self._weights, self._samples, self._field = weights, samples, field
-        self._replacement = replacement
+def _resolve_weighted(
+    given: Any, samples: int | None, replacement: bool, field: str, source: Records, seed: int
+) -> SampledOrder:
+    weights = _find_weights(given, field, source)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if wrong.size:
+        first = int(wrong[0])
+        raise PipelineError(
+            "sampling.weighted() needs finite weights of at least 0, but the weight of record "
+            f"{first} is {weights[first]}"
+        )
+    positive = int(np.count_nonzero(weights))
+    with np.errstate(over="ignore"):
+        total = float(np.cumsum(weights)[-1])
+    if not positive or not np.isfinite(total):
+        reason = "all weights are 0" if not positive else "the sum of the weights is too large for a float64"
+        raise PipelineError(f"sampling.weighted(): {reason}")
+    positions = len(source) if samples is None else samples
+    if replacement:
+        return WeightedOrder(weights, positions, seed)
+    if positions > positive:
+        raise PipelineError(
+            f"sampling.weighted(replacement=False) cannot draw {positions} different records: {positive} have "
+            "a weight above 0; give samples= at most that"
+        )
+    return WeightedSubsetOrder(weights, positions, seed)
 
-    def resolve(self, source: Records, seed: int) -> SampledOrder:
-        weights = self._find_weights(source)
-        wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-        if wrong.size:
-            first = int(wrong[0])
+
+def _find_weights(given: Any, field: str, source: Records) -> npt.NDArray[np.float64]:
+    what = "the weights of sampling.weighted()"
+    if not callable(given) and not isinstance(given, Mapping):
+        values = read_values(source, given, what)
+    else:
+        labels = read_values(source, field, what)
+        codes, classes = encode_classes(labels, f"the field {field!r} that sampling.weighted() reads")
+        if isinstance(given, Mapping) and (missing := [each for each in classes if each not in given]):
             raise PipelineError(
-                "sampling.weighted() needs finite weights of at least 0, but the weight of record "
-                f"{first} is {weights[first]}"
+                f"sampling.weighted(): no weight for the label {format_classes(missing)} of the field {field!r}"
             )
-        positive = int(np.count_nonzero(weights))
-        with np.errstate(over="ignore"):
-            total = float(np.cumsum(weights)[-1])
-        if not positive or not np.isfinite(total):
-            reason = "all weights are 0" if not positive else "the sum of the weights is too large for a float64"
-            raise PipelineError(f"sampling.weighted(): {reason}")
-        positions = len(source) if self._samples is None else self._samples
-        if self._replacement:
-            return WeightedOrder(weights, positions, seed)
-        if positions > positive:
-            raise PipelineError(
-                f"sampling.weighted(replacement=False) cannot draw {positions} different records: {positive} have "
-                "a weight above 0; give samples= at most that"
-            )
-        return WeightedSubsetOrder(weights, positions, seed)
-
-    def _find_weights(self, source: Records) -> npt.NDArray[np.float64]:
-        given = self._weights
-        what = "the weights of sampling.weighted()"
-        if not callable(given) and not isinstance(given, Mapping):
-            values = read_values(source, given, what)
-        else:
-            labels = read_values(source, self._field, what)
-            codes, classes = encode_classes(labels, f"the field {self._field!r} that sampling.weighted() reads")
-            if isinstance(given, Mapping) and (missing := [each for each in classes if each not in given]):
-                raise PipelineError(
-                    f"sampling.weighted(): no weight for the label {format_classes(missing)} of the field "
-                    f"{self._field!r}"
-                )
-            by_class = [given[each] if isinstance(given, Mapping) else given(each) for each in classes]
-            values = np.asarray(by_class)[codes]
-        if values.dtype.kind not in "biuf":
-            raise PipelineError(f"{what} must be numbers, got {values.dtype} {values[:1]!r:.60}")
-        return values.astype(np.float64)
+        by_class = [given[each] if isinstance(given, Mapping) else given(each) for each in classes]
+        values = np.asarray(by_class)[codes]
+    if values.dtype.kind not in "biuf":
+        raise PipelineError(f"{what} must be numbers, got {values.dtype} {values[:1]!r:.60}")
+    return values.astype(np.float64)
 
 
-class _Balanced(Sampling):
-    def __init__(self, labels: Values, samples: int | None) -> None:
-        self._labels, self._samples = labels, samples
-
-    def resolve(self, source: Records, seed: int) -> SampledOrder:
-        what = "the labels of sampling.balanced()"
-        codes, classes = encode_classes(read_values(source, self._labels, what), what)
-        if len(classes) < 2:
-            raise PipelineError(
-                f"sampling.balanced() needs at least two classes; all records have {format_classes(classes)}"
-            )
-        positions = len(source) if self._samples is None else self._samples
-        return BalancedOrder(codes, len(classes), positions, seed)
+def _resolve_balanced(labels: Values, samples: int | None, source: Records, seed: int) -> SampledOrder:
+    what = "the labels of sampling.balanced()"
+    codes, classes = encode_classes(read_values(source, labels, what), what)
+    if len(classes) < 2:
+        raise PipelineError(
+            f"sampling.balanced() needs at least two classes; all records have {format_classes(classes)}"
+        )
+    positions = len(source) if samples is None else samples
+    return BalancedOrder(codes, len(classes), positions, seed)
 
 
 def weighted(
@@ -295,7 +288,7 @@ def weighted(
         )
     if not callable(weights) and not isinstance(weights, Mapping | np.ndarray):
         weights = pack_values(weights)
-    return _Weighted(weights, _check_samples(samples), replacement, field)
+    return Sampling(functools.partial(_resolve_weighted, weights, _check_samples(samples), replacement, field))
 
 
 def balanced(labels: Values, samples: int | None = None) -> Sampling:
@@ -321,7 +314,7 @@ def balanced(labels: Values, samples: int | None = None) -> Sampling:
     """
     if not isinstance(labels, str | np.ndarray) and not callable(labels):
         labels = pack_values(labels)
-    return _Balanced(labels, _check_samples(samples))
+    return Sampling(functools.partial(_resolve_balanced, labels, _check_samples(samples)))
 
 
 def check_sampling(sampling: Any, shuffle: Any) -> None:

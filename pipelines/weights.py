@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.checks import check_any_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.order.epoch_order import Indices, Words, derive_bytes, mix, permute
@@ -64,8 +64,7 @@ class Fold:
         Raises:
             PipelineError: an index is not below n.
         """
-        if index.size and not (index.min() >= 0 and index.max() < self.n):
-            raise PipelineError(f"folds of {self.n} samples have no sample {index.min()} to {index.max()}")
+        _check_indices(index, self.n)
         places = permute(index.astype(np.uint64), self.n, "folds", self.seed)
         return np.searchsorted(_fold_bounds(self.n, self.k), places.astype(np.int64), side="right") - 1
 
@@ -87,10 +86,7 @@ class AssignedFold:
         Raises:
             PipelineError: an index is not below the number of samples.
         """
-        if index.size and not (index.min() >= 0 and index.max() < len(self.folds)):
-            raise PipelineError(
-                f"folds of {len(self.folds)} samples have no sample {index.min()} to {index.max()}"
-            )
+        _check_indices(index, len(self.folds))
         return self.folds[index]
 
     @functools.cached_property
@@ -119,7 +115,7 @@ def bootstrap(seed: int) -> Bootstrap:
         >>> bootstrap(seed=0)(np.arange(5))
         array([...], dtype=float32)
     """
-    return Bootstrap(_check_integer("bootstrap", "seed", seed))
+    return Bootstrap(check_any_integer("bootstrap: seed", seed))
 
 
 def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
@@ -146,7 +142,7 @@ def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
         np.float32(4.0)
     """
     n, k, held_out, seed = (
-        _check_integer("fold", name, value)
+        check_any_integer(f"fold: {name}", value)
         for name, value in (("n", n), ("k", k), ("held_out", held_out), ("seed", seed))
     )
     if not 2 <= k <= n:
@@ -174,7 +170,7 @@ def assigned_fold(folds: Indices, held_out: int) -> AssignedFold:
         >>> loader = pipe.loader(32, weights=assigned_fold(folds, held_out=0))
     """
     folds = np.asarray(folds)
-    held_out = _check_integer("assigned_fold", "held_out", held_out)
+    held_out = check_any_integer("assigned_fold: held_out", held_out)
     if folds.ndim != 1 or folds.dtype.kind not in "iu":
         raise PipelineError(f"assigned_fold: folds must be integers [n], got {folds.dtype} {list(folds.shape)}")
     if not 0 < np.count_nonzero(folds == held_out) < len(folds):
@@ -209,11 +205,9 @@ def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _check_integer(what: str, name: str, value: int) -> int:
-    try:
-        return int(operator.index(value))
-    except TypeError:
-        raise PipelineError(f"{what}: {name} must be an integer, got {value!r}") from None
+def _check_indices(index: Indices, n: int) -> None:
+    if index.size and not (index.min() >= 0 and index.max() < n):
+        raise PipelineError(f"folds of {n} samples have no sample {index.min()} to {index.max()}")
 
 
 def _fold_bounds(n: int, k: int) -> Indices:

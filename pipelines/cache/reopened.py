@@ -17,8 +17,7 @@ from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.torch_threads import limit_torch_threads
 from pipelines.verification.compare import CheckResult, compare_arrays, flatten_sample
 from pipelines.verification.machine import describe_machine
-from pipelines.verification.reader import Finding
-from pipelines.verification.schedule import choose_first
+from pipelines.verification.reader import Finding, choose_first
 
 
 def find_difference(pipeline: PipelineDescription, stages: int, fd: int) -> Finding | None:

@@ -14,11 +14,10 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from pipelines.checks import shorten_repr
+from pipelines.checks import MOST_RANKS, check_integer, check_name, shorten_repr
 from pipelines.errors import PipelineError
-from pipelines.feeder.handshake import Hello
 from pipelines.ipc import messages
 from pipelines.order.stream import Stream, min_capacity
 from pipelines.verification.machine import describe_machine
@@ -27,6 +26,7 @@ from pipelines.workers.buffers import Buffer, Buffers
 # Members of which some ranks have been assigned an epoch and others have not.
 _MAX_JOINING = 1024
 _MAX_POISON = 1000  # in one message
+_LAST_POSITION = 1 << 62  # the messages' integers are 64 bits wide
 
 
 @dataclass(eq=False)
@@ -50,6 +50,46 @@ class Consumer:
     want: int = 0
     last_heard: float = field(default_factory=time.monotonic)
     is_admitted: bool = False
+
+
+class _Hello(NamedTuple):
+    """The first message of a consumer: who it is, and which part of the stream it reads.
+
+    Attributes:
+        name, rank, local_world: as of the `Consumer`.
+        batch_size: samples in the global batch.
+        first_epoch: the first epoch; None leaves the choice to the feeder.
+        place: place of the first sample in that epoch.
+        epochs: how many epochs it reads.
+    """
+
+    name: str
+    rank: int
+    local_world: int
+    batch_size: int
+    first_epoch: int | None
+    place: int
+    epochs: int
+
+    @classmethod
+    def parse(cls, request: dict[str, Any], n: int) -> _Hello:
+        """Parse the message of a consumer of a pipeline with n samples.
+
+        Raises:
+            PipelineError: a value is out of range.
+            KeyError: a field is missing.
+        """
+        last, first = _LAST_POSITION // n, request["first_epoch"]
+        world = check_integer("world", request["world"], 1, MOST_RANKS)
+        return cls(
+            check_name("name", request["name"]),
+            check_integer("rank", request["rank"], 0, world - 1, f" of world {world}"),
+            check_integer("local_world", request.get("local_world") or world, 1, world),
+            check_integer("batch_size", request["batch_size"], 1, _LAST_POSITION),
+            None if first is None else check_integer("first_epoch", first, 0, last),
+            check_integer("place", request["place"], 0, n),
+            check_integer("epochs", request["epochs"], 0, last - (first or 0)),
+        )
 
 
 @dataclass
@@ -232,7 +272,7 @@ class Consumers:
         ring, stream = self._buffers.ring_buffer, self._stream
         pipeline = ring.pipeline
         n = len(pipeline)
-        hello = Hello.parse(request, n)
+        hello = _Hello.parse(request, n)
         goes_on = pipeline.is_continued_by(request)
         difference = pipeline.find_obstacle() if goes_on else pipeline.find_difference(request)
         if difference is not None:

@@ -22,14 +22,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any
 
 from pipelines.checks import check_path, check_resident
 from pipelines.errors import PipelineError
 from pipelines.feeder.server import Feeder
 from pipelines.ipc import memory_pickle, messages
 from pipelines.ipc.child_processes import START_S, child_environment, end_with_parent, reap
-from pipelines.multinode.rendezvous import Peers
 from pipelines.pipeline import Pipeline
 from pipelines.workers.forked import list_descriptors, prepare_to_fork
 
@@ -158,31 +157,6 @@ class FeederProcess:
         self._process.send_signal(signal.SIGKILL)
 
 
-class FeederOptions(TypedDict, total=False):
-    """The arguments of `Feeder`, which documents them."""
-
-    workers: int
-    threads: bool
-    capacity: int | None
-    expect: int
-    gate_timeout_s: float
-    resident: Mapping[str, Pipeline] | None
-    replacement: bool
-    address: str | os.PathLike[str] | None
-    block: int | None
-    policy: Literal["wait", "detach"]
-    stall_limit_s: float
-    prepare_timeout_s: float
-    cache: Literal["memory", "disk"] | None
-    cache_bytes: int | None
-    cache_dir: str | os.PathLike[str] | None
-    cache_dir_bytes: int | None
-    overwrite_released: bool
-    peers: Peers | None
-    design: str
-    preparers: int | None
-
-
 def spawn(
     pipeline: Pipeline,
     *,
@@ -190,7 +164,7 @@ def spawn(
     start_timeout_s: float | None = START_S,
     poison_records: Mapping[str, Mapping[int, int]] | None = None,
     settings: Mapping[str, Any] | None = None,
-    **options: Unpack[FeederOptions],
+    **options: Any,
 ) -> FeederProcess:
     """Start a feeder process and wait until it is ready.
 
@@ -208,14 +182,16 @@ def spawn(
         PipelineError: another feeder listens at the address, or the pipeline cannot be prepared.
     """
     inspect.signature(Feeder).bind(pipeline, **options)
-    check_resident(options.get("resident"))
-    if (resident := options.get("resident")) is not None:
-        options["resident"] = dict(resident)  # any mapping can be pickled as a dict
+    resident = options.get("resident")
+    check_resident(resident)
+    resident = options["resident"] = dict(resident or {})  # any mapping can be pickled as a dict
     address = options.pop("address", None)
     directory = messages.create_directory() if address is None else None
     try:
         address = check_path("address", os.path.join(directory, "socket") if directory else address)
-        known = _known_poison(pipeline, options, poison_records or {})
+        given = poison_records or {}
+        named = {**resident, "ring": pipeline}
+        known = {name: {**each.poison_records.codes, **given.get(name, {})} for name, each in named.items()}
         process = _start_process((pipeline, options, known, every_s, directory), address, settings)
     except BaseException:
         if directory is not None:
@@ -225,18 +201,6 @@ def spawn(
     if start_timeout_s is not None:
         feeder.wait(start_timeout_s)
     return feeder
-
-
-def _named_pipelines(pipeline: Pipeline, options: FeederOptions) -> dict[str, Pipeline]:
-    return {**(options.get("resident") or {}), "ring": pipeline}
-
-
-def _known_poison(
-    pipeline: Pipeline, options: FeederOptions, poison_records: Mapping[str, Mapping[int, int]]
-) -> dict[str, dict[int, int]]:
-    """For each set, the records that must not be prepared."""
-    sets = _named_pipelines(pipeline, options).items()
-    return {name: {**each.poison_records.codes, **poison_records.get(name, {})} for name, each in sets}
 
 
 def _start_process(
@@ -301,7 +265,7 @@ def main(arguments: list[str]) -> int:
     known = list_descriptors()
     pipeline, options, known_poison, every_s, directory = memory_pickle.load(payload)
     os.close(payload)
-    for name, each in _named_pipelines(pipeline, options).items():
+    for name, each in {**options["resident"], "ring": pipeline}.items():
         each.poison_records.codes.update(known_poison[name])
     forks = not options.get("threads", False) and prepare_to_fork(pipeline, known)
     with contextlib.ExitStack() as cleanup:

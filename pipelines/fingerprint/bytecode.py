@@ -23,28 +23,9 @@ _OMITTED = ("NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL")
 _CONTAINERS = (dict, list, set, bytearray, collections.deque, np.ndarray)
 _MUTATORS = frozenset(
     (
-        "add",
-        "append",
-        "appendleft",
-        "clear",
-        "difference_update",
-        "discard",
-        "extend",
-        "extendleft",
-        "insert",
-        "intersection_update",
-        "move_to_end",
-        "pop",
-        "popitem",
-        "popleft",
-        "remove",
-        "reverse",
-        "rotate",
-        "setdefault",
-        "sort",
-        "subtract",
-        "symmetric_difference_update",
-        "update",
+        *("add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "extendleft"),
+        *("insert", "intersection_update", "move_to_end", "pop", "popitem", "popleft", "remove"),
+        *("reverse", "rotate", "setdefault", "sort", "subtract", "symmetric_difference_update", "update"),
     )
 )
 

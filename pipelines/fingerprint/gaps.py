@@ -62,25 +62,12 @@ PATH_METHODS = frozenset((
     "open", "glob", "rglob", "walk", "exists", "is_file", "is_dir", "is_symlink", "is_mount", "stat", "lstat",
     "cwd", "home", "resolve", "absolute", "expanduser", "samefile", "readlink",
 ))
-# fmt: on
 # Attributes that lead to what no description has.
-_INNER = frozenset(
-    (
-        "__globals__",
-        "__builtins__",
-        "__code__",
-        "__closure__",
-        "__subclasses__",
-        "__annotations__",
-        "__doc__",
-        "get_type_hints",
-        "_getframe",
-        "currentframe",
-        "f_globals",
-        "f_locals",
-        "f_back",
-    )
-)  # fmt: skip
+_INNER = frozenset((
+    "__globals__", "__builtins__", "__code__", "__closure__", "__subclasses__", "__annotations__", "__doc__",
+    "get_type_hints", "_getframe", "currentframe", "f_globals", "f_locals", "f_back",
+))
+# fmt: on
 
 
 def find_unseen(value: Any) -> str | None:

@@ -94,8 +94,18 @@ class Resumable:
         It is the same on all ranks, and holds the fingerprints of the pipeline's parts.
         """
         if self._identity is None:
-            self._identity = describe_pipeline(self.pipeline)
-        return make_state(self.reading, *self._next, self._identity)
+            self._identity = self.pipeline.describe_identity()
+        (epoch, step), reading, known = self._next, self.reading, self._identity
+        parts = [list(part) for part in known["parts"]]
+        return {
+            "version": VERSION,
+            "epoch": epoch,
+            "step": step,
+            "samples": min(reading.n, step * reading.batch_size),
+            "batch_size": reading.batch_size,
+            "n": reading.n,
+            "pipeline": {**known, "tokens": list(known["tokens"]), "parts": parts},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass go on from a state: it is the rest of that epoch.
@@ -111,7 +121,7 @@ class Resumable:
             PipelineError: the state is of another pipeline (which part differs is said), of another epoch than
                 this loader reads, or of a place where no batch begins.
         """
-        epoch, step = find_place(state, self.pipeline, self.reading)
+        epoch, step = _find_place(state, self.pipeline, self.reading)
         if not self._is_endless and not (
             self._first_epoch <= epoch < self.reading.epochs.stop or (epoch, step) == (self.reading.epochs.stop, 0)
         ):
@@ -129,30 +139,7 @@ class Resumable:
         self._has_begun, self._next = False, (epoch, step)
 
 
-def describe_pipeline(pipeline: PipelineDescription) -> dict[str, Any]:
-    """What identifies a pipeline in a state, as JSON values."""
-    return pipeline.describe_identity()
-
-
-def make_state(reading: ReadRange, epoch: int, step: int, pipeline: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a loader that has delivered all batches before this step of this epoch.
-
-    Args:
-        pipeline: as `describe_pipeline` returns it.
-    """
-    parts = [list(part) for part in pipeline["parts"]]
-    return {
-        "version": VERSION,
-        "epoch": epoch,
-        "step": step,
-        "samples": min(reading.n, step * reading.batch_size),
-        "batch_size": reading.batch_size,
-        "n": reading.n,
-        "pipeline": {**pipeline, "tokens": list(pipeline["tokens"]), "parts": parts},
-    }
-
-
-def find_place(state: Any, pipeline: PipelineDescription, reading: ReadRange) -> tuple[int, int]:
+def _find_place(state: Any, pipeline: PipelineDescription, reading: ReadRange) -> tuple[int, int]:
     """The epoch and step at which a loader of this pipeline goes on from a state.
 
     Raises:
@@ -188,7 +175,7 @@ def _check_pipeline(state: Mapping[str, Any], pipeline: PipelineDescription) -> 
             f"the loader's state is of another pipeline: its epochs had {state['n']} samples, here they have "
             f"{len(pipeline)}"
         )
-    theirs, mine = state["pipeline"], describe_pipeline(pipeline)
+    theirs, mine = state["pipeline"], pipeline.describe_identity()
     if theirs["tokens"][-1] == mine["tokens"][-1]:
         return
     if theirs["scheme"] != SCHEME:

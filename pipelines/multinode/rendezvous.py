@@ -220,15 +220,8 @@ class Rendezvous:
 
     def find_assignment(self) -> GroupAssignment | None:
         """The newest group that this node is assigned to; each is returned once."""
-        for generation in sorted(self._list_generations(), reverse=True):
-            if generation <= self._last:
-                return None
-            try:
-                with open(self._group_path(generation), encoding="utf-8") as file:
-                    record = json.load(file)
-                    members = record["members"] if record["v"] == VERSION else []
-            except (FileNotFoundError, ValueError):
-                continue
+        new = {generation: members for generation, _, members in self._read_groups() if generation > self._last}
+        for generation, members in sorted(new.items(), reverse=True):
             self._last = max(self._last, generation)
             boots = [member["boot"] for member in members]
             if self._boot in boots:
@@ -239,7 +232,9 @@ class Rendezvous:
 
     def is_superseded(self, assignment: GroupAssignment) -> bool:
         """Whether a node of a group waits again, or is in a later group: this one will never be complete."""
-        groups = {generation: members for generation, _, members in self._read_groups()}
+        groups = {
+            generation: [member["boot"] for member in members] for generation, _, members in self._read_groups()
+        }
         mine = set(groups.get(assignment.generation, ()))
         elsewhere = {waiter.boot for waiter in self.waiting_nodes()}
         elsewhere.update(*(groups[later] for later in groups if later > assignment.generation))
@@ -248,12 +243,12 @@ class Rendezvous:
     def _last_called(self) -> dict[str, float]:
         """Boot -> when that feeder was last assigned to a group."""
         when: dict[str, float] = {}
-        for _, stamped, boots in self._read_groups():
-            when.update({boot: max(stamped, when.get(boot, 0.0)) for boot in boots})
+        for _, stamped, members in self._read_groups():
+            when.update({each["boot"]: max(stamped, when.get(each["boot"], 0.0)) for each in members})
         return when
 
-    def _read_groups(self) -> Iterator[tuple[int, float, list[str]]]:
-        """(generation, time, boots of its feeders) of all group files."""
+    def _read_groups(self) -> Iterator[tuple[int, float, list[dict[str, Any]]]]:
+        """(generation, time, `node` and `boot` of its feeders) of all group files."""
         for generation in self._list_generations():
             with (
                 contextlib.suppress(FileNotFoundError, ValueError, KeyError),
@@ -261,8 +256,7 @@ class Rendezvous:
             ):
                 record = json.load(file)
                 if record["v"] == VERSION:
-                    boots = [member["boot"] for member in record["members"]]
-                    yield generation, os.fstat(file.fileno()).st_mtime, boots
+                    yield generation, os.fstat(file.fileno()).st_mtime, record["members"]
 
     def _matching_nodes(self) -> list[WaitingNode]:
         return [waiter for waiter in self.waiting_nodes() if waiter.identity == self._identity]

@@ -36,21 +36,7 @@ def prepare_checked(
         ForeignRandomness: the source or a stage draws random numbers that are not seeded, or makes another sample
             of the same record each time.
     """
-    own = find_own_generators(maker.pipeline)
-    with global_generators.preserve_states(own=own):
-        return _prepare(maker, index, epoch, last, place, own, is_repeated)
-
-
-def _prepare(
-    maker: SampleMaker,
-    index: int,
-    epoch: int,
-    last: int | None,
-    place: int,
-    own: dict[str, Any],
-    is_repeated: bool,
-) -> dict[str, Any]:
-    pipeline = maker.pipeline
+    pipeline, own = maker.pipeline, find_own_generators(maker.pipeline)
 
     def make(given: Any, first: int, stop: int) -> Any:
         return maker.make(index, epoch, given, first, stop, place)
@@ -62,24 +48,25 @@ def _prepare(
 
     sample: Any = None
     second: Any = None
-    for stop in range((len(pipeline.stages) if last is None else last) + 1):
-        first = max(0, stop - 1)
-        before = global_generators.read_states(own=own)
-        sample = make(sample, first, stop)
-        after = global_generators.read_states(own=own)
-        if _select_undeclared(pipeline, stop, global_generators.find_changes(before, after)):
-            drawn = _select_undeclared(pipeline, stop, find_draws(first, stop))
-            if drawn:
-                raise ForeignRandomness(_explain_draws(pipeline, stop, index, drawn))
-        if not isinstance(sample, dict):
-            return maker.make(index, epoch, last=last, place=place)
-        if is_repeated:
-            try:
-                second = make(second, first, stop)
-            except SampleError:  # of a stage that fails now and then
-                is_repeated = False
-            if is_repeated and not is_same(sample, second):
-                raise ForeignRandomness(_explain_difference(pipeline, stop, index))
+    with global_generators.preserve_states(own=own):
+        for stop in range((len(pipeline.stages) if last is None else last) + 1):
+            first = max(0, stop - 1)
+            before = global_generators.read_states(own=own)
+            sample = make(sample, first, stop)
+            after = global_generators.read_states(own=own)
+            if _select_undeclared(pipeline, stop, global_generators.find_changes(before, after)):
+                drawn = _select_undeclared(pipeline, stop, find_draws(first, stop))
+                if drawn:
+                    raise ForeignRandomness(_explain_draws(pipeline, stop, index, drawn))
+            if not isinstance(sample, dict):
+                return maker.make(index, epoch, last=last, place=place)
+            if is_repeated:
+                try:
+                    second = make(second, first, stop)
+                except SampleError:  # of a stage that fails now and then
+                    is_repeated = False
+                if is_repeated and not is_same(sample, second):
+                    raise ForeignRandomness(_explain_difference(pipeline, stop, index))
     return sample  # type: ignore[no-any-return]
 
 

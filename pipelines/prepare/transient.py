@@ -18,17 +18,8 @@ from pipelines.errors import DataOutOfReach, SampleError
 PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0)
 _TRANSIENT = frozenset(
     (
-        errno.EIO,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-        errno.EREMOTEIO,
-        errno.ENOTCONN,
-        errno.ECONNRESET,
-        errno.ECONNABORTED,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
+        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNRESET),
+        *(errno.ECONNABORTED, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
     )
 )
 # As Arrow and HDF5 name it in messages.

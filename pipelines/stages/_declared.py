@@ -8,6 +8,7 @@ the declared kind.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,18 +24,44 @@ from pipelines.stages._sample import SIDES, Sample, Side, Transform
 _NUMBERS = "biufc"  # kinds of dtypes
 
 
+class _Declared(Transform, ABC):
+    """A stage that declares one field, and brings its values into the declared form."""
+
+    field: str
+
+    def __call__(self, sample: Sample) -> Sample:
+        path = require_path(sample, self.field)
+        given = get_at(sample, path)
+        value = self._fit(given)
+        return sample if value is given else set_at(sample, path, value)
+
+    def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
+        return {**slots, within + self.field: self._slot}
+
+    @abstractmethod
+    def _fit(self, given: Any) -> Any:
+        """A value in the declared form.
+
+        Raises:
+            PipelineError: it cannot be brought into it.
+        """
+
+    @property
+    @abstractmethod
+    def _slot(self) -> Slot:
+        """What is declared."""
+
+
 @known_as("pipelines.stages.text")
 @dataclass(frozen=True)
-class Text(Transform):
+class Text(_Declared):
     """See `text`."""
 
     field: str
     most_bytes: int
     truncate: bool
 
-    def __call__(self, sample: Sample) -> Sample:
-        path = require_path(sample, self.field)
-        given = get_at(sample, path)
+    def _fit(self, given: Any) -> str:
         if isinstance(given, bytes | bytearray):
             try:
                 given = bytes(given).decode()
@@ -51,23 +78,22 @@ class Text(Transform):
                     "more, or truncate=True"
                 )
             value = _cut_text(raw, self.most_bytes)
-        return _replace(sample, path, value)
+        return value
 
-    def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
-        return {**slots, within + self.field: Slot("text", self.most_bytes)}
+    @property
+    def _slot(self) -> Slot:
+        return Slot("text", self.most_bytes)
 
 
 @known_as("pipelines.stages.binary")
 @dataclass(frozen=True)
-class Binary(Transform):
+class Binary(_Declared):
     """See `binary`."""
 
     field: str
     most_bytes: int
 
-    def __call__(self, sample: Sample) -> Sample:
-        path = require_path(sample, self.field)
-        given = get_at(sample, path)
+    def _fit(self, given: Any) -> bytes:
         if not isinstance(given, bytes | bytearray | memoryview):
             raise PipelineError(f"field {self.field!r} is {_name(given)}, not bytes")
         value = bytes(given)
@@ -75,15 +101,16 @@ class Binary(Transform):
             raise PipelineError(
                 f"field {self.field!r} has {len(value)} bytes, more than most_bytes={self.most_bytes}: take more"
             )
-        return _replace(sample, path, value)
+        return value
 
-    def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
-        return {**slots, within + self.field: Slot("binary", self.most_bytes)}
+    @property
+    def _slot(self) -> Slot:
+        return Slot("binary", self.most_bytes)
 
 
 @known_as("pipelines.stages.ragged")
 @dataclass(frozen=True)
-class RaggedField(Transform):
+class RaggedField(_Declared):
     """See `ragged`."""
 
     field: str
@@ -92,9 +119,7 @@ class RaggedField(Transform):
     dtype: str | None
     truncate: Side | None
 
-    def __call__(self, sample: Sample) -> Sample:
-        path = require_path(sample, self.field)
-        given = get_at(sample, path)
+    def _fit(self, given: Any) -> npt.NDArray[Any]:
         if isinstance(given, list | tuple) and not len(given) and (self.shape is None or self.dtype is None):
             raise PipelineError(
                 f"field {self.field!r} is an empty {_name(given)}, which says neither dtype nor shape of its "
@@ -123,7 +148,7 @@ class RaggedField(Transform):
                     "say where to cut with truncate='end' or 'start'"
                 )
             values = values[: self.most] if self.truncate == "end" else values[len(values) - self.most :]
-        return _replace(sample, path, values)
+        return values
 
     def _convert(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The values in the declared dtype, rounded where it is one of floats.
@@ -143,8 +168,9 @@ class RaggedField(Transform):
             )
         return made
 
-    def change_slots(self, slots: dict[str, Slot], within: str) -> dict[str, Slot]:
-        return {**slots, within + self.field: Slot("ragged", self.most)}
+    @property
+    def _slot(self) -> Slot:
+        return Slot("ragged", self.most)
 
 
 def text(field: str, most_bytes: int, *, truncate: bool = False) -> Text:
@@ -220,13 +246,6 @@ def ragged(
     name = None if declared is None else declared.name
     entry = None if shape is None else tuple(_check_size("ragged: an axis of shape", each, 0) for each in shape)
     return RaggedField(field, _check_size("ragged: most", most), entry, name, truncate)
-
-
-def _replace(sample: Sample, path: tuple[str | int, ...], value: Any) -> Sample:
-    if get_at(sample, path) is value:
-        return sample
-    replaced: Sample = set_at(sample, path, value)
-    return replaced
 
 
 def _cut_text(raw: bytes, most: int) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.samples.nested import Path, Slot, join_path, remove_at, require_path
 from pipelines.stages._sample import Sample, Transform
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @known_as("pipelines.stages.select")
@@ -31,11 +28,6 @@ class Select(Transform):
                 selected = _insert(selected, sample, path)
         return selected
 
-    def as_module(self) -> nn.Module:
-        from pipelines.stages._modules import SelectModule
-
-        return SelectModule(self.fields)
-
 
 @known_as("pipelines.stages.drop")
 @dataclass(frozen=True)
@@ -51,11 +43,6 @@ class Drop(Transform):
             if len(path) > 1:
                 kept = remove_at(kept, path)
         return kept
-
-    def as_module(self) -> nn.Module:
-        from pipelines.stages._modules import DropModule
-
-        return DropModule(self.fields)
 
 
 @known_as("pipelines.stages.rename")
@@ -84,11 +71,6 @@ class Rename(Transform):
             return path if found is None else names[found] + path[len(found) :]
 
         return {change(path): slot for path, slot in slots.items()}
-
-    def as_module(self) -> nn.Module:
-        from pipelines.stages._modules import RenameModule
-
-        return RenameModule(self.names)
 
 
 def select(*fields: str) -> Select:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from pipelines.stages._sample import (
     to_chw,
     to_hwc,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
 
 INTERPOLATIONS = ("linear", "area", "cubic", "nearest")
 _UINT8 = np.dtype(np.uint8)
@@ -70,11 +67,6 @@ class CenterCrop(Transform):
         _check_fits(self.field, image, self.size, 0)
         top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
         return {**sample, self.field: image[:, top : top + height, left : left + width]}
-
-    def as_module(self) -> nn.Module:
-        from pipelines.stages._modules import CenterCropModule
-
-        return CenterCropModule(self.field, self.size)
 
 
 @known_as("pipelines.stages.random_crop")

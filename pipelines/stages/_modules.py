@@ -7,10 +7,16 @@ those that its model does not read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from pipelines.stages._fields import Drop, Rename, Select
+from pipelines.stages._geometry import CenterCrop
+from pipelines.stages._sample import Transform
+from pipelines.stages._values import Cast, Scale
 
 Batch = dict[str, Tensor]
 
@@ -67,28 +73,18 @@ class CenterCropModule(nn.Module):
         return {**batch, self.field: image}
 
 
-class SelectModule(nn.Module):
-    """`select`."""
+class FieldsModule(nn.Module):
+    """`select` or `drop`: those fields in their order, or all but them."""
 
-    def __init__(self, fields: Sequence[str]) -> None:
+    def __init__(self, fields: Sequence[str], *, is_drop: bool) -> None:
         super().__init__()
         self.fields = tuple(fields)
+        self.is_drop = is_drop
 
     def forward(self, batch: Batch) -> Batch:
-        """The fields in their order."""
-        return {field: batch[field] for field in self.fields if field in batch}
-
-
-class DropModule(nn.Module):
-    """`drop`."""
-
-    def __init__(self, fields: Sequence[str]) -> None:
-        super().__init__()
-        self.fields = tuple(fields)
-
-    def forward(self, batch: Batch) -> Batch:
-        """The other fields."""
-        return {field: value for field, value in batch.items() if field not in self.fields}
+        """The fields that are kept."""
+        kept = [field for field in batch if field not in self.fields] if self.is_drop else self.fields
+        return {field: batch[field] for field in kept if field in batch}
 
 
 class RenameModule(nn.Module):
@@ -101,3 +97,22 @@ class RenameModule(nn.Module):
     def forward(self, batch: Batch) -> Batch:
         """The same values under their new names."""
         return {self.names.get(field, field): value for field, value in batch.items()}
+
+
+_TWINS: dict[type[Transform], Callable[[Any], nn.Module | None]] = {
+    Scale: lambda stage: ScaleModule(stage.field, stage.mean, stage.std, stage.dtype),
+    # In other casts of floats numpy and torch may differ.
+    Cast: lambda stage: CastModule(stage.field, stage.dtype) if stage.dtype in ("float32", "float64") else None,
+    CenterCrop: lambda stage: CenterCropModule(stage.field, stage.size),
+    Select: lambda stage: FieldsModule(stage.fields, is_drop=False),
+    Drop: lambda stage: FieldsModule(stage.fields, is_drop=True),
+    Rename: lambda stage: RenameModule(stage.names),
+}
+
+
+def find_twin(stage: Transform) -> nn.Module | None:
+    """The twin of a stage; None where it has none, as of a user's class that computes something else than ours."""
+    for cls, make in _TWINS.items():
+        if isinstance(stage, cls) and type(stage).__call__ is cls.__call__:
+            return make(stage)
+    return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,9 +22,6 @@ from pipelines.stages._sample import (
     load_opencv,
     to_hwc,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
 
 FLOATS = ("float16", "float32", "float64")
 # From this many values on it pays to part the channels by OpenCV before computing.
@@ -56,11 +52,6 @@ class Scale(Transform):
         scaled /= std
         return {**sample, self.field: scaled if self.dtype == "float32" else scaled.astype(self.dtype)}
 
-    def as_module(self) -> nn.Module:
-        from pipelines.stages._modules import ScaleModule
-
-        return ScaleModule(self.field, self.mean, self.std, self.dtype)
-
     @functools.cached_property
     def _mean_and_std(self) -> tuple[Array, Array]:
         shape = (-1, 1, 1)
@@ -84,13 +75,6 @@ class Cast(Transform):
             except ValueError:
                 raise PipelineError(f"field {self.field!r} holds {text[:40]!r}, not a number") from None
         return {**sample, self.field: np.asarray(value).astype(self.dtype)}
-
-    def as_module(self) -> nn.Module | None:
-        if self.dtype not in ("float32", "float64"):  # numpy and torch may differ in other casts of floats
-            return None
-        from pipelines.stages._modules import CastModule
-
-        return CastModule(self.field, self.dtype)
 
 
 @known_as("pipelines.stages.pad")

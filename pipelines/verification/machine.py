@@ -10,19 +10,8 @@ from pathlib import Path
 
 #: Libraries that compute values of samples.
 LIBRARIES = (
-    "numpy",
-    "scipy",
-    "torch",
-    "torchvision",
-    "torchaudio",
-    "opencv-python",
-    "opencv-python-headless",
-    "pillow",
-    "simplejpeg",
-    "albumentations",
-    "kornia",
-    "tokenizers",
-    "transformers",
+    *("numpy", "scipy", "torch", "torchvision", "torchaudio", "opencv-python", "opencv-python-headless", "pillow"),
+    *("simplejpeg", "albumentations", "kornia", "tokenizers", "transformers"),
 )
 
 

@@ -6,6 +6,7 @@ samples that its pipeline does not make, which only its owner can mend: `Samples
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import warnings
 from collections.abc import Callable
@@ -17,10 +18,14 @@ from pipelines.errors import SampleError, SamplesDiffer
 from pipelines.verification.checker import SampleChecker
 from pipelines.verification.compare import CheckResult
 from pipelines.verification.machine import describe_machine
-from pipelines.verification.schedule import choose_first, choose_later
 from pipelines.verification.served import ServedSample
 
 log = logging.getLogger(__name__)
+
+# Two samples lie in the first batch that is read. Then there is one in an epoch, and at most one in `SAMPLES`: a
+# short epoch has none until so many were read. Readers with other names compare other positions.
+SAMPLES = 2000
+AT_START = 2
 
 
 class SampleChecks(Protocol):
@@ -139,24 +144,6 @@ class Verification:
         return None
 
 
-class OwnChecks:
-    """Compares in this process: of a reader that attaches by itself.
-
-    Args:
-        make: makes the `SampleChecker` at its first use: a reader that is never served anything prepares nothing.
-    """
-
-    def __init__(self, make: Callable[[], SampleChecker]) -> None:
-        self._make = make
-        self._checker: SampleChecker | None = None
-
-    def check(self, served: ServedSample) -> CheckResult:
-        """See `SampleChecks`."""
-        if self._checker is None:
-            self._checker = self._make()
-        return self._checker.check(served)
-
-
 @dataclass(frozen=True, kw_only=True)
 class StreamOrigin:
     """Where the samples of a stream come from, as its feeder says.
@@ -201,10 +188,35 @@ def verify_here(pipeline: PipelineDescription, name: str, what: str = "the feede
             warnings.warn(said.format(f"is not what is prepared here, {name} prepares alone"), stacklevel=2)
 
     def make(stream: StreamOrigin) -> Verification | None:
-        is_own = stream.is_same_object and stream.is_in_process and not stream.has_peers
-        if is_own:
+        if stream.is_same_object and stream.is_in_process and not stream.has_peers:
             return None
-        checks = OwnChecks(lambda: SampleChecker(pipeline, is_exact=stream.is_exact))
-        return Verification(checks, name, pipeline, warn)
+        return Verification(SampleChecker(pipeline, is_exact=stream.is_exact), name, pipeline, warn)
 
     return make
+
+
+def choose_first(name: str, epoch: int, start: int, stop: int) -> list[int]:
+    """The places of an epoch, out of [start, stop), that are compared before the first step, in order.
+
+    Args:
+        name: of the reader.
+        epoch: of the stream.
+        start, stop: of its first batch.
+    """
+    count = stop - start
+    if count <= AT_START:
+        return list(range(start, stop))
+    first = _draw(f"{name}/first/{epoch}", count)
+    second = (first + 1 + _draw(f"{name}/second/{epoch}", count - 1)) % count
+    return sorted((start + first, start + second))
+
+
+def choose_later(name: str, epoch: int, n: int) -> int | None:
+    """The place of an epoch that is compared, out of its n; None if the epoch has none."""
+    if (epoch + 1) * n // SAMPLES == epoch * n // SAMPLES:
+        return None
+    return _draw(f"{name}/{epoch}", n)
+
+
+def _draw(text: str, below: int) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % below

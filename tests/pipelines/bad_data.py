@@ -56,10 +56,6 @@ def decoded(pipeline: Pipeline) -> Pipeline:
     return pipeline.map(stages.decode_jpeg("image"))
 
 
-def keyless(pipeline: Pipeline) -> Pipeline:
-    return decoded(pipeline).map(stages.drop("key"))
-
-
 def as_it_is(pipeline: Pipeline) -> Pipeline:
     return pipeline
 

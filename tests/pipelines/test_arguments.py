@@ -52,6 +52,7 @@ def refused(call: Callable[[], Any], said: str) -> None:
         ({"policy": ["wait"]}, "policy must be 'wait' or 'detach', got ['wait']"),
         ({"preparers": 2}, "preparers=2 is for several nodes: give peers= too"),
         ({"preparers": 0, "peers": Peers("p", 0, 2)}, "preparers must be at least 1, got 0"),
+        ({"design": "ring"}, "no design 'ring'; the designs are node, single, multi, all and auto"),
         ({"peers": "p"}, "peers must be a pipelines.Peers or None, got 'p'"),
         ({"peers": Peers("p", 0, 2, "nowhere7")}, "Peers.interface must be one of this host's, which are "),
         ({"resident": pipe("still")}, "resident must be a mapping of names to Pipelines, got Pipeline("),

@@ -106,25 +106,6 @@ def test_declared_and_found_are_the_same() -> None:
     assert declared.fingerprint == pipe().map(v2.ColorJitter(0.4), field="image", id="j").fingerprint
 
 
-@pytest.mark.more  # each worker imports torchvision
-def test_a_feeders_workers_transform_as_a_member_does_alone() -> None:
-    jitter = v2.Compose([v2.ColorJitter(0.4, hue=0.1), v2.RandomRotation(9), v1.RandomChoice([v2.RandomInvert()])])
-    mapped = pipe().map(jitter, field="image", id="jitter")
-    assert mapped.stages[0].random == "global"
-    alone = images(mapped)[0]
-    with Feeder(mapped) as feeder:
-        loader = attach(feeder.address, mapped, batch_size=4, epochs=1)
-        shared = {int(i): x.numpy().copy() for b in loader for i, x in zip(b["index"], b["image"], strict=True)}
-        assert loader.stats()["private_batches"] == 0
-    assert all((shared[i] == alone[i]).all() for i in range(N))
-
-
-def test_a_transform_that_seldom_draws_more_is_random_from_the_start() -> None:
-    rare = pipe().map(v2.RandomApply([v2.RandomInvert(p=1.0)], p=0.2), field="image")
-    changed = [(epoch != IMAGES).any(axis=(1, 2, 3)).sum() for epoch in images(rare, 4)]
-    assert rare.stages[0].random == "torch" and 0 < sum(changed) < 4 * N
-
-
 STILL: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "ToDtype": (lambda: v2.ToDtype(torch.float32, scale=True), lambda x: x / np.float32(255)),
     "ConvertImageDtype": (lambda: v1.ConvertImageDtype(torch.float32), lambda x: x / np.float32(255)),

@@ -193,24 +193,6 @@ def test_a_record_is_not_left_out_for_what_the_machine_lacks(stage: Any) -> None
     assert error is not None and error.index == 7 and len(records) < 6
 
 
-def lacks_memory_once(sample: dict[str, Any], *, path: str) -> dict[str, Any]:
-    if sample["label"] == 7 and not os.path.exists(path):
-        Path(path).touch()
-        raise MemoryError("no memory left")
-    return sample
-
-
-def test_a_worker_that_runs_out_of_memory_is_replaced_and_nothing_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    pipeline = numbers(partial(lacks_memory_once, path=str(path)))
-    assert pipeline.fields["x"].shape == (3,)
-    with Feeder(pipeline, capacity=40) as feeder:
-        loader = attach(feeder.address, pipeline, 4)
-        assert sorted(indices(read(loader)[0])) == list(range(N))
-        assert feeder.stats()["restarts"] == 1 and feeder.stats()["skipped"] == 0
-    assert loader.stats()["private_batches"] == 0 and path.exists()
-
-
 def kills_its_worker_once(sample: dict[str, Any], *, path: str) -> dict[str, Any]:
     if sample["label"] == 7:
         raise ValueError("a bad record")

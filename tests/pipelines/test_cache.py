@@ -144,19 +144,6 @@ def test_what_has_no_sure_name_is_kept_on_disk_for_one_feeder_only(tmp_path: Pat
     assert [each.name for each in (tmp_path / "cache").iterdir()] == [f"lock-{os.geteuid()}"]
 
 
-def test_a_full_cache_adds_nothing_and_throws_nothing_out(trace: Path) -> None:
-    pipeline = kept_pipe()
-    expected = reading(pipeline)
-    limit = file.records_offset(N) + 9000
-    trace.unlink()
-    with Feeder(pipeline, workers=2, capacity=32, cache="memory", cache_bytes=limit) as feeder:
-        probes = prepared(trace)
-        assert reading(pipeline, attach(feeder.address, pipeline, 8, range(3))) == expected
-    said = feeder.stats()["cache"]
-    assert 5 < said["samples"] < N and said["bytes"] <= limit
-    assert prepared(trace) - probes == 3 * N - said["hits"] and said["hits"] == 2 * said["samples"]
-
-
 @pytest.mark.filterwarnings("ignore:left out")
 def test_bad_records_are_bad_in_every_epoch_and_never_kept() -> None:
     pipeline = kept_pipe("skip")
@@ -273,24 +260,6 @@ def test_the_limit_is_kept_to_by_all_writers_together(fd: int) -> None:
     assert 8 <= added <= 13 and file.count_used_bytes(fd) <= limit
     assert os.fstat(fd).st_size <= limit and file.count_samples(fd, 100) == added
     assert sum(writers[0].get(index) is not None for index in range(100)) == added
-
-
-def test_a_full_disk_just_ends_the_adding(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    mine = Cache(fd, 100, 1, 10**9)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file.records_offset(100) + 10_000, before[1]))
-        mine.put(0, sample(0))
-        mine.put(1, sample(1))
-        with pytest.warns(UserWarning, match="nothing is added to the cache any more"):
-            mine.put(2, sample(2))
-        mine.put(3, sample(3))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert mine.added == 2 and mine.get(1) is not None and mine.get(2) is None and mine.wrong == 0
 
 
 VALUES = st.one_of(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -181,29 +180,6 @@ def test_after_a_kill_at_any_point_of_removal_a_cache_is_whole_or_gone(
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("delay_ms", range(0, 12, 3))
-def test_a_pruner_killed_at_work_leaves_whole_caches_or_none(
-    delay_ms: int, tmp_path: Path, processes: list[subprocess.Popen[str]]
-) -> None:
-    for number in range(3):
-        use(tmp_path, number)
-    wait = "import sys; sys.stdin.readline()\n"
-    processes.append(pruner := start(PRUNER.replace("while True", wait + "while True"), tmp_path))
-    assert first_line(pruner) == "begins" and pruner.stdin is not None
-    pruner.stdin.write("\n")
-    pruner.stdin.flush()
-    time.sleep(delay_ms / 1000)
-    pruner.kill()
-    pruner.wait()
-    for each in CacheFolder(str(tmp_path), 1).list_caches():
-        if each.is_whole:
-            with open(f"{each.path}/samples", "rb") as kept:
-                assert file.count_samples(kept.fileno(), N) == N and not each.in_use
-    for number in range(3):
-        assert use(tmp_path, number)["hits"] in (0, N)
-
-
-@pytest.mark.more
 def test_several_processes_prune_while_others_open(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:
     processes += [start(PRUNER, tmp_path) for _ in range(2)]
     assert [first_line(each) for each in processes] == ["begins"] * 2
@@ -357,13 +333,3 @@ def test_the_commands_list_and_prune(
     assert main(["cache", "list", str(tmp_path)]) == 0 and "no caches in" in capsys.readouterr().out
     assert main(["cache", "list", str(tmp_path / "missing")]) == 2
     assert "there is no directory" in capsys.readouterr().err
-
-
-def test_the_lock_is_of_the_open_file(tmp_path: Path) -> None:
-    """What the others rely on: a cache is in use until the last descriptor of its lock is closed."""
-    with feed(tmp_path, 0):
-        (used,) = tmp_path.glob("*/used")
-        with open(used, "rb") as other, pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    with open(used, "rb") as other:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -136,18 +136,6 @@ def test_a_resume_in_the_middle_of_a_billion_samples_takes_neither_memory_nor_ti
     assert took < 10
 
 
-@pytest.mark.parametrize("shuffle", [True, "blocks"])
-def test_a_feeder_serves_the_middle_of_a_billion_samples(shuffle: Any) -> None:
-    pipe = Pipeline(Endless(), seed=1, shuffle=shuffle)
-    job = {"batch_size": 64, "epochs": range(7, 8), "start_step": 8_000_000}
-    with Feeder(pipe, workers=1, capacity=512, expect=1) as feeder:
-        loader = attach(feeder.address, pipe, **job)
-        shared = [pipes.record(batch) for batch, _ in zip(loader, range(3), strict=False)]
-        assert loader.stats()["private_batches"] == 0
-        loader.close()
-    assert shared == [pipes.record(batch) for batch, _ in zip(pipe.loader(**job), range(3), strict=False)]
-
-
 # --- sources ------------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,6 @@ from core_pipes import (
     record,
     shared,
     slowly,
-    spoil,
     together,
     wait_until,
 )
@@ -203,21 +202,6 @@ def test_a_feeder_that_is_told_to_end_leaves_nothing(ending: str, tmp_path: Path
     parent.communicate()
 
 
-def test_a_feeder_that_ends_properly_is_done_without_too() -> None:
-    job = Job(epochs=(0, 4))
-    feeder = Feeder(pipe("numpy"), capacity=16)
-    loader = job.attach(feeder.address)
-    records = []
-    for batch in loader:
-        records.append(record(batch))
-        spoil(batch)
-        if len(records) == 10:
-            feeder.close()
-            feeder.close()
-    assert records == alone(job)
-    assert loader.stats()["shared_batches"] >= 10 and loader.stats()["private_batches"] > 0
-
-
 def test_closing_twice_writes_into_nobodys_file() -> None:
     feeder = Feeder(pipe("plain"))
     feeder.close()
@@ -340,31 +324,6 @@ def errors_of(loader: Any) -> tuple[list[Any], SampleError | None]:
     except SampleError as error:
         return records, error
     return records, None
-
-
-def test_a_bad_record_is_named_alike_shared_and_alone() -> None:
-    from pipelines import attach
-
-    with Feeder(bad_pipe("raise"), capacity=24, expect=3) as feeder:
-        ranks = [
-            attach(feeder.address, bad_pipe("raise"), 8, range(1), name="two", rank=r, world=2) for r in range(2)
-        ]
-        whole = attach(feeder.address, bad_pipe("raise"), 8, range(1), name="one")
-        other = attach(feeder.address, bad_pipe("raise"), 8, range(1, 2), name="three")
-        got = together([partial(errors_of, loader) for loader in (*ranks, whole)])
-        assert not whole.shared, "one that has failed paces nobody"
-        other.close()
-        assert feeder.stats()["bad"][17].endswith("unreadable")
-    expected = [
-        errors_of(bad_pipe("raise").loader(8, range(1), rank=r, world=w)) for r, w in ((0, 2), (1, 2), (0, 1))
-    ]
-    assert sum(error is not None for _, error in expected) == 2
-    for (records, error), (wanted, known) in zip(got, expected, strict=True):
-        assert records == wanted
-        assert (error is None) == (known is None)
-        if error is not None and known is not None:
-            assert (error.index, error.where, error.reason) == (17, known.where, known.reason)
-            assert "row 17" in error.where and "fails_at_17: unreadable" in error.reason
 
 
 @pytest.mark.filterwarnings("ignore:left out")

@@ -134,15 +134,6 @@ def test_a_reader_within_an_epoch_of_the_stream_waits_and_one_alone_takes_it_alo
             assert records == alone(job) and counts["private_batches"] == 0
 
 
-def test_a_reader_far_ahead_of_the_stream_works_alone() -> None:
-    with Feeder(pipe("numpy"), capacity=16) as feeder:
-        started = iter(Job(epochs=(0, 3), name="behind").attach(feeder.address))
-        next(started)
-        ahead = Job(epochs=(2, 3), name="ahead")
-        records, counts = shared(ahead, feeder.address)
-        assert records == alone(ahead) and counts["shared_batches"] == 0
-
-
 def test_at_the_gate_a_reader_far_ahead_is_sent_on_alone() -> None:
     with Feeder(pipe("numpy"), capacity=16, expect=2) as feeder:
         ahead, behind = Job(epochs=(3, 4), name="ahead"), Job(epochs=(0, 1), name="behind")
@@ -447,26 +438,3 @@ def test_the_socket_is_for_this_user_only(tmp_path: Path) -> None:
 
 
 # --- cost ------------------------------------------------------------------------------------------------
-
-
-def test_an_attached_consumer_costs_little_per_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    def images() -> Pipeline:
-        rng = np.random.default_rng(0)
-        return Pipeline(
-            sources.arrays(image=rng.integers(0, 255, (512, 3, 32, 32), np.uint8), label=np.arange(512))
-        )
-
-    with Feeder(images(), capacity=2048) as feeder:
-        loader = attach(feeder.address, images(), 32, range(4))
-        batches = iter(loader)
-        next(batches)
-        wait_until(lambda: feeder.stats()["prepared"] == 2048)
-        times = []
-        for _ in range(60):
-            began = time.thread_time()
-            next(batches)
-            times.append(time.thread_time() - began)
-        batches.close()
-    with capsys.disabled():
-        print(f"\n[CPU time of an attached consumer for a batch that is there: {np.median(times) * 1e6:.0f} us]")
-    assert np.median(times) < 1e-3

@@ -77,20 +77,20 @@ def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int)
     check_epochs(jobs, [records for records, _ in results])
 
 
-@pytest.mark.parametrize("batch_size", [N - 1, N, 3 * N])
-def test_the_smallest_ring_that_is_not_refused_does_not_stop(batch_size: int) -> None:
-    job = Job(batch_size=batch_size, epochs=(0, 3))
-    capacity = min_capacity(min(batch_size, N), None)
-    with Feeder(pipe("numpy"), capacity=capacity) as feeder:
+@pytest.mark.parametrize(
+    ("batch_size", "capacity", "block"),
+    [
+        *(
+            (size, min_capacity(min(size, N), None), None) for size in (N - 1, N, 3 * N)
+        ),  # the smallest that is taken
+        *((1, 2, 1), (8, 11, 3), (8, 700, 50)),
+    ],
+)
+def test_neither_the_ring_nor_its_blocks_change_a_batch(batch_size: int, capacity: int, block: int | None) -> None:
+    job = Job(batch_size=batch_size, epochs=(1, 3))
+    with Feeder(pipe("numpy"), capacity=capacity, block=block, workers=2) as feeder:
         records, counts = shared(job, feeder.address)
     assert records == alone(job) and counts["private_batches"] == 0
-
-
-@pytest.mark.parametrize(("capacity", "block"), [(2, 1), (11, 3), (700, 50)])
-def test_neither_the_ring_nor_its_blocks_change_a_batch(capacity: int, block: int) -> None:
-    job = Job(batch_size=1 if capacity == 2 else 8, epochs=(1, 3))
-    with Feeder(pipe("numpy"), capacity=capacity, block=block, workers=2) as feeder:
-        assert shared(job, feeder.address)[0] == alone(job)
 
 
 def test_a_copied_batch_is_the_callers_own_and_stays_valid() -> None:

@@ -57,11 +57,6 @@ def test_a_wrapped_batch_of_whole_pages_is_one_view(memory: Any) -> None:
     assert (tensors["pages"] == 7).all(), "a view shows what is there"
 
 
-def test_a_view_holds_no_more_than_its_batch(memory: Any) -> None:
-    tensors, _ = memory[1].read_batch(0, 10)
-    assert tensors["pages"].untyped_storage().nbytes() == 10 * 4096
-
-
 def test_what_is_written_into_both_halves_stays_private_and_is_gone_in_the_next_laps(memory: Any) -> None:
     writer, reader, other = memory
     for lap in range(4):
@@ -76,19 +71,6 @@ def test_what_is_written_into_both_halves_stays_private_and_is_gone_in_the_next_
             assert all(np.array_equal(writer[name], column) for name, column in expected.items())
             reader.restore(first, last, views)
     assert same(reader.read_batch(0, CAPACITY)[0], wrapped(writer, 0, CAPACITY))
-
-
-def test_one_half_written_leaves_the_other_as_it_is(memory: Any) -> None:
-    writer, reader, _ = memory
-    for half in (slice(0, 5), slice(5, 10)):
-        fill(writer, 0)
-        tensors, views = reader.read_batch(*ROWS)
-        for name in views:
-            tensors[name][half] = 201
-        writer["pages"][:] = 3
-        writer["shared"][:] = 4
-        reader.restore(*ROWS, views)
-        assert same(reader.read_batch(*ROWS)[0], wrapped(writer, *ROWS))
 
 
 def test_only_the_written_pages_of_a_wrapped_batch_are_dropped(memory: Any) -> None:

@@ -160,19 +160,6 @@ TestSimulation = Simulation.TestCase
 TestSimulation.settings = settings(examples(60), stateful_step_count=40)
 
 
-def test_a_consumer_at_its_end_paces_nobody() -> None:
-    stream = Stream(capacity=8, block_size=2)
-    assert stream.join("short", 0, 10) and stream.join("long", 0, 100)
-    stream.release("short", 10)
-    stream.release("long", 10)
-    position = 10
-    while (block := stream.next_block()) is not None:
-        stream.complete(block)
-        stream.release("long", block[1])
-        position = block[1]
-    assert position == 100
-
-
 def test_a_newcomer_takes_the_stream_where_it_wants_when_nobody_reads_any_more() -> None:
     stream = Stream(capacity=8, block_size=4)
     stream.join("first", 0, 40)
@@ -194,16 +181,3 @@ def test_a_slot_is_not_given_to_a_second_worker_while_the_first_still_writes() -
     assert stream.next_block() is None, "(4, 6) lies where (0, 2) is still being written"
     stream.complete((0, 2))
     assert stream.next_block() == (4, 6)
-
-
-def test_a_lost_run_is_prepared_before_any_other() -> None:
-    stream = Stream(capacity=16, block_size=4)
-    stream.join("a", 0, 100)
-    first, second = stream.next_block(), stream.next_block()
-    assert first is not None and second is not None
-    stream.requeue(first)
-    stream.complete(second)
-    assert stream.ready == 0
-    assert stream.next_block() == first
-    stream.complete(first)
-    assert stream.ready == 8

@@ -30,12 +30,6 @@ class Counting:
         return {**sample, "alone": alone_here, "thread": where, "pid": os.getpid()}
 
 
-def ends_the_process(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["label"] == 17 and threading.current_thread() is not threading.main_thread():
-        raise SystemExit("a stage that ends its worker")
-    return sample
-
-
 @pytest.mark.parametrize("kind", ["numpy", "skip"])
 def test_batches_from_threads_equal_those_prepared_alone(kind: str) -> None:
     jobs = [Job(kind=kind, batch_size=job.batch_size, name=job.name) for job in JOBS]
@@ -77,21 +71,6 @@ def test_killing_the_threads_process_loses_only_time() -> None:
     assert [records for records, _ in results] == [alone(job) for job in jobs]
     assert all(stats["private_batches"] == 0 for _, stats in results)
     assert all(gone(pid) for pid in killed)
-
-
-@pytest.mark.more
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_what_ends_one_thread_ends_the_process_as_it_would_have_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    fatal = Pipeline(data()).map(ends_the_process)
-    job = Job(batch_size=8)
-    with Feeder(fatal, workers=2, threads=True, capacity=32) as feeder:
-        from pipelines import attach
-
-        batches = list(attach(feeder.address, fatal, job.batch_size, 1, copy=True))
-        wait_until(lambda: feeder.stats()["failure"] is not None)
-        assert "10 preparation workers in a row" in feeder.stats()["failure"]
-    assert sorted(int(i) for batch in batches for i in batch["index"]) == list(range(len(fatal)))
-    assert "a stage that ends its worker" in capfd.readouterr().err
 
 
 def test_threads_are_refused_where_a_stage_draws_from_torchs_one_generator() -> None:

@@ -10,21 +10,15 @@ import threading
 import time
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from core_pipes import N, leaves_nothing, pipe  # noqa: F401
 
-from pipelines import Feeder, Pipeline, attach, resident, sources, stages
-from pipelines.feeder.process import FeederOptions, spawn
-
-
-def test_the_options_of_a_process_are_the_feeders_with_their_types() -> None:
-    own = get_type_hints(Feeder.__init__)
-    others = ("pipeline", "listener", "forks", "return")  # the process's own: it feeds, and does nothing else
-    assert get_type_hints(FeederOptions) == {name: own[name] for name in own if name not in others}
+from pipelines import Pipeline, attach, resident, sources, stages
+from pipelines.feeder.process import spawn
 
 
 def test_an_option_that_a_feeder_does_not_have_is_refused_before_anything_starts() -> None:

@@ -44,12 +44,6 @@ def both(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"x": sample["x"] + rng.random() + random.gauss(0, 1) + np.random.normal()}
 
 
-def seeded(sample: dict[str, Any]) -> dict[str, Any]:
-    """Seeds what it draws from by the sample, and is a function of it."""
-    random.seed(int(sample["x"]))
-    return jittered(sample)
-
-
 class Noisy:
     """A map-style Dataset that draws in its `__getitem__`."""
 
@@ -102,21 +96,6 @@ def test_declared_fields_do_not_hide_it_from_a_feeder() -> None:
     pipe = Pipeline(source()).map(jittered, fields={"x": ((), "float64")})
     with pytest.raises(ForeignRandomness, match="the stage jittered"):
         Feeder(pipe)
-
-
-@pytest.mark.parametrize("stage", [dropped, seeded])
-def test_what_is_seeded_may_draw_and_leaves_the_callers_generators_alone(stage: Callable[..., Any]) -> None:
-    def numbers() -> list[float]:
-        return [random.random(), np.random.rand(), torch.rand(()).item()]
-
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    expected = numbers()
-    random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    pipe = Pipeline(source()).map(stage, random="torch" if stage is dropped else None)
-    assert list(pipe.fields) == ["x"]
-    assert numbers() == expected
-    once, again = ([batch["x"].tolist() for batch in pipe.loader(4, 1)] for _ in range(2))
-    assert once == again
 
 
 # Images of a Dataset

@@ -122,30 +122,12 @@ def test_the_rest_is_bitwise_what_the_first_loader_reads(kind: str, workers: int
             assert [record(batch) for batch in again] == records[taken + 1 :]
 
 
-def test_the_state_is_of_what_was_received_and_not_of_what_is_prepared_ahead() -> None:
-    loader = pipe("numpy").loader(B, workers=2, prefetch=5)
-    batches = iter(loader)
-    next(batches)
-    next(batches)
-    state = loader.state_dict()
-    assert (state["epoch"], state["step"], state["samples"]) == (0, 2, 2 * B)
-    loader.close()
-
-
 def test_the_state_is_small_and_costs_little() -> None:
     loader = Pipeline(sources.arrays(x=np.arange(200_000))).map(stages.cast("x", "float32")).loader(1000)
     assert len(json.dumps(loader.state_dict())) < 2000
     for number, _ in enumerate(loader):
         state = loader.state_dict()  # as Accelerate does, after each batch
         assert state["step"] == number + 1
-
-
-def test_a_finished_loader_of_certain_epochs_has_nothing_left() -> None:
-    loader = pipe("plain").loader(B, 2)
-    list(loader)
-    again = pipe("plain").loader(B, 2)
-    again.load_state_dict(loader.state_dict())
-    assert len(again) == 0 and list(again) == []
 
 
 def test_an_earlier_state_can_be_loaded_after_a_later_one() -> None:

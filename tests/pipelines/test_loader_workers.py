@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -247,37 +246,6 @@ def test_what_cannot_be_given_to_workers_is_refused_with_the_reason() -> None:
     with pytest.raises(PipelineError, match=r"cannot be given to workers: .*lock.*__getstate__"):
         next(iter(loader))
     assert loader._workers.pids == []
-
-
-class OwnFile:
-    """A Dataset of the kind that opens its file at the first read, in whichever process that is."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.file = path, None
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "file": None}
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if self.file is None:
-            self.file = self.path.open("rb", buffering=0)
-        self.file.seek(8 * index)
-        time.sleep(0.0005)  # a reader that shared the file's position would now be moved
-        return {"x": np.frombuffer(self.file.read(8), np.int64)[0]}
-
-
-def test_workers_do_not_share_files_that_this_process_has_opened(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(np.arange(64).tobytes())
-    own = OwnFile(tmp_path / "file")
-    assert own[3]["x"] == 3
-    seen = {}
-    for batch in Pipeline(sources.dataset(own, id="own"), seed=0).loader(4, epochs=2, workers=4):
-        seen |= dict(zip(batch["index"].tolist(), batch["x"].tolist(), strict=True))
-    assert seen == {i: i for i in range(64)}
-    own.file.close()
 
 
 class LazyFile:
@@ -558,51 +526,6 @@ def test_a_worker_that_was_forked_while_a_lock_was_held_is_replaced_soon(monkeyp
         UserWarning, match=r"1 had not begun within 0\.5 s \(process \d+\) and are replaced, with 1 s"
     ):
         assert read(loader) == expected
-
-
-def test_a_replacement_that_waits_for_a_lock_is_replaced_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.5)
-    loader = (
-        Pipeline(data(), seed=0)
-        .map(NeedsLock(), random=False, id="needs lock")
-        .loader(8, workers=2, timeout_s=LIMIT_S)
-    )
-    read(loader)
-    assert loader._workers._feeder is not None
-    pool = loader._workers._feeder._pool
-    wait_until(lambda: read(loader) and pool._next_check > time.monotonic() + 60)  # all have begun
-    _hold_lock_until_fork()
-    os.kill(pool.pids[0], signal.SIGKILL)
-    with pytest.warns(UserWarning, match=r"had not begun within 0\.5 s"):
-        wait_until(lambda: read(loader) and pool.restarts >= 2)
-    loader.close()
-
-
-_copy_s = 0.0
-
-
-class CopiesSlowly(NeedsLock):
-    """A stage whose copies take a while to make."""
-
-    def __setstate__(self, _: Any) -> None:
-        time.sleep(_copy_s)
-
-
-@pytest.mark.filterwarnings("ignore:of the preparation workers:UserWarning")
-def test_a_slow_replacement_begins_while_other_workers_prepare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_pool, "_FORK_START_S", 0.3)
-    loader = Pipeline(data(), seed=0).map(CopiesSlowly(), random=False, id="copies slowly").loader(8, workers=2)
-    read(loader)
-    assert loader._workers._feeder is not None
-    pool = loader._workers._feeder._pool
-    wait_until(lambda: read(loader) and all(worker.has_begun for worker in pool._workers))
-    monkeypatch.setitem(globals(), "_copy_s", 1.0)
-    os.kill(pool.pids[0], signal.SIGKILL)
-    while pool.restarts == 0 or not all(worker.has_begun for worker in pool._workers):
-        for _ in loader:
-            pool._next_check = 0.0
-        assert pool.restarts <= 8, "it is replaced again and again"
-    loader.close()
 
 
 def test_the_limit_for_beginning_grows_once_for_all_that_are_late_and_falls_with_quick_ones() -> None:

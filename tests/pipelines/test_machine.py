@@ -104,23 +104,6 @@ def test_the_least_cpu_quota_of_all_groups_counts_as_that_of_memory_does(host: P
     assert count() == 0.5, "version 1, of the group above"
 
 
-def test_a_quota_of_a_nested_group_of_this_machine_is_found() -> None:
-    group = Path("/sys/fs/cgroup/cpu") / f"quota-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group of version 1 can be made here: {error}")
-    try:
-        written(group / "cpu.cfs_period_us", 100_000)
-        written(group / "cpu.cfs_quota_us", 50_000)
-        count = "from pipelines.environment.machine_limits import usable_cpus; print(usable_cpus())"
-        inside = f'echo $$ > {group}/cgroup.procs && exec "$0" -c "$1"'
-        command = ["sh", "-c", inside, sys.executable, count]
-        assert subprocess.check_output(command, text=True, env=child_environment()) == "0.5\n"
-    finally:
-        group.rmdir()
-
-
 PINNED = """
 import os, subprocess, sys
 import torch  # loads OpenMP, which pins this thread

@@ -30,7 +30,7 @@ from core_pipes import (
     wait_until,
 )
 
-from pipelines import Feeder, Peers, PipelineError
+from pipelines import Feeder, Peers
 from pipelines.feeder import process as feed
 
 
@@ -229,20 +229,6 @@ def test_another_transport_slips_in(tmp_path: Path, design: str) -> None:
     assert all(each["group"]["design"] == design and each["cpu_s"]["feed"] > 0 for each in stats)
 
 
-def test_a_node_with_another_pipeline_is_named_and_works_by_itself(tmp_path: Path) -> None:
-    wanted = [Job(kind=kind, name=kind) for kind in ("numpy", "plain")]
-    peers = [Peers(str(tmp_path / "peers"), i, 2, "lo") for i in range(2)]
-    options: dict[str, Any] = {"capacity": 64, "expect": 1, "gate_timeout_s": 2.0}
-    with ExitStack() as stack:
-        said = stack.enter_context(warnings.catch_warnings(record=True))
-        feeders = [Feeder(pipe(job.kind), peers=p, **options) for job, p in zip(wanted, peers, strict=True)]
-        for feeder in feeders:
-            stack.callback(feeder.close)
-        pairs = zip(wanted, feeders, strict=True)
-        check(together([functools.partial(shared, job, feeder.address) for job, feeder in pairs]), wanted)
-    assert any("shares no stream with node" in str(warning.message) for warning in said)
-
-
 def test_a_node_whose_peers_never_come_begins_by_itself(tmp_path: Path) -> None:
     job = jobs(1)[0]
     peers = Peers(str(tmp_path / "peers"), 1, 2, "lo")
@@ -250,8 +236,3 @@ def test_a_node_whose_peers_never_come_begins_by_itself(tmp_path: Path) -> None:
         records, stats = shared(job, feeder.address)
         assert records == alone(job)
         assert stats["private_batches"] == 0
-
-
-def test_an_unknown_design_is_refused() -> None:
-    with pytest.raises(PipelineError, match="no design 'ring'; the designs are node, single, multi, all and auto"):
-        Feeder(pipe("plain"), design="ring")

@@ -67,12 +67,6 @@ def test_a_padding_collator_pads_to_the_longest_as_it_does_for_a_data_loader(
             assert all(torch.equal(batch[name], alone[name]) for name in alone)
 
 
-def test_the_default_collator_stacks(transformers: Any) -> None:
-    fixed = Pipeline(sources.arrays(input_ids=np.arange(24).reshape(6, 4), label=np.arange(6)), shuffle=False)
-    batch = next(iter(fixed.loader(4, collate=from_samples(transformers.default_data_collator))))
-    assert batch["labels"].tolist() == [0, 1, 2, 3] and batch["input_ids"].shape == (4, 4)
-
-
 def test_masking_is_seeded_by_batch_and_goes_on_after_a_resume(transformers: Any, tokenizer: Any) -> None:
     def read(collator: Any, **options: Any) -> list[Any]:
         adapted = from_samples(collator, random="torch")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import warnings
 from collections import Counter
@@ -23,7 +22,6 @@ from pipelines import (
     PipelineError,
     attach,
     find_shared_stages,
-    resident,
     sampling,
     sources,
 )
@@ -131,18 +129,6 @@ def test_a_resume_in_the_middle_of_an_epoch_goes_on_with_the_same_bits(kind: str
         assert batches(loader) == rest and loader.stats()["private_batches"] == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*goes on alone")
-def test_a_member_goes_on_alone_when_the_feeder_dies_and_returns() -> None:
-    pipeline = pipe("weighted")
-    with ExitStack() as stack:
-        feeder = stack.enter_context(Feeder(pipeline, capacity=16))
-        iterator = iter(attach(feeder.address, pipeline, 8, range(3)))
-        got = [record(next(iterator)) for _ in range(5)]
-        feeder.close()
-        got += batches(iterator)
-    assert got == alone(pipeline)
-
-
 def test_a_late_member_joins_at_the_next_epoch() -> None:
     pipeline = pipe("balanced")
     with Feeder(pipeline, capacity=16) as feeder:
@@ -155,17 +141,6 @@ def test_a_late_member_joins_at_the_next_epoch() -> None:
         assert late.stats()["private_batches"] == 0
     assert got + rest == alone(pipeline, 8, 4)
     assert others == alone(pipeline, 10, range(1, 3))
-
-
-def test_a_worker_that_is_killed_changes_nothing() -> None:
-    pipeline = pipe("balanced")
-    with Feeder(pipeline, workers=2, capacity=16) as feeder:
-        iterator = iter(attach(feeder.address, pipeline, 8, range(3)))
-        got = [record(next(iterator))]
-        os.kill(feeder.stats()["workers"][0], signal.SIGKILL)
-        got += batches(iterator)
-        wait_until(lambda: feeder.stats()["restarts"])
-    assert got == alone(pipeline)
 
 
 @pytest.mark.parametrize(
@@ -214,13 +189,6 @@ def test_members_with_other_weights_do_not_share_and_are_told_why() -> None:
         find_shared_stages([pipe("balanced"), pipe("weighted")])
     with Feeder(pipe("balanced"), capacity=16) as feeder, pytest.raises(PipelineError, match="another sampling"):
         attach(feeder.address, pipe("weighted"), 8, 1)
-
-
-def test_a_built_again_or_pickled_pipeline_attaches_to_the_same_stream() -> None:
-    with Feeder(pipe("weighted"), capacity=16) as feeder:
-        copy = pickle.loads(pickle.dumps(pipe("weighted")))
-        loader = attach(feeder.address, copy, 8, range(1))
-        assert batches(loader) == alone(pipe("weighted"), 8, 1) and loader.stats()["private_batches"] == 0
 
 
 # --- the cache, skipped and poison records ----------------------------------------------------------------------
@@ -299,14 +267,6 @@ def test_weights_of_samples_go_by_record_at_every_position(weights: Any) -> None
     with Feeder(pipeline, capacity=16) as feeder:
         for batch in attach(feeder.address, pipeline, 8, range(2), weights=weights):
             assert batch["weight"].tolist() == weights(batch["index"].numpy()).tolist()
-
-
-def test_a_resident_set_is_never_sampled() -> None:
-    still = begun("balanced")
-    with pytest.raises(PipelineError, match="each record once"):
-        resident(None, "valid", still)
-    with pytest.raises(PipelineError, match="each record once"):
-        Feeder(begun("balanced"), resident={"valid": still}, capacity=16)
 
 
 @pytest.mark.parametrize("kind", KINDS)

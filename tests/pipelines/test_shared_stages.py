@@ -16,7 +16,6 @@ from core_pipes import (
     alone,
     data,
     leaves_nothing,  # noqa: F401
-    nameless,
     noise,
     pipe,
     shared,
@@ -170,14 +169,6 @@ def test_the_shared_part_is_the_longest_one() -> None:
     assert not find_shared_stages([base, *ends]).is_cut, "somebody reads it as it is"
     rebuilt = pipe("plain").map(bad_end).map(noise).map(unlike)
     assert find_shared_stages([ends[1], rebuilt]).parts() == base.map(noise).parts()
-
-
-def test_what_cannot_be_named_is_common_to_those_that_grew_from_it() -> None:
-    begun = pipe("plain").map(nameless)
-    grown = [begun.map(noise).map(alike), begun.map(noise).map(unlike)]
-    assert len(find_shared_stages(grown).stages) == 2
-    again = pipe("plain").map(nameless).map(noise)
-    assert len(find_shared_stages([grown[0], again]).stages) == 0
 
 
 def test_nothing_in_common_is_an_error_that_says_what_differs() -> None:

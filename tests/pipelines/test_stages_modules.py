@@ -93,6 +93,15 @@ def test_a_stage_without_a_twin_says_so(stage: Any) -> None:
     assert stage.as_module() is None
 
 
+class Halved(type(stages.scale("image"))):  # type: ignore[misc]
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, self.field: super().__call__(sample)[self.field] / 2}
+
+
+def test_a_users_class_that_computes_something_else_does_not_have_the_twin_of_ours() -> None:
+    assert Halved("image", (0.0,), (1.0,), "float32").as_module() is None
+
+
 STAGES = [
     stages.cast("x", "float32"),
     stages.center_crop("image", (4, 5)),

@@ -23,7 +23,7 @@ from pipelines.loader.resident import resident
 from pipelines.samples.fields import FAILED, GOOD
 from pipelines.verification.checker import SampleChecker
 from pipelines.verification.compare import CheckResult, compare_arrays
-from pipelines.verification.schedule import AT_START, SAMPLES, choose_first, choose_later
+from pipelines.verification.reader import AT_START, SAMPLES, choose_first, choose_later
 from pipelines.verification.served import ServedSample
 
 # --- the comparator -------------------------------------------------------------------------------------

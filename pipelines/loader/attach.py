@@ -1,4 +1,4 @@
-"""Makes loaders: of one process's own (`Pipeline.loader`), and over a feeder's stream (`attach`)."""
+"""Makes loaders over a feeder's stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pipelines.checks import (
     check_address,
     check_epochs,
-    check_flag,
     check_function,
     check_integer,
     check_name,
@@ -21,40 +20,6 @@ from pipelines.loader.collate import Collate
 from pipelines.loader.loader import Loader
 from pipelines.verification.reader import MakeVerification, verify_here
 from pipelines.weights import Weights
-
-
-def open_loader(
-    pipeline: PipelineDescription,
-    batch_size: int,
-    epochs: range | int | None,
-    *,
-    rank: int,
-    world: int,
-    drop_last: bool,
-    start_step: int,
-    weights: Weights | None,
-    workers: int,
-    prefetch: int | None,
-    timeout_s: float | None,
-    copy: bool,
-    collate: Collate | None,
-) -> Loader:
-    """A loader that prepares its batches itself; `Pipeline.loader` documents the arguments."""
-    stream_epochs = check_epochs(1 if epochs is None else epochs)
-    stream_epochs = range(stream_epochs) if isinstance(stream_epochs, int) else stream_epochs
-    reading = ReadRange(len(pipeline), batch_size, stream_epochs, rank, world, drop_last, start_step)
-    check_flag("copy", copy)
-    return Loader(
-        pipeline,
-        reading,
-        weights=weights,
-        is_endless=epochs is None,
-        workers=workers,
-        prefetch=prefetch,
-        timeout_s=timeout_s,
-        copy=copy,
-        collate=collate,
-    )
 
 
 def attach(
