@@ -249,10 +249,10 @@ def mean_bits(options: Mapping[str, Any], shapes: Iterable[Sequence[int]]) -> fl
 
 
 def _bits(options: Mapping[str, Any], n: int, shape: Sequence[int]) -> float:
-    from ensemble.comm.compressed_all_reduce import make_exchange_codec
+    from ensemble.comm.codecs import make_codec
     from ensemble.comm.powersgd import is_worth_compressing, matrix_shape
 
     if options["name"] != "powersgd":
-        return 8 * make_exchange_codec(options).wire_bytes(n)
+        return 8 * make_codec(options).wire_bytes(n)
     rank = options["rank"]
     return 32 * rank * sum(matrix_shape(shape)) if is_worth_compressing(shape, rank) else 32 * n

@@ -12,7 +12,7 @@ import torch
 
 from ensemble.comm import Communicator, CommunicatorError
 from ensemble.comm.autotune.plan import ExchangePlan, open_communicator
-from ensemble.comm.hierarchical import Hierarchical, Hybrid
+from ensemble.comm.hierarchical import Hierarchical
 from ensemble.comm.hosts import gather_host_keys, group_by_host
 
 
@@ -68,10 +68,12 @@ def together(comm: Communicator, options: dict[str, Any]) -> list[Any]:
         hierarchical = Hierarchical(comm, tuple(map(tuple, groups)))
         said.append(correct(comm, hierarchical))
         in_order(comm, hierarchical)
-        hybrid = Hybrid(hierarchical, ((1000, "hierarchical"), (100_000, "flat"), (1 << 30, "hierarchical")))
-        in_order(comm, hybrid)
+        hierarchical.ways = ((1000, "hierarchical"), (100_000, "flat"), (1 << 30, "hierarchical"))
+        in_order(comm, hierarchical)
         row = torch.tensor([comm.rank])
-        assert torch.cat(hybrid.all_gather(row)).tolist() == list(range(comm.world)), "the base does the rest"
+        assert torch.cat(hierarchical.all_gather(row)).tolist() == list(range(comm.world)), (
+            "the base does the rest"
+        )
         hierarchical.stop_thread()
     return said
 
@@ -90,7 +92,7 @@ def tuned(comm: Communicator, options: dict[str, Any]) -> list[Any]:
             said.append(tensor.view(torch.uint8).sum().item())
             if isinstance(each, Hierarchical):
                 each.stop_thread()
-        said.append({**asdict(chosen), "kind": type(opened).__name__})
+        said.append(asdict(chosen))
     return said
 
 
