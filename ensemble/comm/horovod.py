@@ -85,14 +85,6 @@ def connect(
     return HorovodCommunicator(_Peers(started, detector), device, range(world), "all")
 
 
-def find_mpi_rank() -> tuple[int, int] | None:
-    """(rank, world) of a process that Open MPI's `mpirun` started; None of any other."""
-    try:
-        return int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    except KeyError:
-        return None
-
-
 def mpi_command(world: int, command: Sequence[str], interface: str | None = "lo") -> list[str]:
     """The command that starts so many processes of `command` under Open MPI, with TCP over an interface.
 

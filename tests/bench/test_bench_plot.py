@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ensemble.bench.charts import figure
-from ensemble.bench.pipelines.figures import findings, notes, pairs, panels, table
+from ensemble.bench.pipelines.figures import findings, make_outcome, notes, pairs, panels
 from ensemble.bench.pipelines.study import PipelineRow
 from ensemble.bench.results import median_row
 
@@ -87,9 +87,10 @@ def test_a_machine_that_was_busy_with_other_work_is_said_to_have_been() -> None:
 
 
 def test_the_table_has_no_column_that_says_nothing_but_the_usual_ones() -> None:
-    (shown,) = table([row(energy_j=None)])
+    ((_, (shown,)),) = make_outcome([row(energy_j=None)]).tables
     assert "energy_j" in shown and "link" not in shown and "wire_mb" not in shown
-    assert "link" in table([row(), row(link="1gbit")])[0]
+    ((_, both),) = make_outcome([row(), row(link="1gbit")]).tables
+    assert "link" in both[0]
 
 
 @pytest.mark.parametrize("varied", [{}, {"members": 16}, {"step_ms": 9.0}, {"cores": 2}])

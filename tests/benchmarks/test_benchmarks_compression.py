@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from benchmarks import models
 from benchmarks.__main__ import main
-from benchmarks.compression.expected import Crossover, crossover, crossovers, make_outcome
+from benchmarks.compression.expected import (
+    Crossover,
+    crossover,
+    crossovers,
+    show_accuracies,
+    show_codecs,
+    show_exchanges,
+)
 from benchmarks.compression.measure import (
     UNLIMITED,
     AccuracyRow,
@@ -174,14 +181,15 @@ def test_accuracy_is_paired_by_seed_and_says_who_failed() -> None:
     assert by["qsgd4"].seeds == 2
     assert by["qsgd4"].note == "1 of 3 seeds failed: the loss is infinite"
     assert by["none"].bits == 32 and by["onebit"].bits < by["qsgd4"].bits < 6
-    found = make_outcome(*whole()).findings
+    found = show_accuracies(whole()[2]).findings
     assert [line.split(",")[0] for line in found if "onebit" in line] == [
         "cnn: onebit at 2.65 bits a value less fp32 is -10.25 points"
     ]
 
 
 def test_every_part_is_shown_written_and_drawn(tmp_path: Path) -> None:
-    shown = make_outcome(*whole())
+    codecs, exchanges, accuracies = whole()
+    shown = show_codecs(codecs) + show_exchanges(exchanges) + show_accuracies(accuracies)
     assert all(table for _, table in shown.tables) and len(shown.tables) == 4
     parts = [row["part"] for row in json.loads(json.dumps(shown.rows))]
     assert parts == ["codec", *["exchange"] * 4, "crossover", *["accuracy"] * 4]

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from scipy import stats
 from benchmarks import members as bench_members
 from benchmarks import models
 from benchmarks.__main__ import main
-from benchmarks.members import MemberResult, compare, declare
+from benchmarks.members import Accuracy, MemberResult, compare, declare
 from benchmarks.precision.expected import findings, panels
 from benchmarks.precision.measure import Row
 from benchmarks.training import TrainingSetup, make_trainer
@@ -48,8 +47,9 @@ def test_one_seed_has_no_interval() -> None:
     found = interval([81.5])
     assert (found.ends, str(found)) == ((81.5, None, None), "81.50")
     assert found.describe() == "+81.50 points with one seed, which says nothing; take more --seeds"
-    flat = {"a": 1, "metric": 81.5, "metric_low": None, "metric_high": None}
-    assert flatten(SimpleNamespace(a=1, metric=found), "metric") == flat
+    flat = {"accuracy": 81.5, "accuracy_low": None, "accuracy_high": None}
+    flat |= dict.fromkeys(("difference", "difference_low", "difference_high"))
+    assert flatten(Accuracy(accuracy=found, seeds=1)) == {**flat, "seeds": 1, "note": None}
 
 
 # --- what members came to ------------------------------------------------------------------------------------

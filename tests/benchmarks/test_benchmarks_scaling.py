@@ -149,7 +149,7 @@ def test_the_plot_has_each_curve_and_the_place_where_sgd_loses() -> None:
     assert [series.name for series in accuracy.series] == [SGD, LARS, LARS_DECAY]
     assert [(mark.x, mark.y) for mark in accuracy.marks] == [(1024, 58.0)]
     [speed] = worker_panels([of_workers(count) for count in (1, 2)])
-    assert speed.series[2].ys == [576.0, 1152.0]
+    assert speed.series[2].ys == [640.0, 1280.0]
 
 
 def test_statistics_of_normalization_are_averages_over_as_many_samples_at_every_batch() -> None:
