@@ -117,38 +117,6 @@ def test_an_emulated_link_is_read_from_its_description() -> None:
     assert Link().name == "loopback, 4 ranks" and not Link().is_emulated and Link().payload_bps is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("--emulate hosts=1", "hosts is an integer from 2 to 250, got '1'"),
-        ("--emulate host=2", "an emulated link has no 'host'; did you mean 'hosts'"),
-        ("--emulate hosts=2,rate=fast", "got 'fast'"),
-        ("--emulate place=somewhere", "'somewhere'"),
-        ("--emulate hosts", "needs a value"),
-        ("--sizes 4Q", "got '4Q'"),
-        ("--collectives all_reduc", "did you mean 'all_reduce'"),
-        ("--parts fusio", "did you mean 'fusion'"),
-        ("--backends glue", "there is no backend 'glue'"),
-        ("--ranks 0", "nothing to measure"),
-        ("--meet nowhere", "there is no directory 'nowhere'"),
-        ("--meet .", "started; this process is none"),
-        ("--rate 1gbit", "with --meet"),
-        ("--plot no/such/folder/page.html", "no/such/folder"),
-    ],
-)
-def test_a_mistake_is_answered_with_one_line(
-    arguments: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    try:
-        status = cli.main(["bench", "fabric", *arguments.split()])
-    except SystemExit as error:
-        status = int(error.code or 0)
-    said = capsys.readouterr()
-    assert (status, said.out, len(said.err.splitlines())) == (2, "", 1) and says in said.err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_where_hosts_cannot_be_made_it_is_said_and_what_there_is_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

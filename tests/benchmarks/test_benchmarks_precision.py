@@ -187,22 +187,3 @@ def test_the_command_writes_a_row_for_each_precision_and_nothing_else(
     assert full["difference"] is None
     assert "lstm-small on digits: bf16 less fp32 is" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["rows.json"], "a plot is asked for"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--models", "lstn"], "there is no model 'lstn'; did you mean 'lstm'?"),
-        (["--precisions", "fp8"], "--precisions cannot be 'fp8'"),
-        (["--seeds", "0"], "must be an integer of at least 1, got '0'"),
-        (["--data", "nowhere"], "there is no directory 'nowhere'"),
-    ],
-)
-def test_a_mistake_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        status: object = main(["precision", *arguments, "--plot", "-"])
-    except SystemExit as ended:
-        status = ended.code
-    shown = capsys.readouterr()
-    assert (status, shown.out) == (2, "")
-    assert said in shown.err and shown.err.count("\n") == 1

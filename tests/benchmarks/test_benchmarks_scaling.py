@@ -189,24 +189,3 @@ def test_the_command_studies_batches(
         assert str(row["lr"]) in row["grid"]
         assert (row["difference"] is None) == (row["optimizer"] == "sgd")
     assert b"plotly" in (tmp_path / "plot.html").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--parts", "worker"], "--parts cannot be 'worker'; did you mean 'workers'?"),
-        (["--link", "1gbit"], "--link is for several hosts: say how many with --hosts"),
-        (["--compression", "qsgd3"], "--compression cannot be 'qsgd3'"),
-        (["--workers", "128"], "a batch of 64 is too small for 128 workers"),
-        (["--parts", "batches", "--batches", "4096"], "a batch of 4096 is more than the 1078 samples"),
-        (["--parts", "batches", "--rates", "0.1,-1"], "must be numbers above 0 with commas between them"),
-    ],
-)
-def test_a_mistake_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        status: object = main(["scaling", *arguments, "--plot", "-"])
-    except SystemExit as ended:
-        status = ended.code
-    shown = capsys.readouterr()
-    assert (status, shown.out) == (2, "")
-    assert said in shown.err and shown.err.count("\n") == 1
