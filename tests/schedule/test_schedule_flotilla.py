@@ -7,9 +7,9 @@ import random
 
 import numpy as np
 import pytest
-from flotilla_instances import rated
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_cases import rated
 
 from ensemble.schedule.flotilla import Allocation, Capacity, RatedMember, allocate, interpolate_rate
 from ensemble.schedule.flotilla.initial import fits_on_nodes
