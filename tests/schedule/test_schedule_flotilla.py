@@ -118,17 +118,6 @@ def test_many_members_are_planned_without_a_search() -> None:
     assert apart.makespan_s < 1.1 * apart.lower_bound_s
 
 
-def test_what_cannot_be_is_refused_by_name() -> None:
-    wide = RatedMember(member="wide", samples_per_s={1: 1.0}, epochs=1, workers=9)
-    with pytest.raises(ValueError, match="wide: workers=9, but a node holds at most 8"):
-        allocate([wide], Capacity(slots=(8,)), SAMPLES)
-    with pytest.raises(ValueError, match="same id"):
-        allocate([dataclasses.replace(wide, workers=1)] * 2, Capacity(slots=(8,)), SAMPLES)
-    with pytest.raises(ValueError, match="done: epochs=0"):
-        RatedMember(member="done", samples_per_s={1: 1.0}, epochs=0)
-    assert allocate([], Capacity(slots=(8,)), SAMPLES).flotillas == ()
-
-
 def test_a_rate_is_interpolated_carefully() -> None:
     measured = {1: 100.0, 2: 180.0, 4: 300.0}
     assert interpolate_rate(measured, 2) == 180.0
