@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ensemble.comm import Communicator, CommunicatorError
+from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangePlan, open_communicator
 from ensemble.comm.hierarchical import Hierarchical
 from ensemble.comm.hosts import gather_host_keys, group_by_host
@@ -96,40 +93,9 @@ def tuned(comm: Communicator, options: dict[str, Any]) -> list[Any]:
     return said
 
 
-def hosts(comm: Communicator, options: dict[str, Any]) -> Any:
-    return group_by_host(gather_host_keys(comm))
-
-
 def on_hosts(comm: Communicator, options: dict[str, Any]) -> Any:
     groups = group_by_host(gather_host_keys(comm))
     hierarchical = Hierarchical(comm, groups)
     said = correct(comm, hierarchical)
     in_order(comm, hierarchical)
     return {"groups": groups, "message": said}
-
-
-def lost(comm: Communicator, options: dict[str, Any]) -> None:
-    """The last rank leaves: the others hear of it, also those that share no group with it."""
-    there = Path(options["there"])
-    hierarchical = Hierarchical(comm, ((0, 1), (2, 3)))
-    hierarchical.all_reduce_(torch.ones(10))
-    if comm.rank == 3:
-        comm.close()
-        wait_for_others(there)
-        return
-    pending = [hierarchical.start_all_reduce_(torch.ones(10)) for _ in range(3)]
-    named = []
-    for each in pending:
-        try:
-            each.wait()
-        except CommunicatorError as error:
-            named.append(list(error.lost_ranks))
-    part = there / f"{comm.rank}.part"
-    part.write_text(json.dumps(named))
-    part.rename(there / f"{comm.rank}.json")
-    wait_for_others(there)  # the first to fail ends all
-
-
-def wait_for_others(there: Path) -> None:
-    while len(list(there.glob("*.json"))) < 3:
-        time.sleep(0.05)
