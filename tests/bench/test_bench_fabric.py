@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_rows import make_row
 
 from ensemble.bench.fabric import figures, measure, predict, study
 from ensemble.bench.fabric.links import Link, parse_link
@@ -246,26 +247,19 @@ def test_a_resnet_has_its_161_tensors() -> None:
 
 
 def collective(size: int, backend: str = "gloo", **more: Any) -> CollectiveRow:
-    usual: dict[str, Any] = {"link": "1gbit", "hosts": 2, "ranks": 4, "rate": "1gbit"}
-    usual |= {"collective": "all_reduce", "count": size // 4, "type": "float32", "algbw": 0.05}
-    usual |= {"busbw": 0.1, "wrong": 0, "predicted_us": 900.0, "low_us": 950.0, "high_us": 1100.0}
-    usual |= {"time_us": 1000.0, "iterations": 20, "wire_mb": None, "predicted_mb": None}
-    return CollectiveRow(**{**usual, "size": size, "backend": backend, **more})
+    usual = {"link": "1gbit", "hosts": 2, "rate": "1gbit", "collective": "all_reduce", "wrong": 0, **more}
+    return make_row(CollectiveRow, size=size, backend=backend, **usual)
 
 
 def training(link: str, net: str, efficiency: float) -> TrainingRow:
-    figures = {"samples_per_s": 100.0, "step_ms": 40 / efficiency, "alone_ms": 40.0, "backward_ms": 20.0}
-    hosts = 1 if link == "loopback" else 2
-    about: dict[str, Any] = {"link": link, "hosts": hosts, "ranks": 2, "rate": link, "backend": "gloo", "net": net}
-    about |= {"parameters": 1000, "grad_mb": 0.004, "messages": 1, "batch": 8, "exchange_ms": 30.0}
-    return TrainingRow(**about, **figures, efficiency=efficiency, predicted=efficiency)
+    about: dict[str, Any] = {"link": link, "hosts": 1 if link == "loopback" else 2, "backend": "gloo", "net": net}
+    about |= {"parameters": 1000, "step_ms": 40 / efficiency, "predicted": efficiency}
+    return make_row(TrainingRow, efficiency=efficiency, **about)
 
 
 def fusion(threshold: int, time_ms: float, chosen: bool = False) -> FusionRow:
     spread = {"low_ms": time_ms - 1, "high_ms": time_ms + 1}
-    about: dict[str, Any] = {"link": "loopback", "hosts": 1, "ranks": 4, "rate": None, "backend": "gloo"}
-    about |= {"messages": 3, "chosen": chosen}
-    return FusionRow(threshold=threshold, time_ms=time_ms, **spread, **about)
+    return make_row(FusionRow, link="loopback", threshold=threshold, time_ms=time_ms, chosen=chosen, **spread)
 
 
 BACKENDS = {"gloo": 900.0, "hierarchical": 300.0, "hybrid": 330.0}

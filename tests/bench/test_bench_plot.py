@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
+from plain_rows import make_row
 
 from ensemble.bench.charts import figure
 from ensemble.bench.pipelines.figures import findings, make_outcome, notes, pairs, panels
@@ -16,24 +16,10 @@ from ensemble.bench.results import median_row
 def row(design: str = "node", members: int = 4, **more: Any) -> PipelineRow:
     """Sharing is as many times faster and cheaper as there are members."""
     gain = members if design == "node" else 1
-    usual = PipelineRow(
-        design=design,
-        members=members,
-        prep_workers=1,
-        cores=1,
-        nodes=1,
-        batch_size=32,
-        step_ms=0.0,
-        samples=1000,
-        wall_s=1.0,
-        samples_per_s=700.0 * gain,
-        cpu_s=2.0 / gain,
-        prep_cpu_s=1.0 / gain,
-        energy_j=10.0 / gain,
-        energy_origin="estimated",
-        memory_mb=100.0,
-    )
-    return dataclasses.replace(usual, **more)
+    usual: dict[str, Any] = {"design": design, "members": members, "samples": 1000, "step_ms": 0.0}
+    usual |= {"batch_size": 32, "samples_per_s": 700.0 * gain, "cpu_s": 2.0 / gain, "memory_mb": 100.0}
+    usual |= {"energy_j": 10.0 / gain, "energy_origin": "estimated"}
+    return make_row(PipelineRow, **usual | more)
 
 
 BOTH = ("node", "independent")

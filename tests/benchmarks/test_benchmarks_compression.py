@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_rows import make_row
 
 from benchmarks import models
 from benchmarks.__main__ import main
@@ -146,17 +147,7 @@ def whole() -> tuple[list[CodecRow], list[ExchangeRow], list[AccuracyRow]]:
     net, trained = models.net_of("cnn"), parse_schemes(["qsgd4", "onebit-ef", "onebit"])
     percents = [90.0, 89.0, 80.0, 88.0, 91.0, 90.0, 80.5, 88.5]
     came = [*(MemberResult(percent) for percent in percents), *[MemberResult(None, "the loss is infinite")] * 4]
-    codec = CodecRow(
-        scheme="qsgd4",
-        form="numba",
-        ratio=7.9,
-        encode_gbs=9.0,
-        feedback_gbs=5.0,
-        decode_gbs=20.0,
-        error=0.19,
-        mean_error=0.05,
-        fed_error=0.01,
-    )
+    codec = make_row(CodecRow, scheme="qsgd4", form="numba")
     exchanges = found_over({"200mbit": (1.0, 0.1), UNLIMITED: (0.1, 0.2)})
     return [codec], exchanges, accuracy_rows(net, None, trained, came)
 

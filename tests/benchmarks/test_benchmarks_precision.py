@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_rows import make_row
 from scipy import stats
 
 from benchmarks import members as bench_members
@@ -76,9 +77,8 @@ def test_a_seed_that_failed_is_said_and_leaves_its_pair_out() -> None:
 
 
 def made(precision: str, difference: Interval | None, **more: float) -> Row:
-    accuracy = Interval(80.0, 0.5, 5)
-    same = {"data": "imdb", "device": "cpu", "threads": 1, "batch_size": 64, "parameters": 100}
-    return Row(model="lstm", precision=precision, accuracy=accuracy, difference=difference, **same, **more)  # type: ignore[arg-type]
+    found = {"accuracy": Interval(80.0, 0.5, 5), "difference": difference}
+    return make_row(Row, model="lstm", data="imdb", precision=precision, **found, **more)
 
 
 def test_findings_say_what_half_precision_saves_and_whether_a_difference_is_seen() -> None:
