@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import os
@@ -23,6 +22,7 @@ import pyarrow.parquet
 import pytest
 import simplejpeg
 
+from ensemble.bench.energy.sharing import write_photographs
 from ensemble.bench.launch import hosts
 from ensemble.bench.pipelines.config import ALONE, DATALOADER, DESIGNS, LOADER
 from ensemble.bench.pipelines.figures import findings, pairs
@@ -37,21 +37,11 @@ PHOTOS, BATCH = 40, 8
 SMALL: dict[str, Any] = {"batch_size": BATCH, "samples": 2 * PHOTOS - BATCH, "size": 64, "repeats": 1}
 
 
-def write_photos(path: Path, corrupt: int | None = None) -> Path:
-    rng = np.random.default_rng(0)
-    with tarfile.open(path, "w") as archive:
-        for number in range(PHOTOS):
-            pixels = rng.integers(0, 256, (24, 32, 3)).repeat(10, 0).repeat(10, 1).astype(np.uint8)
-            jpeg = simplejpeg.encode_jpeg(pixels)[: 50 if number == corrupt else None]
-            member = tarfile.TarInfo(f"{number:03d}.jpeg")
-            member.size = len(jpeg)
-            archive.addfile(member, io.BytesIO(jpeg))
-    return path
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_photos(tmp_path_factory.mktemp("photos") / "photos.tar"))
+    path = tmp_path_factory.mktemp("photos") / "photos.tar"
+    write_photographs(path, PHOTOS)
+    return str(path)
 
 
 @pytest.fixture
@@ -189,8 +179,12 @@ def test_where_hosts_cannot_be_had_nodes_are_groups_of_processes(
         for d in (*DESIGNS, DATALOADER)
     ],
 )
-def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, tmp_path: Path) -> None:
-    archive = write_photos(tmp_path / "corrupt.tar", corrupt=17)
+def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, photos: str, tmp_path: Path) -> None:
+    archive = Path(shutil.copy(photos, tmp_path / "corrupt.tar"))
+    with tarfile.open(archive) as whole, archive.open("r+b") as file:
+        entry = whole.getmembers()[17]
+        file.seek(entry.offset_data)
+        file.write(bytes(entry.size))
     with pytest.raises(PipelineError, match=f"design {design}, .*JPEG"):
         study(str(archive), members=[2], **SMALL, design=[design])
 
