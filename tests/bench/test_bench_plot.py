@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from plain_rows import make_row
 
 from ensemble.bench.charts import figure
@@ -77,12 +76,6 @@ def test_the_table_has_no_column_that_says_nothing_but_the_usual_ones() -> None:
     assert "energy_j" in shown and "link" not in shown and "wire_mb" not in shown
     ((_, both),) = make_outcome([row(), row(link="1gbit")]).tables
     assert "link" in both[0]
-
-
-@pytest.mark.parametrize("varied", [{}, {"members": 16}, {"step_ms": 9.0}, {"cores": 2}])
-def test_whatever_was_varied_can_be_drawn(varied: dict[str, Any]) -> None:
-    rows = [row(d, **more) for d in BOTH for more in ({}, varied)]
-    assert figure("Sharing", notes(rows), panels(rows)).data
 
 
 def test_medians_leave_out_what_was_not_had() -> None:
