@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import rated
 
-from ensemble.schedule.flotilla import Allocation, Capacity, RatedMember, allocate, interpolate_rate
+from ensemble.schedule import Allocation, Capacity, RatedMember, allocate, interpolate_rate
 from ensemble.schedule.flotilla.initial import fits_on_nodes
 from ensemble.schedule.flotilla.model import make_problem
 from ensemble.schedule.flotilla.timeline import TimelineBuilder

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from schedule_cases import rated
 
-from ensemble.schedule.flotilla import Capacity, RatedMember, allocate
+from ensemble.schedule import Capacity, RatedMember, allocate
 from ensemble.schedule.flotilla.model import Problem, make_problem
 from ensemble.schedule.flotilla.timeline import TimelineBuilder
 

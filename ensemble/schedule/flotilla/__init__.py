@@ -28,39 +28,3 @@ by the same cost model (`timeline.FluidModel`), including the cores that a furth
 seeded; its result depends neither on the order in which members are given, nor on names (except for ties between
 equal members), nor on the unit of rates.
 """
-
-from ensemble.schedule.flotilla.allocate import allocate, reevaluate, revise
-from ensemble.schedule.flotilla.grouping import StreamGrouping, group_streams
-from ensemble.schedule.flotilla.model import (
-    Allocation,
-    Capacity,
-    Cohort,
-    CoreBudget,
-    Flotilla,
-    HeldSlots,
-    RatedMember,
-    RunningMember,
-    correct_rates,
-    interpolate_rate,
-)
-from ensemble.schedule.flotilla.straggler import RebalanceDecision, decide_rebalance
-
-__all__ = [
-    "Allocation",
-    "Capacity",
-    "Cohort",
-    "CoreBudget",
-    "Flotilla",
-    "HeldSlots",
-    "RatedMember",
-    "RebalanceDecision",
-    "RunningMember",
-    "StreamGrouping",
-    "allocate",
-    "correct_rates",
-    "decide_rebalance",
-    "group_streams",
-    "interpolate_rate",
-    "reevaluate",
-    "revise",
-]
