@@ -79,17 +79,6 @@ def test_what_the_page_says_of_the_figures_is_so() -> None:
     assert f"{100 * (max(longer) - 1):.0f} % longer at most" in PAGE
 
 
-@pytest.mark.more
-def test_runs_with_other_options_are_not_mixed(tmp_path: Path) -> None:
-    figures = json.loads((PORT / "figures.json").read_text())
-    old = tmp_path / "old.json"
-    old.write_text(json.dumps(figures))
-    words = [PORT / "measure.py", "nowhere", "--out", old, "--samples", "7"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "other options" in done.stderr
-    assert json.loads(old.read_text()) == figures
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(DATA is None, reason="ENSEMBLE_DATA does not name the folder that holds cifar10/")
 def test_all_four_train_the_same_trials_of_real_images_alike(tmp_path: Path) -> None:
