@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import sklearn.datasets  # noqa: F401 - what every rank needs is imported before ranks are forked
-
 from benchmarks import models
 from benchmarks.models import Net
 from ensemble.train.optimizers import warm_up
@@ -23,7 +21,10 @@ if TYPE_CHECKING:
     from ensemble.spec.options import NamedOptions
     from pipelines import Batch
 
-warm_up()  # before they are forked, too
+# What every rank needs is imported before ranks are forked.
+warm_up()
+with contextlib.suppress(ModuleNotFoundError):  # which the digits need, and nothing else
+    import sklearn.datasets  # noqa: F401
 
 # Batches that are prepared before the clock starts, and used in turn.
 BATCHES = 2

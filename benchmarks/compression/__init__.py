@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.options import chosen_nets, data_options, training_options
-from ensemble.bench.results import Outcome, Report, Study
+from ensemble.bench.results import Outcome, Report, Study, run_parts
 from ensemble.cli.arguments import count, counts, option, sizes, words
-from ensemble.spec.validation import check_choice
 
-PARTS = ("codecs", "exchanges", "accuracy")
 _TRAINED = "qsgd8,qsgd4,qsgd4+ef,qsgd2,qsgd2+ef,onebit-ef,onebit+ef,powersgd+ef"
 
 
@@ -38,13 +36,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
-    from benchmarks.compression.expected import make_outcome
-    from benchmarks.compression.measure import study
+    from benchmarks.compression import measure
+    from benchmarks.compression.expected import show_accuracies, show_codecs, show_exchanges
+    from ensemble.bench.launch.hosts import rate_bps
 
-    for part in options.parts:
-        check_choice("--parts", part, PARTS)
     nets, trained = chosen_nets(options, options.models), chosen_nets(options, options.train)
-    return make_outcome(*study(options, nets, trained, report))
+    for rate in options.rates:
+        if rate != measure.UNLIMITED:
+            rate_bps(rate)
+    exchanged, compared = measure.parse_schemes(options.schemes), measure.parse_schemes(options.train_schemes)
+    trained = trained if "accuracy" in options.parts else []
+    declared = [(net, measure.declare_members(net, compared, options)) for net in trained]
+    parts = {  # whatever the user may have got wrong was raised before
+        "codecs": lambda: show_codecs([*measure.measure_codecs(options.rounds, exchanged, report)]),
+        "exchanges": lambda: show_exchanges([*measure.measure_exchanges(options, nets, exchanged, report)]),
+        "accuracy": lambda: show_accuracies([*measure.measure_accuracies(options, declared, compared, report)]),
+    }
+    return run_parts(options.parts, parts, "Compression")
 
 
 STUDY = Study(

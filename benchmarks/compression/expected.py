@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.compression.measure import PLAIN, AccuracyRow, CodecRow, ExchangeRow
 from ensemble.bench.charts import Mark, Panel, bar_panel
-from ensemble.bench.results import Outcome, flatten, group_by, series_of, tabulate
+from ensemble.bench.results import Outcome, group_by, outcome_of, series_of
 
 _COLOURS = {
     PLAIN: "#8a94a3",
@@ -50,28 +50,31 @@ class Crossover:
         return self.kind if self.bps is None else f"{self.kind} {format_bps(self.bps)}"
 
 
-def make_outcome(
-    codecs: Sequence[CodecRow], exchanges: Sequence[ExchangeRow], accuracies: Sequence[AccuracyRow]
-) -> Outcome:
-    """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
-    found = list(crossovers(exchanges))
-    crossed = tabulate(found, "hosts what scheme is_faster", is_faster="faster than fp32")
-    of_accuracy = tabulate(accuracies, _ACCURACY_COLUMNS, accuracy="accuracy, %", difference="less fp32")
-    parts = {"codec": codecs, "exchange": exchanges, "crossover": found}
-    rows = [{"part": part, **vars(row)} for part, own in parts.items() for row in own]
-    rows += [{"part": "accuracy", **flatten(row, "accuracy", "difference")} for row in accuracies]
-    return Outcome(
-        tables=[
-            ("Codecs on one core (GB/s of fp32)", tabulate(codecs)),
-            ("Exchanges", tabulate(exchanges, _EXCHANGE_COLUMNS)),
-            ("Where compression pays, by the link's rate (of those measured)", crossed),
-            ("Accuracy against bits", of_accuracy),
-        ],
-        rows=rows,
-        findings=list(findings(accuracies)),
-        title="Compression",
-        notes=("gradients exchanged by scatter-reduce and all-gather", "links shaped by tbf, a rank a host"),
-        panels=[*_exchange_panels(exchanges, found), *_accuracy_panels(accuracies)],
+def show_codecs(rows: Sequence[CodecRow]) -> Outcome:
+    """What the part 'codecs' prints and writes."""
+    return outcome_of(rows, "Codecs on one core (GB/s of fp32)", part="codec")
+
+
+def show_exchanges(rows: Sequence[ExchangeRow]) -> Outcome:
+    """What the part 'exchanges' prints, writes and draws."""
+    found, crossed = list(crossovers(rows)), "Where compression pays, by the link's rate (of those measured)"
+    notes = ("gradients exchanged by scatter-reduce and all-gather", "links shaped by tbf, a rank a host")
+    drawn = _exchange_panels(rows, found)
+    columns, headings = "hosts what scheme is_faster", {"is_faster": "faster than fp32"}
+    exchanges = outcome_of(rows, "Exchanges", _EXCHANGE_COLUMNS, part="exchange", notes=notes, panels=drawn)
+    return exchanges + outcome_of(found, crossed, columns, headings=headings, part="crossover")
+
+
+def show_accuracies(rows: Sequence[AccuracyRow]) -> Outcome:
+    """What the part 'accuracy' prints, writes and draws."""
+    return outcome_of(
+        rows,
+        "Accuracy against bits",
+        _ACCURACY_COLUMNS,
+        headings={"accuracy": "accuracy, %", "difference": "less fp32"},
+        part="accuracy",
+        findings=findings(rows),
+        panels=_accuracy_panels(rows),
     )
 
 

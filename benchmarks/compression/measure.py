@@ -98,35 +98,12 @@ class AccuracyRow(Accuracy):
     bits: float
 
 
-def study(
-    options: Namespace, nets: Sequence[Net], trained: Sequence[Net], report: Report
-) -> tuple[list[CodecRow], list[ExchangeRow], list[AccuracyRow]]:
-    """Measure what the command's options list.
-
-    Args:
-        nets: whose gradients are exchanged.  trained: whose accuracy is measured.
+def measure_codecs(rounds: int, schemes: Schemes, report: Report) -> Iterator[CodecRow]:
+    """Time each scheme's codec.
 
     Raises:
-        SpecError: there is no such scheme or rate, or too little data.
-        PipelineError: the data cannot be read.
-        RanksError: a rank failed.
+        RanksError: the rank failed.
     """
-    for rate in options.rates:
-        if rate != UNLIMITED:
-            hosts.rate_bps(rate)
-    exchanged, compared = parse_schemes(options.schemes), parse_schemes(options.train_schemes)
-    trained = trained if "accuracy" in options.parts else ()
-    declared = [(net, declare_members(net, compared, options)) for net in trained]  # raises before anything runs
-    codecs = list(_measure_codecs(options.rounds, exchanged, report)) if "codecs" in options.parts else []
-    exchanges = list(_measure_exchanges(options, nets, exchanged, report)) if "exchanges" in options.parts else []
-    accuracies: list[AccuracyRow] = []
-    for net, ensemble in declared:
-        results = train_members(ensemble, options.run_dir, report)
-        accuracies += accuracy_rows(net, options.data, compared, results)
-    return codecs, exchanges, accuracies
-
-
-def _measure_codecs(rounds: int, schemes: Schemes, report: Report) -> Iterator[CodecRow]:
     packed = {given["name"]: given for given in schemes.values() if given["name"] not in (PLAIN, "powersgd")}
     forms = [(name, "torch" if name in ("fp16", "bf16") else "numba") for name in packed]
     forms += [("qsgd4", "torch")] if "qsgd4" in packed else []
@@ -138,9 +115,14 @@ def _measure_codecs(rounds: int, schemes: Schemes, report: Report) -> Iterator[C
         yield CodecRow(scheme=name, form=form, **found)
 
 
-def _measure_exchanges(
+def measure_exchanges(
     options: Namespace, nets: Sequence[Net], schemes: Schemes, report: Report
 ) -> Iterator[ExchangeRow]:
+    """Exchange messages, and the networks' gradients, over hosts and links as the command's options list them.
+
+    Raises:
+        RanksError: a rank failed.
+    """
     counts, rates, reason = options.hosts, options.rates, hosts.unavailable()
     if reason is not None:
         counts, rates = counts[-1:], [UNLIMITED]
@@ -196,8 +178,21 @@ def exchange_rows(
         )
 
 
+def measure_accuracies(
+    options: Namespace, declared: Sequence[tuple[Net, Ensemble]], schemes: Schemes, report: Report
+) -> Iterator[AccuracyRow]:
+    """Train what `declare_members` has declared of each network."""
+    for net, ensemble in declared:
+        yield from accuracy_rows(net, options.data, schemes, train_members(ensemble, options.run_dir, report))
+
+
 def declare_members(net: Net, schemes: Schemes, options: Namespace) -> Ensemble:
-    """The run: seeds draw weights and the codecs' random numbers."""
+    """The run: seeds draw weights and the codecs' random numbers.
+
+    Raises:
+        SpecError: there is too little data.
+        PipelineError: the data cannot be read.
+    """
     variants = [{"workers": WORKERS, "compression": given} for given in schemes.values()]
     return declare_variants(f"compression-{net.name}", net, options, variants, WORKERS)
 
@@ -249,10 +244,10 @@ def mean_bits(options: Mapping[str, Any], shapes: Iterable[Sequence[int]]) -> fl
 
 
 def _bits(options: Mapping[str, Any], n: int, shape: Sequence[int]) -> float:
-    from ensemble.comm.compressed_all_reduce import make_exchange_codec
+    from ensemble.comm.codecs import make_codec
     from ensemble.comm.powersgd import is_worth_compressing, matrix_shape
 
     if options["name"] != "powersgd":
-        return 8 * make_exchange_codec(options).wire_bytes(n)
+        return 8 * make_codec(options).wire_bytes(n)
     rank = options["rank"]
     return 32 * rank * sum(matrix_shape(shape)) if is_worth_compressing(shape, rank) else 32 * n

@@ -121,8 +121,7 @@ def _measure_codec(
 ) -> dict[str, float]:
     from ensemble.comm.codecs import make_codec
 
-    exchange = ("error_feedback", "min_size")
-    codec = make_codec({name: value for name, value in options.items() if name not in exchange}, form)
+    codec = make_codec(options, form)
     small, fed = values[: 2**18], values.clone()
 
     def pack(values: Tensor) -> tuple[Tensor, Tensor]:

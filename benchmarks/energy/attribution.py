@@ -27,7 +27,7 @@ from benchmarks.energy.synthetic import DRIVER, IDLE, LINEAR, OTHER, Load
 from ensemble.bench.charts import PREDICTED, Panel, bar_panel
 from ensemble.bench.energy import nvml_stand_in
 from ensemble.bench.launch.child import end_with_parent, run_child
-from ensemble.bench.results import Outcome, Report, group_by, median_row, series_of, tabulate
+from ensemble.bench.results import Outcome, Report, group_by, median_rows, outcome_of, series_of_fields
 from ensemble.events import make_event, settle
 from ensemble.meter import Ledger, ledger
 from ensemble.meter.origin import to_ticks
@@ -209,20 +209,20 @@ def study(seconds: float, repeats: int, report: Report) -> Outcome:
                 continue
             runs += rows
             exact.append(is_sum_exact)
-    medians = [median_row(found) for found in group_by(runs, lambda row: (row.scenario, row.name)).values()]
+    medians = median_rows(runs, "scenario", "name")
     add_up = f"do NOT add up in {exact.count(False)}" if False in exact else "add up, to the tick, in all"
-    return Outcome(
-        tables=[("Attributed joules beside the true ones", tabulate(medians))],
-        rows=[vars(row) for row in medians],
+    return outcome_of(
+        medians,
+        "Attributed joules beside the true ones",
         findings=[
             *(f"attribution: {name} are left out: {why}" for name, why in left_out.items()),
             f"attribution: the rows {add_up} of {len(exact)} runs to what the meter counted",
-            *_judge_errors(medians),
+            *judge_errors("attribution", _of_members(medians), "name"),
             *_judge_ratios(medians),
         ],
         title="Attributed energy",
         notes=["attribution: a synthetic node of known power, real processes, meter and ledger"],
-        panels=list(_panels(medians)),
+        panels=_panels(medians),
     )
 
 
@@ -231,13 +231,13 @@ def _of_members(rows: Sequence[AttributionRow]) -> dict[str, list[AttributionRow
     return group_by(members, lambda row: row.scenario)
 
 
-def _judge_errors(rows: Sequence[AttributionRow]) -> Iterator[str]:
-    for scenario, found in _of_members(rows).items():
-        worst = max(found, key=lambda row: abs(row.error_pct))
-        middle = statistics.median(abs(row.error_pct) for row in found)
-        yield (
-            f"attribution: {scenario}: median error {middle:.1f} %, worst {worst.error_pct:+.1f} % ({worst.name})"
-        )
+def judge_errors(study: str, groups: Mapping[str, Sequence[Any]], name: str) -> Iterator[str]:
+    """The errors of each group of rows, a line each; `name` is the field that says whose a row is."""
+    for group, rows in groups.items():
+        worst = max(rows, key=lambda row: abs(row.error_pct))
+        middle = statistics.median(abs(row.error_pct) for row in rows)
+        whose = getattr(worst, name)
+        yield f"{study}: {group}: median error {middle:.1f} %, worst {worst.error_pct:+.1f} % ({whose})"
 
 
 def _judge_ratios(rows: Sequence[AttributionRow]) -> Iterator[str]:
@@ -253,12 +253,13 @@ def _judge_ratios(rows: Sequence[AttributionRow]) -> Iterator[str]:
 
 
 def _panels(rows: Sequence[AttributionRow]) -> Iterator[Panel]:
-    colours = {"true": "#8a94a3", "attributed": "#2f7bc4"}
+    fields, colours = (
+        {"true": "true_j", "attributed": "attributed_j"},
+        {"true": "#8a94a3", "attributed": "#2f7bc4"},
+    )
     for scenario, found in _of_members(rows).items():
-        true = series_of(found, "name", "true_j", lambda row: "true", colours, dash=PREDICTED)
-        attributed = series_of(found, "name", "attributed_j", lambda row: "attributed", colours)
-        at = "synthetic, true and attributed joules"
-        yield bar_panel(scenario, [*true, *attributed], y="joules", at=at)
+        both = series_of_fields(found, "name", fields, colours, {"true": PREDICTED})
+        yield bar_panel(scenario, both, y="joules", at="synthetic, true and attributed joules")
 
 
 if __name__ == "__main__":

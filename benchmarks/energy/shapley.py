@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.energy.attribution import judge_errors
 from benchmarks.energy.beds import ProcessorBed
 from benchmarks.energy.member import Member
 from benchmarks.energy.processes import Bed, measure
 from benchmarks.energy.synthetic import CONCAVE, DRIVER, OTHER
 from ensemble.bench.charts import PREDICTED, Panel, bar_panel
-from ensemble.bench.results import Outcome, Report, group_by, median_row, series_of, tabulate
+from ensemble.bench.results import Outcome, Report, group_by, median_rows, series_of, tabulate
 from ensemble.events import make_event, settle
 from ensemble.meter import ledger
 
@@ -154,27 +154,18 @@ def study(bed: Bed, seconds: float, repeats: int, report: Report) -> Outcome:
             windows.append(measure_window(bed, members, seconds))
             coalitions.append(CoalitionRow(name, windows[-1].watts, windows[-1].watts - windows[0].watts))
         splits += split_energy(windows, bed.members)
-    by_coalition = [median_row(rows) for rows in group_by(coalitions, lambda row: row.coalition).values()]
-    by_split = [median_row(rows) for rows in group_by(splits, lambda row: (row.split, row.member)).values()]
+    by_coalition, by_split = median_rows(coalitions, "coalition"), median_rows(splits, "split", "member")
     return Outcome(
         tables=[
             ("Coalitions", tabulate(by_coalition)),
             ("Joules beyond idle, beside the Shapley value", tabulate(by_split)),
         ],
         rows=[{"bed": bed.name, **vars(row)} for row in (*by_coalition, *by_split)],
-        findings=list(judge(by_split)),
+        findings=list(judge_errors("shapley", group_by(by_split, lambda row: row.split), "member")),
         title="Splits of energy",
         notes=["Shapley value: from the energy of all coalitions"],
         panels=[_panel(bed.name, by_split)],
     )
-
-
-def judge(rows: Sequence[SplitRow]) -> Iterator[str]:
-    """Each split's errors against the Shapley values."""
-    for split, found in group_by(rows, lambda row: row.split).items():
-        median = statistics.median(abs(row.error_pct) for row in found)
-        worst = max(found, key=lambda row: abs(row.error_pct))
-        yield f"shapley: {split}: median error {median:.1f} %, worst {worst.error_pct:+.1f} % ({worst.member})"
 
 
 def _panel(bed: str, rows: Sequence[SplitRow]) -> Panel:

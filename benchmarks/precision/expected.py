@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.precision.measure import FP32, Row
 from ensemble.bench.charts import Panel, bar_panel
-from ensemble.bench.results import Outcome, flatten, series_of, tabulate
+from ensemble.bench.results import Outcome, outcome_of, series_of
 
 _COLUMNS = "model data precision step_ms samples_per_s memory_mb exchange_mb accuracy difference note"
 _HEADINGS = {"samples_per_s": "samples/s", "accuracy": "accuracy, %", "difference": "less fp32"}
@@ -23,14 +23,14 @@ _COLOURS = {"fp32": "#8a94a3", "bf16": "#2f7bc4", "fp16": "#d97a2b"}
 
 def make_outcome(rows: Sequence[Row]) -> Outcome:
     """What the study prints, writes and draws."""
-    table = [{**row, "note": row["note"] or ""} for row in tabulate(rows, _COLUMNS, **_HEADINGS)]
-    return Outcome(
-        tables=[("", table)],
-        rows=[flatten(row, "accuracy", "difference") for row in rows],
-        findings=list(findings(rows)),
+    return outcome_of(
+        rows,
+        columns=_COLUMNS,
+        headings=_HEADINGS,
+        findings=findings(rows),
         title="Precision",
         notes=("training steps through the code of members, precisions in turn", "accuracy of members of one run"),
-        panels=list(panels(rows)),
+        panels=panels(rows),
     )
 
 

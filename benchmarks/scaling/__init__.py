@@ -12,11 +12,9 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.options import chosen_nets, data_options, training_options
-from ensemble.bench.results import Outcome, Report, Study
+from ensemble.bench.results import Outcome, Report, Study, run_parts
 from ensemble.cli.arguments import count, counts, milliseconds_each, option, words
 from ensemble.spec.validation import SpecError, check_choice
-
-PARTS = ("workers", "batches")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -61,19 +59,19 @@ def rates(text: str) -> list[float]:
 
 def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
-    from benchmarks.scaling.expected import make_outcome
+    from benchmarks.scaling.expected import show_batches, show_workers
     from benchmarks.scaling.measure import SCALINGS, study_batches, study_workers
 
-    for part in options.parts:
-        check_choice("--parts", part, PARTS)
     for scaling in options.scalings:
         check_choice("--scalings", scaling, SCALINGS)
     if options.link is not None and options.hosts == 1:
         raise SpecError("--link is for several hosts: say how many with --hosts")
     net, trained = chosen_nets(options, (options.model, options.net))
-    of_workers = study_workers(net, options, report) if "workers" in options.parts else []
-    of_batches = study_batches(trained, options, report) if "batches" in options.parts else []
-    return make_outcome(of_workers, of_batches)
+    parts = {
+        "workers": lambda: show_workers(study_workers(net, options, report)),
+        "batches": lambda: show_batches(study_batches(trained, options, report)),
+    }
+    return run_parts(options.parts, parts, "Scaling")
 
 
 STUDY = Study(

@@ -5,40 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.scaling.measure import LARS, LARS_DECAY, REAL, SGD, STRONG, BatchRow, WorkerRow
-from ensemble.bench.charts import PREDICTED, Mark, Panel, Series
-from ensemble.bench.results import Outcome, flatten, group_by, series_of, tabulate
+from ensemble.bench.charts import PREDICTED, Mark, Panel
+from ensemble.bench.results import Outcome, group_by, outcome_of, series_of, series_of_fields
 
 # Percentage points that SGD loses against a smaller batch where it is said to begin to lose.
 LOSS = 2.0
+# Of a curve over workers: what was measured, the model, and the first row's examples/s by the number of workers.
+_MODEL = "compute / n + communication(n)"
+_WORKER_FIELDS = {"measured": "examples_per_s", _MODEL: "predicted_per_s", "linear": "linear_per_s"}
+_WORKER_COLOURS = {"measured": "#2f7bc4", _MODEL: "#2f7bc4", "linear": "#c0c5cc"}
+_WORKER_DASHES = {_MODEL: PREDICTED, "linear": "dot"}
 _COLOURS = {SGD: "#8a94a3", LARS: "#2f7bc4", LARS_DECAY: "#d97a2b"}
 _WORKER_COLUMNS = "scaling compute workers hosts batch_size examples_per_s step_ms compute_ms sync_ms "
 _WORKER_COLUMNS += "communication_ms predicted_ms efficiency sent_mb"
-_BATCH_COLUMNS = "batch_size steps optimizer lr grid accuracy difference"
-_HEADINGS = {"batch_size": "batch", "examples_per_s": "examples/s", "grid": "grid, %", "accuracy": "accuracy, %"}
-
-
-def make_outcome(of_workers: Sequence[WorkerRow], of_batches: Sequence[BatchRow]) -> Outcome:
-    """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
-    batches = tabulate(of_batches, _BATCH_COLUMNS, **_HEADINGS, difference="less SGD")
-    for row, shown in zip(of_batches, batches, strict=True):
-        shown["grid, %"] = "  ".join(f"{lr:g}: {'-' if a is None else f'{a:.1f}'}" for lr, a in row.grid.items())
-    return Outcome(
-        tables=[
-            ("One member over workers", tabulate(of_workers, _WORKER_COLUMNS, **_HEADINGS)),
-            ("The batch grows, the epochs do not", batches),
-        ],
-        rows=[
-            *({"part": "workers", **vars(row)} for row in of_workers),
-            *({"part": "batches", **flatten(row, "accuracy", "difference")} for row in of_batches),
-        ],
-        findings=[*worker_findings(of_workers), *batch_findings(of_batches)],
-        title="Scaling",
-        notes=["one member over n workers", "the batch grows, the epochs do not"],
-        panels=[*worker_panels(of_workers), *batch_panels(of_batches)],
-    )
+_BATCH_COLUMNS = "batch_size steps optimizer lr grid_percent accuracy difference"
+_HEADINGS = {"batch_size": "batch", "examples_per_s": "examples/s", "grid_percent": "grid, %"}
+_HEADINGS |= {"accuracy": "accuracy, %", "difference": "less SGD"}
 
 
 # --- workers -------------------------------------------------------------------------------------------------
+
+
+def show_workers(rows: Sequence[WorkerRow]) -> Outcome:
+    """What the part 'workers' prints, writes and draws."""
+    return outcome_of(
+        rows,
+        "One member over workers",
+        _WORKER_COLUMNS,
+        headings=_HEADINGS,
+        part="workers",
+        findings=worker_findings(rows),
+        notes=["one member over n workers"],
+        panels=worker_panels(rows),
+    )
 
 
 def _curves(rows: Sequence[WorkerRow]) -> dict[tuple[str, str], list[WorkerRow]]:
@@ -69,22 +68,25 @@ def worker_panels(rows: Sequence[WorkerRow]) -> Iterator[Panel]:
         kind = f"{first.cores} cores compute" if compute == REAL else f"accelerators of {compute} are emulated"
         batch = "one batch of {} for all" if scaling == STRONG else "a batch of {} for each"
         at = f"{first.model}, {batch.format(first.batch_size)}, {kind}"
-        xs = [row.workers for row in curve]
-        series = [
-            Series(name="measured", xs=xs, ys=[row.examples_per_s for row in curve], colour="#2f7bc4"),
-            Series(
-                name="compute / n + communication(n)",
-                xs=xs,
-                ys=[1000 * row.batch_size / row.predicted_ms for row in curve],
-                colour="#2f7bc4",
-                dash=PREDICTED,
-            ),
-            Series(name="linear", xs=xs, ys=[first.examples_per_s * n for n in xs], colour="#c0c5cc", dash="dot"),
-        ]
+        series = series_of_fields(curve, "workers", _WORKER_FIELDS, _WORKER_COLOURS, _WORKER_DASHES)
         yield Panel(title=f"Examples/s, {scaling} scaling", at=at, x="workers", y="examples/s", series=series)
 
 
 # --- batches -------------------------------------------------------------------------------------------------
+
+
+def show_batches(rows: Sequence[BatchRow]) -> Outcome:
+    """What the part 'batches' prints, writes and draws."""
+    return outcome_of(
+        rows,
+        "The batch grows, the epochs do not",
+        _BATCH_COLUMNS,
+        headings=_HEADINGS,
+        part="batches",
+        findings=batch_findings(rows),
+        notes=["the batch grows, the epochs do not"],
+        panels=batch_panels(rows),
+    )
 
 
 def first_loss(rows: Sequence[BatchRow]) -> tuple[BatchRow, BatchRow] | None:
@@ -120,8 +122,6 @@ def batch_findings(rows: Sequence[BatchRow]) -> Iterator[str]:
 
 def batch_panels(rows: Sequence[BatchRow]) -> Iterator[Panel]:
     """Accuracy over the batch, with a mark where SGD begins to lose."""
-    if not rows:
-        return
     lost = first_loss(rows)
     marks = []
     if lost and lost[0].accuracy:

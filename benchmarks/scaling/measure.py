@@ -70,6 +70,16 @@ class WorkerRow:
     sent_mb: float
 
     @property
+    def predicted_per_s(self) -> float:
+        """Examples/s of the predicted step."""
+        return 1000 * self.batch_size / self.predicted_ms
+
+    @property
+    def linear_per_s(self) -> float:
+        """Examples/s without any loss against one worker."""
+        return self.examples_per_s / self.efficiency
+
+    @property
     def shares_cores(self) -> bool:
         """Whether more workers computed than there are cores."""
         return self.compute == REAL and self.workers > self.cores
@@ -224,6 +234,11 @@ class BatchRow(Accuracy):
     lr: float | None
     edge: bool
     grid: dict[float, float | None]
+
+    @property
+    def grid_percent(self) -> str:
+        """The grid in a line, for people."""
+        return "  ".join(f"{lr:g}: {'-' if found is None else f'{found:.1f}'}" for lr, found in self.grid.items())
 
 
 def study_batches(net: Net, options: Namespace, report: Report) -> list[BatchRow]:

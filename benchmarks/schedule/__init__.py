@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.bench.results import Outcome, Report, Study, flatten, tabulate
+from ensemble.bench.results import Outcome, Report, Study, run_parts
 from ensemble.cli.arguments import count, milliseconds_each, option, words
 from ensemble.spec.validation import check_choice
 
@@ -49,37 +49,27 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
     from benchmarks.schedule import expected, fleet, real, throughput, workload
 
-    for part in options.parts:
-        check_choice("--parts", part, PARTS)
     check_choice("--executor", options.executor, ("local", "ray"))
-    plan = real.Plan(
-        steps_ms=workload.steps_ms(options.members),
-        epochs=options.epochs,
-        samples=options.samples,
-        executor=options.executor,
-    )
-    arms = real.study(plan, options.repeats, report) if REAL in options.parts else []
-    fleets = fleet.list_fleets(options.devices, options.prep_ms or (0.0, 50.0, 100.0, 200.0, 400.0))
-    simulated = [fleet.measure(each, options.seeds, report) for each in fleets if SIMULATED in options.parts]
-    if SIMULATED in options.parts and options.large:
-        simulated.append(fleet.measure(fleet.large_fleet(options.large, fleets[0].prep_ms), 1, report))
-    modes = throughput.study(options.reporting, options.repeats, report) if THROUGHPUT in options.parts else []
-    return Outcome(
-        tables=[
-            ("Members of uneven steps", tabulate(arms)),
-            ("On a virtual clock", tabulate(simulated)),
-            ("The controller", tabulate(modes)),
-        ],
-        rows=[
-            *({"part": REAL, **vars(row)} for row in arms),
-            *({"part": SIMULATED, **flatten(row)} for row in simulated),
-            *({"part": THROUGHPUT, **vars(row)} for row in modes),
-        ],
-        findings=[*expected.judge_arms(arms), *expected.judge_fleets(simulated), *expected.judge_modes(modes)],
-        title="Scheduling",
-        notes=("real: measured on this machine", "simulated: the scheduler's decisions on a virtual clock"),
-        panels=[*expected.arm_panels(arms), *expected.fleet_panels(simulated), *expected.mode_panels(modes)],
-    )
+
+    def run_members() -> Outcome:
+        steps_ms = workload.steps_ms(options.members)
+        plan = real.Plan(
+            steps_ms=steps_ms, epochs=options.epochs, samples=options.samples, executor=options.executor
+        )
+        return expected.show_arms(real.study(plan, options.repeats, report))
+
+    def simulate_fleets() -> Outcome:
+        fleets = fleet.list_fleets(options.devices, options.prep_ms or (0.0, 50.0, 100.0, 200.0, 400.0))
+        rows = [fleet.measure(each, options.seeds, report) for each in fleets]
+        if options.large:
+            rows.append(fleet.measure(fleet.large_fleet(options.large, fleets[0].prep_ms), 1, report))
+        return expected.show_fleets(rows)
+
+    def report_to_controller() -> Outcome:
+        return expected.show_modes(throughput.study(options.reporting, options.repeats, report))
+
+    parts = {REAL: run_members, SIMULATED: simulate_fleets, THROUGHPUT: report_to_controller}
+    return run_parts(options.parts, parts, "Scheduling")
 
 
 STUDY = Study(

@@ -8,13 +8,32 @@ from benchmarks.schedule.fleet import FleetRow
 from benchmarks.schedule.real import IN_TURN, OURS, ArmRow
 from benchmarks.schedule.throughput import ThroughputRow
 from ensemble.bench.charts import PREDICTED, Panel, bar_panel
-from ensemble.bench.results import group_by, series_of
+from ensemble.bench.results import Outcome, group_by, outcome_of, series_of, series_of_fields
 
 # Guan, Mokadam, Shen, Lim and Patton, "FLEET: Flexible Efficient Ensemble Training", MLSys 2020.
 _FLEET_DEFAULT, _FLEET_EQUAL = "FLEET 1.12 to 1.92", "FLEET 1.23 to 1.97"
 # Figures of Ray Tune, its loggers on and off, from its users' reports (github.com/ray-project/ray).
 _RAY_TUNE = "Ray Tune: 50 to 100 results/s with its loggers, 500 without"
 _OURS, _EQUAL, _DEFAULT = "#2f7bc4", "#d97a2b", "#8a94a3"
+
+
+def show_arms(rows: Sequence[ArmRow]) -> Outcome:
+    """What the part 'real' prints, writes and draws."""
+    found, drawn, notes = judge_arms(rows), arm_panels(rows), ["real: measured on this machine"]
+    return outcome_of(rows, "Members of uneven steps", part="real", findings=found, notes=notes, panels=drawn)
+
+
+def show_fleets(rows: Sequence[FleetRow]) -> Outcome:
+    """What the part 'simulated' prints, writes and draws."""
+    notes = ["simulated: the scheduler's decisions on a virtual clock"]
+    found, drawn = judge_fleets(rows), fleet_panels(rows)
+    return outcome_of(rows, "On a virtual clock", part="simulated", findings=found, notes=notes, panels=drawn)
+
+
+def show_modes(rows: Sequence[ThroughputRow]) -> Outcome:
+    """What the part 'throughput' prints, writes and draws."""
+    found, drawn = judge_modes(rows), mode_panels(rows)
+    return outcome_of(rows, "The controller", part="throughput", findings=found, panels=drawn)
 
 
 def judge_arms(rows: Sequence[ArmRow]) -> Iterator[str]:
@@ -47,16 +66,14 @@ def judge_modes(rows: Sequence[ThroughputRow]) -> Iterator[str]:
 
 def arm_panels(rows: Sequence[ArmRow]) -> Iterator[Panel]:
     """TTTa of each arm beside the simulator's, and over the median member."""
-    if rows:
-        at = f"{rows[0].members} members, {rows[0].cores} cores, executor {rows[0].executor}"
-        measured = series_of(rows, "arm", "ttta_s", lambda row: "measured", {"measured": _OURS})
-        predicted = series_of(
-            rows, "arm", "simulated_s", lambda row: "simulated", {"simulated": _OURS}, dash=PREDICTED
-        )
-        yield bar_panel("Time to train all", [*measured, *predicted], at=at, y="seconds")
-        colours = {row.arm: _EQUAL for row in rows} | {OURS: _OURS, IN_TURN: _DEFAULT}
-        ratios = series_of(rows, "arm", "over_median", "arm", colours)
-        yield bar_panel("Time to train all over the median member", ratios, at=at)
+    at = f"{rows[0].members} members, {rows[0].cores} cores, executor {rows[0].executor}"
+    fields, colours = {"measured": "ttta_s", "simulated": "simulated_s"}, {"measured": _OURS, "simulated": _OURS}
+    both = series_of_fields(rows, "arm", fields, colours, {"simulated": PREDICTED})
+    yield bar_panel("Time to train all", both, at=at, y="seconds")
+    colours = {row.arm: _EQUAL for row in rows} | {OURS: _OURS, IN_TURN: _DEFAULT}
+    yield bar_panel(
+        "Time to train all over the median member", series_of(rows, "arm", "over_median", "arm", colours), at=at
+    )
 
 
 def fleet_panels(rows: Sequence[FleetRow]) -> Iterator[Panel]:
@@ -75,14 +92,13 @@ def fleet_panels(rows: Sequence[FleetRow]) -> Iterator[Panel]:
 
 def _speedups(at: str, x: str, rows: Sequence[FleetRow], name: str) -> Panel:
     colours = {"over default": _DEFAULT, "over equal widths": _EQUAL}
-    drawn = series_of(rows, name, "over_default", lambda row: "over default", colours)
-    drawn += series_of(rows, name, "over_equal", lambda row: "over equal widths", colours)
+    fields = {"over default": "over_default", "over equal widths": "over_equal"}
+    drawn = series_of_fields(rows, name, fields, colours)
     return Panel(title="Simulated speed-up", at=at, x=x, y="times", series=drawn)
 
 
 def mode_panels(rows: Sequence[ThroughputRow]) -> Iterator[Panel]:
     """Reports a second in each mode."""
-    if rows:
-        bars = series_of(rows, "mode", "reports_per_s", lambda row: "measured")
-        at = f"{rows[0].members} members, up to {rows[0].round} events together"
-        yield bar_panel("Reports that the controller records", bars, at=at, y="reports/s")
+    bars = series_of_fields(rows, "mode", {"measured": "reports_per_s"})
+    at = f"{rows[0].members} members, up to {rows[0].round} events together"
+    yield bar_panel("Reports that the controller records", bars, at=at, y="reports/s")

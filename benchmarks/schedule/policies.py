@@ -8,8 +8,16 @@ from collections import deque
 from collections.abc import Sequence
 
 from benchmarks.schedule.simulate import Trainee
-from ensemble.schedule import Capacity, ClusterSnapshot, HeldSlots, RatedMember, Start, allocate, decide_starts
-from ensemble.schedule.flotilla import interpolate_rate
+from ensemble.schedule import (
+    Capacity,
+    ClusterSnapshot,
+    HeldSlots,
+    RatedMember,
+    Start,
+    allocate,
+    decide_starts,
+    interpolate_rate,
+)
 from ensemble.spec import Identity
 
 _MOST_REPLANNED = 1000  # waiting members up to which a change among them makes a new plan

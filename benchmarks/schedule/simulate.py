@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from benchmarks.schedule.cores import Flow, SharedCores, Use
-from ensemble.schedule.flotilla import interpolate_rate
+from ensemble.schedule.flotilla.model import interpolate_rate
 from ensemble.schedule.needs import Node, resolve_devices
 from ensemble.schedule.packing import FreeCapacity
 from ensemble.schedule.placement import ClusterSnapshot, Start

@@ -21,14 +21,13 @@ from ensemble.bench.results import Report, median_row
 from ensemble.events import Epoch
 from ensemble.executors import EventHandler
 from ensemble.executors.base import MetricsExporter
-from ensemble.schedule import Node, Placement
-from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, loguniform, uniform
+from ensemble.schedule import Node
+from ensemble.spec import Ensemble, Recipe, Resources, Search, loguniform, uniform
 
 if TYPE_CHECKING:
     from ensemble.meter import CpuClock
     from ensemble.store import RunDir
     from ensemble.train.job import Job
-    from pipelines import Peers
 
 LIST, SEARCH = "list", "search"
 MODES = (LIST, SEARCH)
@@ -69,7 +68,7 @@ class InMemoryExecutor:
     """An executor without processes: each member sends a real one's messages, as soon as it may.
 
     An epoch is a `progress` event, the `epoch` with its metrics, `usage` and `checkpoint`; a member that awaits
-    the pruner waits for its decision before it goes on. See `ensemble.executors.Executor`.
+    the pruner waits for its decision before it goes on. Nothing is shared, and nothing requested.
     """
 
     name = "memory"
@@ -93,20 +92,10 @@ class InMemoryExecutor:
         """See `Executor`."""
         return [self._node]
 
-    def start_feeder(
-        self, node: str, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
-    ) -> str | None:
-        """See `Executor`; nothing is shared here."""
-        return None
+    def _ignore(self, *_: Any, **__: Any) -> None:
+        """See `Executor`: nothing is shared, asked for or held."""
 
-    def expect_readers(self, node: str, cohort: int, members: int) -> None:
-        """See `Executor`."""
-
-    def stop_feeder(self, node: str, cohort: int) -> None:
-        """See `Executor`."""
-
-    def request(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
-        """See `Executor`."""
+    start_feeder = expect_readers = stop_feeder = request = kill = close = _ignore
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """See `Executor`."""
@@ -147,12 +136,6 @@ class InMemoryExecutor:
         if command == "prune":
             self._scripts[member] = _pruned_messages(self._jobs[member])
         self._ready.append(member)
-
-    def kill(self, member: str) -> None:
-        """See `Executor`."""
-
-    def close(self) -> None:
-        """See `Executor`."""
 
 
 def _message(job: Job, kind: str, **fields: Any) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""What studies have in common: how a study is described, what it returns, and statistics of its measurements."""
+"""What studies have in common: how a study is described, what it returns, and statistics of its measurements.
+
+A study measures rows, instances of a dataclass, which `outcome_of` makes a table and JSON of. One of several parts
+runs those that the user has chosen by `run_parts`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ensemble.bench.charts import Panel, Series
+from ensemble.spec.validation import check_choice
 
 Rows = list[dict[str, Any]]
 #: Receives a line of progress.
@@ -24,7 +29,7 @@ Field = str | Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a study found.
+    """What a study, or a part of it, found.
 
     Attributes:
         tables: printed one below the other; each a title ("" for none) and rows with the same keys. One without
@@ -36,15 +41,26 @@ class Outcome:
 
     tables: Sequence[tuple[str, Rows]]
     rows: Rows
-    findings: Sequence[str]
-    title: str
-    notes: Sequence[str]
-    panels: Sequence[Panel]
+    findings: Sequence[str] = ()
+    title: str = ""
+    notes: Sequence[str] = ()
+    panels: Sequence[Panel] = ()
+
+    def __add__(self, other: Outcome) -> Outcome:
+        """Both, one after the other; the title is the first one's."""
+        return Outcome(
+            tables=[*self.tables, *other.tables],
+            rows=[*self.rows, *other.rows],
+            findings=[*self.findings, *other.findings],
+            title=self.title,
+            notes=[*self.notes, *other.notes],
+            panels=[*self.panels, *other.panels],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """One study of `ensemble bench`.
+    """One study of `ensemble bench` or `python -m benchmarks`.
 
     Attributes:
         name: in the command line.
@@ -59,6 +75,52 @@ class Study:
     description: str
     add_options: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace, Report], Outcome | None]
+
+
+def outcome_of(
+    rows: Sequence[Any],
+    heading: str = "",
+    columns: str = "",
+    *,
+    headings: Mapping[str, str] | None = None,
+    part: str | None = None,
+    findings: Iterable[str] = (),
+    panels: Iterable[Panel] = (),
+    title: str = "",
+    notes: Sequence[str] = (),
+) -> Outcome:
+    """The outcome of dataclass rows of one kind: all their fields as JSON, some of them in a table.
+
+    Args:
+        heading: of the table.  columns, headings: see `tabulate`.
+        part: the value of the key "part" in each row's JSON; None for no such key.
+        findings, panels, title, notes: see `Outcome`.
+    """
+    return Outcome(
+        tables=[(heading, tabulate(rows, columns, **(headings or {})))],
+        rows=[({} if part is None else {"part": part}) | flatten(row) for row in rows],
+        findings=list(findings),
+        title=title,
+        notes=notes,
+        panels=list(panels),
+    )
+
+
+def run_parts(chosen: Sequence[str], parts: Mapping[str, Callable[[], Outcome]], title: str) -> Outcome:
+    """Run the parts of a study that are chosen, one after the other.
+
+    Args:
+        chosen: the value of `--parts`.
+        parts: all, by name.
+        title: of the plot.
+
+    Raises:
+        SpecError: there is no such part.
+    """
+    for name in chosen:
+        check_choice("--parts", name, list(parts))
+    found = (run() for name, run in parts.items() if name in chosen)
+    return sum(found, Outcome(tables=[], rows=[], title=title))
 
 
 def group_by(rows: Iterable[RowT], key: Callable[[RowT], KeyT]) -> dict[KeyT, list[RowT]]:
@@ -80,6 +142,11 @@ def median_row(rows: Sequence[RowT]) -> RowT:
     }
     result: RowT = dataclasses.replace(first, **medians, runs=len(rows))
     return result
+
+
+def median_rows(rows: Iterable[RowT], *names: str) -> list[RowT]:
+    """The `median_row` of the rows that are alike in these fields, of each such group."""
+    return [median_row(alike) for alike in group_by(rows, operator.attrgetter(*names)).values()]
 
 
 def format_bytes(size: int) -> str:
@@ -161,20 +228,20 @@ class Spread:
 # --- rows for files, for people and for charts --------------------------------------------------------------
 
 
-def flatten(row: Any, *intervals: str) -> dict[str, Any]:
-    """A row for JSON: of a spread or an interval the middle as NAME, the ends as NAME_low and NAME_high.
-
-    Args:
-        intervals: the fields that are intervals or None.
-    """
+def flatten(row: Any) -> dict[str, Any]:
+    """A dataclass row for JSON, intervals and spreads as `name_ends` has them."""
     result: dict[str, Any] = {}
-    for name, value in vars(row).items():
-        if name in intervals or isinstance(value, Spread):
-            ends = (None, None, None) if value is None else value.ends
-            result |= zip((name, f"{name}_low", f"{name}_high"), ends, strict=True)
-        else:
-            result[name] = value
+    for field in dataclasses.fields(row):
+        value = getattr(row, field.name)
+        is_interval = str(field.type).startswith(("Interval", "Spread"))  # or None, of which there are no ends
+        result |= name_ends(field.name, value) if is_interval else {field.name: value}
     return result
+
+
+def name_ends(name: str, value: Interval | Spread | None) -> dict[str, float | None]:
+    """The middle as NAME, the ends as NAME_low and NAME_high."""
+    ends = (None, None, None) if value is None else value.ends
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
 def tabulate(rows: Sequence[Any], names: str = "", **headings: str) -> Rows:
@@ -205,16 +272,41 @@ def series_of(
         colours: of names.
         more: fields of `Series`.
     """
-    get_x, get_y, get_name = (each if callable(each) else operator.attrgetter(each) for each in (x, y, by))
-    drawn = []
-    for name, group in group_by(rows, get_name).items():
-        points = [(get_x(row), value) for row in group if (value := get_y(row)) is not None]
-        ends = [value.ends if isinstance(value, Interval | Spread) else (value, None, None) for _, value in points]
-        bars: dict[str, Any] = {}
-        if any(low is not None for _, low, _ in ends):
-            bars["low"] = [middle if low is None else low for middle, low, _ in ends]
-            bars["high"] = [middle if high is None else high for middle, _, high in ends]
-        if points:
-            look = {"name": str(name), "colour": (colours or {}).get(str(name)), **bars, **more}
-            drawn.append(Series(xs=[at for at, _ in points], ys=[middle for middle, _, _ in ends], **look))
-    return drawn
+    groups = group_by(rows, _getter(by))
+    drawn = [_draw(own, x, y, str(name), colours, **more) for name, own in groups.items()]
+    return [series for series in drawn if series.xs]
+
+
+def series_of_fields(
+    rows: Iterable[Any],
+    x: Field,
+    fields: Mapping[str, Field],
+    colours: Mapping[str, str] | None = None,
+    dashes: Mapping[str, str] | None = None,
+) -> list[Series]:
+    """A series of each of several fields of the same rows.
+
+    Args:
+        x, colours: see `series_of`.
+        fields: by the name of the series.
+        dashes: of names whose lines are not solid.
+    """
+    rows = list(rows)
+    return [_draw(rows, x, y, name, colours, dash=(dashes or {}).get(name, "solid")) for name, y in fields.items()]
+
+
+def _draw(
+    rows: Iterable[Any], x: Field, y: Field, name: str, colours: Mapping[str, str] | None, **look: Any
+) -> Series:
+    get_x, get_y = _getter(x), _getter(y)
+    points = [(get_x(row), value) for row in rows if (value := get_y(row)) is not None]
+    ends = [value.ends if isinstance(value, Interval | Spread) else (value, None, None) for _, value in points]
+    if any(low is not None for _, low, _ in ends):
+        look["low"] = [middle if low is None else low for middle, low, _ in ends]
+        look["high"] = [middle if high is None else high for middle, _, high in ends]
+    xs, ys = [at for at, _ in points], [middle for middle, _, _ in ends]
+    return Series(name=name, xs=xs, ys=ys, colour=(colours or {}).get(name), **look)
+
+
+def _getter(field: Field) -> Callable[[Any], Any]:
+    return field if callable(field) else operator.attrgetter(field)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from ensemble.comm import Communicator
@@ -69,8 +69,5 @@ def take_turns(
 
 def interface_sent(interface: str) -> int:
     """Bytes of frames that this process's host has sent through an interface (proc_pid_net(5))."""
-    for line in Path("/proc/self/net/dev").read_text(encoding="utf-8").splitlines():
-        name, _, figures = line.partition(":")
-        if name.strip() == interface:
-            return int(figures.split()[8])
-    return 0
+    counted = psutil.net_io_counters(pernic=True, nowrap=False).get(interface)
+    return 0 if counted is None else counted.bytes_sent

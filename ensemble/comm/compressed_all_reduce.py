@@ -16,23 +16,16 @@ the same bytes, so all have the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ensemble.comm.codecs import Codec, make_codec
+from ensemble.comm.codecs import Codec
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.error_feedback import CompressedReduction
 from ensemble.comm.reductions import ExchangeStep, mix_integers
 from ensemble.comm.worker_thread import WorkerThread
-
-
-def make_exchange_codec(compression: Mapping[str, Any]) -> Codec:
-    """The codec of a declared compression (`ensemble.spec.options.COMPRESSIONS`)."""
-    exchange = ("error_feedback", "min_size")
-    return make_codec({name: value for name, value in compression.items() if name not in exchange})
 
 
 class CompressedAllReduce(CompressedReduction):

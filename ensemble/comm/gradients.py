@@ -254,10 +254,11 @@ class GradientExchange:
 
             shapes = [p.shape for p in group.parameters]
             return PowerSGD(self._group, self._thread, shapes, rank=options["rank"], seed=self._seed, **shared)
-        from ensemble.comm.compressed_all_reduce import CompressedAllReduce, make_exchange_codec
+        from ensemble.comm.codecs import make_codec
+        from ensemble.comm.compressed_all_reduce import CompressedAllReduce
 
         sizes = [p.numel() for p in group.parameters]
-        return CompressedAllReduce(self._group, self._thread, make_exchange_codec(options), sizes, **shared)
+        return CompressedAllReduce(self._group, self._thread, make_codec(options), sizes, **shared)
 
     def _reset(self) -> None:
         self._next = 0

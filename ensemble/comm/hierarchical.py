@@ -6,7 +6,7 @@ Where a group is a host, a message crosses the network once a host and not once 
 hosts are interleaved, every step of a flat ring goes over the network.
 
 It is slower for large messages where links between hosts are as fast as inside: the leaders' sums and broadcasts
-are the work of one rank, while a ring distributes the work. `Hybrid` therefore chooses by message size.
+are the work of one rank, while a ring distributes the work. A *hybrid* therefore chooses by message size.
 
 The sums have the same bits on all ranks, since they are broadcast by the leaders, and from run to run. Other
 groups give other bits.
@@ -29,34 +29,94 @@ Way = Literal["flat", "hierarchical"]
 Ways = tuple[tuple[int, Way], ...]
 
 
-class Forwarding:
-    """A `Communicator` that forwards all calls to `base`; subclasses override some."""
+def choose_way(ways: Ways, size: int) -> Way:
+    """The way for a message of `size` bytes: the first whose limit it does not exceed, else the last.
 
-    def __init__(self, base: Communicator) -> None:
-        self.base = base
+    Examples:
+        >>> choose_way(((65536, "hierarchical"), (1048576, "flat")), 4096)
+        'hierarchical'
+    """
+    return next((way for limit, way in ways if size <= limit), ways[-1][1])
 
-    @property
-    def rank(self) -> int:
+
+class Hierarchical:
+    """A `Communicator` with a hierarchical all-reduce; all other collectives are the base's.
+
+    On the CPU several all-reduces may be in progress: a thread with separate groups runs them one after the other.
+    On CUDA they run in the caller's stream, because several NCCL communicators in several threads can deadlock.
+
+    Args:
+        base: all ranks. Every rank makes the same `Hierarchical` from it.
+        groups: each rank in exactly one.
+        ways: of a hybrid, by message size (`choose_way`): where one is "flat", the all-reduce is the base's.
+
+    Raises:
+        ValueError: a rank is in no group or in several.
+    """
+
+    def __init__(self, base: Communicator, groups: Groups, ways: Ways = ()) -> None:
+        if sorted(rank for group in groups for rank in group) != list(range(base.world)):
+            raise ValueError(f"groups must hold each of the ranks 0 to {base.world - 1} once, got {groups}")
+        self.base, self.groups, self.ways = base, groups, ways
+        self.rank, self.world = base.rank, base.world
+        self._group: Communicator | None = None
+        self._leaders: Communicator | None = None
+        for ranks in groups:
+            made = base.group(ranks) if len(ranks) > 1 else None
+            self._group = made or self._group
+        if len(groups) > 1:
+            self._leaders = base.group([min(ranks) for ranks in groups])
+        self._thread = WorkerThread(torch.get_num_threads())
+        self._last: PendingCall | None = None
+        self._last_flat: Pending = Completed()
+
+    def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
         """See `Communicator`."""
-        return self.base.rank
+        is_idle = tensor.device.type == "cpu" and (self._last is None or self._last.done)
+        if is_idle and not self._is_flat(tensor):
+            self._reduce(tensor, op)
+        else:
+            self.start_all_reduce_(tensor, op).wait()
 
-    @property
-    def world(self) -> int:
+    def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
         """See `Communicator`."""
-        return self.base.world
+        if self._is_flat(tensor):
+            self._last_flat = self.base.start_all_reduce_(tensor, op)
+            return self._last_flat
+        if tensor.device.type == "cpu":  # the two ways have separate connections
+            self._last = self._thread.start(lambda: self._reduce(tensor, op))
+            return self._last
+        self._last_flat.wait()  # collectives of one NCCL communicator must end before another is used
+        self._reduce(tensor, op)
+        return Completed()
+
+    def _is_flat(self, tensor: torch.Tensor) -> bool:
+        return bool(self.ways) and choose_way(self.ways, tensor.nbytes) == "flat"
+
+    def _reduce(self, tensor: torch.Tensor, op: Op) -> None:
+        if self._group is not None:
+            if op == "sum":
+                self._group.reduce_(tensor)
+            else:
+                self._group.all_reduce_(tensor, op)
+        if self._leaders is not None:
+            self._leaders.all_reduce_(tensor, op)
+        if self._group is not None:
+            self._group.broadcast_(tensor)
+
+    def stop_thread(self) -> None:
+        """End the thread; the base stays open."""
+        self._thread.close()
+
+    def close(self) -> None:
+        """See `Communicator`."""
+        self.stop_thread()
+        self.base.close()
 
     @property
     def sent_bytes(self) -> float:
         """See `Communicator`."""
         return self.base.sent_bytes
-
-    def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
-        """See `Communicator`."""
-        self.base.all_reduce_(tensor, op)
-
-    def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
-        """See `Communicator`."""
-        return self.base.start_all_reduce_(tensor, op)
 
     def reduce_(self, tensor: torch.Tensor, root: int = 0) -> None:
         """See `Communicator`."""
@@ -85,115 +145,3 @@ class Forwarding:
     def barrier(self, timeout_s: float) -> None:
         """See `Communicator`."""
         self.base.barrier(timeout_s)
-
-    def close(self) -> None:
-        """See `Communicator`."""
-        self.base.close()
-
-
-class Hierarchical(Forwarding):
-    """A `Communicator` with a hierarchical all-reduce; all other collectives are the base's.
-
-    On the CPU several all-reduces may be in progress: a thread with separate groups runs them one after the other.
-    On CUDA they run in the caller's stream, because several NCCL communicators in several threads can deadlock.
-
-    Args:
-        base: all ranks. Every rank makes the same `Hierarchical` from it.
-        groups: each rank in exactly one.
-
-    Raises:
-        ValueError: a rank is in no group or in several.
-    """
-
-    def __init__(self, base: Communicator, groups: Groups) -> None:
-        super().__init__(base)
-        if sorted(rank for group in groups for rank in group) != list(range(base.world)):
-            raise ValueError(f"groups must hold each of the ranks 0 to {base.world - 1} once, got {groups}")
-        self.groups = groups
-        self._group: Communicator | None = None
-        self._leaders: Communicator | None = None
-        for ranks in groups:
-            made = base.group(ranks) if len(ranks) > 1 else None
-            self._group = made or self._group
-        if len(groups) > 1:
-            self._leaders = base.group([min(ranks) for ranks in groups])
-        self._thread = WorkerThread(torch.get_num_threads())
-        self._last: PendingCall | None = None
-
-    def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
-        """See `Communicator`."""
-        if self._last is None or self._last.done:
-            self._reduce(tensor, op)
-        else:
-            self.start_all_reduce_(tensor, op).wait()
-
-    def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
-        """See `Communicator`."""
-        if tensor.device.type != "cpu":
-            self._reduce(tensor, op)
-            return Completed()
-        self._last = self._thread.start(lambda: self._reduce(tensor, op))
-        return self._last
-
-    def stop_thread(self) -> None:
-        """End the thread; the base stays open."""
-        self._thread.close()
-
-    def close(self) -> None:
-        """See `Communicator`."""
-        self.stop_thread()
-        super().close()
-
-    def _reduce(self, tensor: torch.Tensor, op: Op) -> None:
-        if self._group is not None:
-            if op == "sum":
-                self._group.reduce_(tensor)
-            else:
-                self._group.all_reduce_(tensor, op)
-        if self._leaders is not None:
-            self._leaders.all_reduce_(tensor, op)
-        if self._group is not None:
-            self._group.broadcast_(tensor)
-
-
-def choose_way(ways: Ways, size: int) -> Way:
-    """The way for a message of `size` bytes: the first whose limit it does not exceed, else the last.
-
-    Examples:
-        >>> choose_way(((65536, "hierarchical"), (1048576, "flat")), 4096)
-        'hierarchical'
-    """
-    return next((way for limit, way in ways if size <= limit), ways[-1][1])
-
-
-class Hybrid(Forwarding):
-    """A `Communicator` whose all-reduce is flat or hierarchical, depending on the size of the message.
-
-    Args:
-        hierarchical: its base is the flat one.
-        ways: by message size, see `choose_way`.
-    """
-
-    def __init__(self, hierarchical: Hierarchical, ways: Ways) -> None:
-        super().__init__(hierarchical)
-        self._flat, self.ways = hierarchical.base, ways
-        self._last_flat: Pending = Completed()
-
-    def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
-        """See `Communicator`."""
-        flat = choose_way(self.ways, tensor.nbytes) == "flat"
-        if tensor.device.type == "cpu":  # the two have separate connections
-            return (self._flat if flat else self.base).start_all_reduce_(tensor, op)
-        if not flat:  # collectives of one NCCL communicator must end before another is used
-            self._last_flat.wait()
-            return self.base.start_all_reduce_(tensor, op)
-        self._last_flat = self._flat.start_all_reduce_(tensor, op)
-        return self._last_flat
-
-    def all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> None:
-        """See `Communicator`."""
-        if tensor.device.type == "cpu":
-            flat = choose_way(self.ways, tensor.nbytes) == "flat"
-            (self._flat if flat else self.base).all_reduce_(tensor, op)
-        else:
-            self.start_all_reduce_(tensor, op).wait()

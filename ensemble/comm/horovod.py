@@ -26,7 +26,6 @@ from ensemble.comm.communicator import (
     Communicator,
     CommunicatorError,
     Op,
-    Pending,
     SingleRank,
     count_sent_bytes,
 )
@@ -83,14 +82,6 @@ def connect(
         if (started.rank, started.world) != (rank, world):
             raise PipelineError(f"MPI counts this process as rank {started.rank} of {started.world}")
     return HorovodCommunicator(_Peers(started, detector), device, range(world), "all")
-
-
-def find_mpi_rank() -> tuple[int, int] | None:
-    """(rank, world) of a process that Open MPI's `mpirun` started; None of any other."""
-    try:
-        return int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
-    except KeyError:
-        return None
 
 
 def mpi_command(world: int, command: Sequence[str], interface: str | None = "lo") -> list[str]:
@@ -236,11 +227,8 @@ class HorovodCommunicator:
         """See `Communicator`. Sums of fp16 are Horovod's own, in fp16: widen them before."""
         self.start_all_reduce_(tensor, op).wait()
 
-    def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> Pending:
+    def start_all_reduce_(self, tensor: torch.Tensor, op: Op = "sum") -> _Call:
         """See `Communicator`."""
-        return self._start(tensor, op)
-
-    def _start(self, tensor: torch.Tensor, op: Op) -> _Call:
         lent = _to_summable(tensor)
 
         def begin(hvd: Any, **how: Any) -> int:
@@ -272,7 +260,7 @@ class HorovodCommunicator:
         there = self._ranks[root]
         self._call("broadcast", lent, lambda hvd, **how: hvd.broadcast_async_(lent, there, **how)).wait()
         if self.rank != root and lent.data_ptr() != tensor.data_ptr():
-            tensor.detach().copy_(_from_bytes(lent, tensor).view(tensor.shape))
+            tensor.detach().copy_(lent.view(tensor.dtype).view(tensor.shape))
 
     def all_gather(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
         """See `Communicator`."""
@@ -286,7 +274,7 @@ class HorovodCommunicator:
         sizes = [count * per_row for count in counts]
         parts = self._gather(tensor, equal=equal).tensor_split(list(itertools.accumulate(sizes))[:-1])
         return [
-            _from_bytes(part, tensor).view(count, *row).to(tensor.device)
+            part.view(tensor.dtype).view(count, *row).to(tensor.device)
             for part, count in zip(parts, counts, strict=True)
         ]
 
@@ -311,7 +299,7 @@ class HorovodCommunicator:
         received, _counts = self._call(
             "all_to_all", lent, lambda hvd, **how: hvd.alltoall_async(lent, **how), _call_key(lent)
         ).wait()
-        return _from_bytes(received, tensor).view(tensor.shape).to(tensor.device)
+        return received.view(tensor.dtype).view(tensor.shape).to(tensor.device)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """See `Communicator`; of the communicator of all ranks only, for all have to agree on a process set."""
@@ -333,7 +321,7 @@ class HorovodCommunicator:
 
     def barrier(self, timeout_s: float) -> None:
         """See `Communicator`."""
-        self._start(torch.zeros(1), "sum").wait(timeout_s)
+        self.start_all_reduce_(torch.zeros(1)).wait(timeout_s)
 
     def close(self) -> None:
         """See `Communicator`."""
@@ -353,8 +341,3 @@ def _call_key(lent: torch.Tensor) -> str:
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor, uint8 [n]; a view where it is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-
-
-def _from_bytes(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """View bytes as values of the type of `like`, [n]."""
-    return flat.view(like.dtype)

@@ -134,8 +134,15 @@ class _Peers:
             self._break_connections()
 
     def _break_connections(self) -> None:
-        for group in self._groups:
-            _break_connections(*group)
+        """Close the gloo connections of all groups, so that every peer notices the failure.
+
+        A receive that times out closes all connections of a group. One from a peer whose connection is broken
+        fails earlier, without closing them: so it is tried with each peer.
+        """
+        for group, rank, world in self._groups:
+            for peer in (peer for peer in range(world) if peer != rank):
+                with contextlib.suppress(RuntimeError):  # how a receive ends that is meant to fail
+                    group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(_AT_ONCE)
 
     @contextlib.contextmanager
     def attribute_failure(self, what: str) -> Iterator[None]:
@@ -149,18 +156,6 @@ class _Peers:
             self._detector.report_alive()
             self._break_connections()
             raise self._detector.make_error(what, str(error).partition(" This is typically")[0]) from error
-
-
-def _break_connections(group: Any, rank: int, world: int) -> None:
-    """Close a group's gloo connections, so that every peer notices the failure.
-
-    A receive that times out closes all connections of the group. A receive from a peer whose connection is broken
-    fails earlier, without closing them: so it is tried with each peer.
-    """
-    for peer in range(world):
-        if peer != rank:
-            with contextlib.suppress(RuntimeError):  # how a receive ends that is meant to fail
-                group.recv([torch.empty(1)], peer, _UNUSED_TAG).wait(_AT_ONCE)
 
 
 class _Work:

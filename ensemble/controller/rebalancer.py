@@ -23,9 +23,10 @@ from ensemble.schedule import (
     RatedMember,
     RebalanceDecision,
     RunningMember,
+    correct_rates,
     decide_rebalance,
+    interpolate_rate,
 )
-from ensemble.schedule.flotilla import correct_rates, interpolate_rate
 from ensemble.schedule.interference import Interference, device_kind
 from ensemble.schedule.profiles import compute_own_rate, estimate_capacity
 from ensemble.spec import Ensemble, Identity

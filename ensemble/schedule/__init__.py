@@ -1,22 +1,20 @@
 """Pure scheduling decisions: packing, placement, cohorts, flotillas and memory grants. No processes, no clock."""
 
 from ensemble.schedule.explain import explain_memory_wait, explain_unplaceable
-from ensemble.schedule.flotilla import (
+from ensemble.schedule.flotilla.allocate import allocate, revise
+from ensemble.schedule.flotilla.grouping import group_streams
+from ensemble.schedule.flotilla.model import (
     Allocation,
     Capacity,
     Cohort,
     CoreBudget,
-    Flotilla,
     HeldSlots,
     RatedMember,
-    RebalanceDecision,
     RunningMember,
-    StreamGrouping,
-    allocate,
-    decide_rebalance,
-    group_streams,
-    revise,
+    correct_rates,
+    interpolate_rate,
 )
+from ensemble.schedule.flotilla.straggler import RebalanceDecision, decide_rebalance
 from ensemble.schedule.needs import Node, Placement
 from ensemble.schedule.packing import FreeCapacity, pack
 from ensemble.schedule.placement import ClusterSnapshot, Start, count_placeable, decide_starts
@@ -33,7 +31,6 @@ __all__ = [
     "Capacity",
     "Cohort",
     "CoreBudget",
-    "Flotilla",
     "FreeCapacity",
     "HeldSlots",
     "Node",
@@ -44,14 +41,15 @@ __all__ = [
     "RebalanceDecision",
     "RunningMember",
     "Start",
-    "StreamGrouping",
     "allocate",
     "apply_profile",
+    "correct_rates",
     "count_placeable",
     "decide_rebalance",
     "explain_memory_wait",
     "explain_unplaceable",
     "group_streams",
+    "interpolate_rate",
     "pack",
     "decide_starts",
     "revise",

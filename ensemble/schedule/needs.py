@@ -70,24 +70,10 @@ class Node:
             object.__setattr__(self, "gpu_shares", shares)
 
     def as_event(self) -> dict[str, Any]:
-        """The fields of its `node` event."""
-        return {
-            "node": self.name,
-            "cpus": self.cpus,
-            "gpus": list(self.gpus),
-            "gpu_ids": list(self.gpu_ids),
-            "memory_gb": self.memory_gb,
-            "memory_left_gb": self.memory_left_gb,
-            "gpu_memory_gb": list(self.gpu_memory_gb),
-            "gpu_free": list(self.gpu_free),
-            "gpu_parents": list(self.gpu_parents),
-            "gpu_shares": list(self.gpu_shares),
-            "gpu_exclusive": list(self.gpu_exclusive),
-            "no_gpus": self.no_gpus,
-            "host": self.host,
-            "interface": self.interface,
-            "power": dict(self.power),
-        }
+        """The fields of its `node` event: plain JSON values."""
+        fields = {name: value for name, value in vars(self).items() if name not in ("name", "places")}
+        fields |= {name: list(fields[name]) for name in OF_GPUS}
+        return {"node": self.name, **fields, "power": dict(self.power)}
 
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Node:

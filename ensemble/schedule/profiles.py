@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble.schedule.cpu_sharing import MemberRate
-from ensemble.schedule.flotilla import Capacity, RatedMember, interpolate_rate
+from ensemble.schedule.flotilla.model import Capacity, RatedMember, interpolate_rate
 from ensemble.schedule.memory_grants import add_margin, compute_gpu_share
 from ensemble.schedule.needs import Node, compute_need, uses_gpus
 from ensemble.schedule.packing import FreeCapacity, pack

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import plain_rows
 import pytest
 import simplejpeg
 
@@ -69,10 +70,8 @@ def find_ends(found: PeerComparison, name: str) -> tuple[float, float, float]:
 
 
 def make_row(**fields: Any) -> PipelineRow:
-    plain: dict[str, Any] = {"design": "node", "members": 4, "prep_workers": 1, "cores": 2, "nodes": 1}
-    plain |= {"batch_size": 8, "step_ms": 5.0, "samples": 100, "wall_s": 2.0, "samples_per_s": 50.0}
-    plain |= {"cpu_s": 1.0, "prep_cpu_s": 0.5, "energy_j": 100.0, "energy_origin": "measured"}
-    return PipelineRow(**(plain | fields))
+    plain: dict[str, Any] = {"design": "node", "members": 4, "samples": 100, "wall_s": 2.0, "prep_cpu_s": 0.5}
+    return plain_rows.make_row(PipelineRow, **plain | {"energy_j": 100.0, "energy_origin": "measured"} | fields)
 
 
 def test_generated_photographs_are_distinct_jpegs_of_a_photographs_size(photos: str) -> None:

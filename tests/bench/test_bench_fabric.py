@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_rows import make_row
 
 from ensemble.bench.fabric import figures, measure, predict, study
 from ensemble.bench.fabric.links import Link, parse_link
@@ -115,38 +116,6 @@ def test_an_emulated_link_is_read_from_its_description() -> None:
     assert link.placement == [0, 1] * 4 and link.name == "1gbit, 2 x 4 ranks interleaved"
     assert parse_link("rate=10gbit,mtu=9000").name == "10gbit, 2 x 2 ranks, mtu 9000"
     assert Link().name == "loopback, 4 ranks" and not Link().is_emulated and Link().payload_bps is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("--emulate hosts=1", "hosts is an integer from 2 to 250, got '1'"),
-        ("--emulate host=2", "an emulated link has no 'host'; did you mean 'hosts'"),
-        ("--emulate hosts=2,rate=fast", "got 'fast'"),
-        ("--emulate place=somewhere", "'somewhere'"),
-        ("--emulate hosts", "needs a value"),
-        ("--sizes 4Q", "got '4Q'"),
-        ("--collectives all_reduc", "did you mean 'all_reduce'"),
-        ("--parts fusio", "did you mean 'fusion'"),
-        ("--backends glue", "there is no backend 'glue'"),
-        ("--ranks 0", "nothing to measure"),
-        ("--meet nowhere", "there is no directory 'nowhere'"),
-        ("--meet .", "started; this process is none"),
-        ("--rate 1gbit", "with --meet"),
-        ("--plot no/such/folder/page.html", "no/such/folder"),
-    ],
-)
-def test_a_mistake_is_answered_with_one_line(
-    arguments: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    try:
-        status = cli.main(["bench", "fabric", *arguments.split()])
-    except SystemExit as error:
-        status = int(error.code or 0)
-    said = capsys.readouterr()
-    assert (status, said.out, len(said.err.splitlines())) == (2, "", 1) and says in said.err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_where_hosts_cannot_be_made_it_is_said_and_what_there_is_is_measured(
@@ -278,26 +247,19 @@ def test_a_resnet_has_its_161_tensors() -> None:
 
 
 def collective(size: int, backend: str = "gloo", **more: Any) -> CollectiveRow:
-    usual: dict[str, Any] = {"link": "1gbit", "hosts": 2, "ranks": 4, "rate": "1gbit"}
-    usual |= {"collective": "all_reduce", "count": size // 4, "type": "float32", "algbw": 0.05}
-    usual |= {"busbw": 0.1, "wrong": 0, "predicted_us": 900.0, "low_us": 950.0, "high_us": 1100.0}
-    usual |= {"time_us": 1000.0, "iterations": 20, "wire_mb": None, "predicted_mb": None}
-    return CollectiveRow(**{**usual, "size": size, "backend": backend, **more})
+    usual = {"link": "1gbit", "hosts": 2, "rate": "1gbit", "collective": "all_reduce", "wrong": 0, **more}
+    return make_row(CollectiveRow, size=size, backend=backend, **usual)
 
 
 def training(link: str, net: str, efficiency: float) -> TrainingRow:
-    figures = {"samples_per_s": 100.0, "step_ms": 40 / efficiency, "alone_ms": 40.0, "backward_ms": 20.0}
-    hosts = 1 if link == "loopback" else 2
-    about: dict[str, Any] = {"link": link, "hosts": hosts, "ranks": 2, "rate": link, "backend": "gloo", "net": net}
-    about |= {"parameters": 1000, "grad_mb": 0.004, "messages": 1, "batch": 8, "exchange_ms": 30.0}
-    return TrainingRow(**about, **figures, efficiency=efficiency, predicted=efficiency)
+    about: dict[str, Any] = {"link": link, "hosts": 1 if link == "loopback" else 2, "backend": "gloo", "net": net}
+    about |= {"parameters": 1000, "step_ms": 40 / efficiency, "predicted": efficiency}
+    return make_row(TrainingRow, efficiency=efficiency, **about)
 
 
 def fusion(threshold: int, time_ms: float, chosen: bool = False) -> FusionRow:
     spread = {"low_ms": time_ms - 1, "high_ms": time_ms + 1}
-    about: dict[str, Any] = {"link": "loopback", "hosts": 1, "ranks": 4, "rate": None, "backend": "gloo"}
-    about |= {"messages": 3, "chosen": chosen}
-    return FusionRow(threshold=threshold, time_ms=time_ms, **spread, **about)
+    return make_row(FusionRow, link="loopback", threshold=threshold, time_ms=time_ms, chosen=chosen, **spread)
 
 
 BACKENDS = {"gloo": 900.0, "hierarchical": 300.0, "hybrid": 330.0}

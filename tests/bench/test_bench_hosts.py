@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble.bench.launch import hosts
-from ensemble.bench.launch.hosts import Hosts, HostsError, rate_bps, remove_stale, setup_commands, unavailable
+from ensemble.bench.launch.hosts import Hosts, HostsError, rate_bps, remove_stale, unavailable
 from ensemble.spec import SpecError
 
 REASON = unavailable()
@@ -75,20 +75,6 @@ def until(there: Callable[[], bool]) -> None:
     while not there():
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-@given(st.integers(1, 20), st.sampled_from([None, "1gbit", "100mbit"]), st.integers(1280, 9000))
-def test_every_command_but_those_that_make_namespaces_stays_inside_one(n: int, rate: str | None, mtu: int) -> None:
-    names = [f"host{i}" for i in range(n)]
-    commands = setup_commands("switch", names, rate, mtu)
-    made = [command[3] for command in commands if command[:3] == ("ip", "netns", "add")]
-    assert made == ["switch", *names]
-    for command in commands[len(made) :]:
-        inside = command[3] if command[:3] == ("ip", "netns", "exec") else command[2]
-        assert inside in made and (command[1] == "-n" or command[2] == "exec")
-    shaped = [(command[2], command[6]) for command in commands if command[0] == "tc"]
-    ports = [("switch", f"port{i}") for i in range(n)] + [(name, "eth0") for name in names]
-    assert sorted(shaped) == (sorted(ports) if rate else [])
 
 
 @given(st.integers(1, 10**6), st.sampled_from([("", 1), ("k", 10**3), ("m", 10**6), ("G", 10**9)]))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -25,6 +22,7 @@ import pyarrow.parquet
 import pytest
 import simplejpeg
 
+from ensemble.bench.energy.sharing import write_photographs
 from ensemble.bench.launch import hosts
 from ensemble.bench.pipelines.config import ALONE, DATALOADER, DESIGNS, LOADER
 from ensemble.bench.pipelines.figures import findings, pairs
@@ -39,47 +37,26 @@ PHOTOS, BATCH = 40, 8
 SMALL: dict[str, Any] = {"batch_size": BATCH, "samples": 2 * PHOTOS - BATCH, "size": 64, "repeats": 1}
 
 
-def write_photos(path: Path, corrupt: int | None = None) -> Path:
-    rng = np.random.default_rng(0)
-    with tarfile.open(path, "w") as archive:
-        for number in range(PHOTOS):
-            pixels = rng.integers(0, 256, (24, 32, 3)).repeat(10, 0).repeat(10, 1).astype(np.uint8)
-            jpeg = simplejpeg.encode_jpeg(pixels)[: 50 if number == corrupt else None]
-            member = tarfile.TarInfo(f"{number:03d}.jpeg")
-            member.size = len(jpeg)
-            archive.addfile(member, io.BytesIO(jpeg))
-    return path
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_photos(tmp_path_factory.mktemp("photos") / "photos.tar"))
+    path = tmp_path_factory.mktemp("photos") / "photos.tar"
+    write_photographs(path, PHOTOS)
+    return str(path)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No process, no socket directory: the feeders' go to this test's own temporary directory, of a short name."""
-    own = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    """Temporary files, sockets and processes are gone afterwards."""
+    own = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # a short name, for sockets
     monkeypatch.setenv("TMPDIR", str(own))
     before = set(psutil.Process().children(recursive=True))
     yield
     until = time.monotonic() + 300  # workers of a feeder in a reader end on their own when it has
-    while any(not path.name.startswith("torchinductor") for path in own.iterdir()) or _marked(str(own)):
-        assert time.monotonic() < until, (list(own.iterdir()), _marked(str(own)))
+    while any(not path.name.startswith("torchinductor") for path in own.iterdir()):
+        assert time.monotonic() < until, list(own.iterdir())
         time.sleep(0.05)
     shutil.rmtree(own)
     assert set(psutil.Process().children(recursive=True)) <= before
-
-
-def _marked(directory: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get("TMPDIR") == directory:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def test_an_emulated_step_takes_its_time_on_the_cores_that_are_asked_for(photos: str) -> None:
@@ -91,6 +68,7 @@ def test_an_emulated_step_takes_its_time_on_the_cores_that_are_asked_for(photos:
 
 
 @pytest.mark.more
+@pytest.mark.usefixtures("nothing_is_left")
 def test_every_design_runs_and_sharing_saves_the_preparation(photos: str) -> None:
     designs = [*DESIGNS, LOADER, DATALOADER]
     rows = study(photos, members=[4], **SMALL, samples_alone=PHOTOS - BATCH, design=designs)
@@ -193,6 +171,7 @@ def test_where_hosts_cannot_be_had_nodes_are_groups_of_processes(
     assert (row.nodes, row.link, row.wire_mb, row.chosen) == (2, "loopback", None, "single 1")
 
 
+@pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize(
     "design",
     [
@@ -200,51 +179,14 @@ def test_where_hosts_cannot_be_had_nodes_are_groups_of_processes(
         for d in (*DESIGNS, DATALOADER)
     ],
 )
-def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, tmp_path: Path) -> None:
-    archive = write_photos(tmp_path / "corrupt.tar", corrupt=17)
+def test_an_unreadable_photograph_ends_the_study_with_its_reason(design: str, photos: str, tmp_path: Path) -> None:
+    archive = Path(shutil.copy(photos, tmp_path / "corrupt.tar"))
+    with tarfile.open(archive) as whole, archive.open("r+b") as file:
+        entry = whole.getmembers()[17]
+        file.seek(entry.offset_data)
+        file.write(bytes(entry.size))
     with pytest.raises(PipelineError, match=f"design {design}, .*JPEG"):
         study(str(archive), members=[2], **SMALL, design=[design])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("--data nowhere.tar", "nowhere.tar"),
-        ("--data rows.txt", "rows.txt"),
-        ("--data {photos} --members 0", "--members"),
-        ("--data {photos} --members 1,x", "--members"),
-        ("--data {photos} --designs nod", "did you mean 'node'"),
-        ("--data {photos} --cores 4096", "4096"),
-        ("--data {photos} --step-ms -1", "--step-ms"),
-        ("--data {photos} --step-ms 5,x", "--step-ms"),
-        ("--data {photos} --step model --step-ms 5", "--step-ms"),
-        ("--data {photos} --link 1gbit", "--hosts"),
-        ("--data {photos} --designs single", "--hosts"),
-        ("--data {photos} --hosts 2 --link fast", "1gbit"),
-        ("--data {photos} --hosts 4 --members 2", "at least that many members"),
-        ("--data {photos} --repeats 0", "--repeats"),
-        ("--data {photos} --plot no/such/folder/p.html", "--plot"),
-        ("--members 1", "--data"),
-    ],
-)
-def test_a_mistake_is_answered_with_one_line(
-    arguments: str,
-    says: str,
-    photos: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "rows.txt").write_text("no archive")
-    monkeypatch.chdir(tmp_path)
-    try:
-        status: object = main(["bench", "pipelines", *arguments.format(photos=photos).split()])
-    except SystemExit as ended:
-        status = ended.code
-    shown = capsys.readouterr()
-    assert (status, shown.out) == (2, "")
-    (line,) = shown.err.splitlines()
-    assert says in line
 
 
 def test_the_processes_of_a_run_are_found_with_all_their_descendants() -> None:
@@ -257,28 +199,6 @@ def test_the_processes_of_a_run_are_found_with_all_their_descendants() -> None:
         assert set(found[1:]) == {each.pid for each in psutil.Process(process.pid).children(recursive=True)}
         for pid in found:
             os.kill(pid, signal.SIGKILL)
-
-
-@pytest.mark.more
-def test_an_interrupted_study_ends_with_one_line(photos: str, tmp_path: Path) -> None:
-    small = f"--members 2 --designs node --step-ms 100 --plot - --batch-size {BATCH} --size 64".split()
-    command = [sys.executable, "-m", "ensemble.cli", "bench", "pipelines", "--data", photos, *small]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as study:
-        while not _prepares(study.pid):
-            assert study.poll() is None
-            time.sleep(0.1)
-        study.send_signal(signal.SIGTERM)
-        _, said = study.communicate(timeout=300)
-    assert (study.returncode, said.splitlines()) == (128 + signal.SIGTERM, ["ensemble: terminated"])
-
-
-def _prepares(pid: int) -> bool:
-    """Whether a feeder has forked its workers."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        started = psutil.Process(pid).children(recursive=True)
-        return any("pipelines.feeder.process" in each.cmdline() and each.children() for each in started)
-    return False
 
 
 @pytest.mark.more
@@ -312,11 +232,7 @@ def test_memory_of_both_sides_is_measured_by_part(photos: str) -> None:
     assert [series.name for series in shown.panels[0].series] == [f"2 {MEMBERS}", f"1 {DATALOADERS}"]
 
 
-def test_memory_that_cannot_be_measured_is_said(
-    photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "pipelines", "--data", photos, "--memory", "--members", "4", "--plot", "-"]) == 2
-    assert "leave out --members" in capsys.readouterr().err
+def test_memory_of_what_is_no_archive_cannot_be_measured(tmp_path: Path) -> None:
     (tmp_path / "photos.tar").write_bytes(b"no archive")
     with pytest.raises(PipelineError, match=r"photos\.tar"):
         study_memory(str(tmp_path / "photos.tar"), repeats=1)

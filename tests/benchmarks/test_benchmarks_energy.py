@@ -23,7 +23,6 @@ from benchmarks.energy.processes import Measured
 from benchmarks.energy.shapley import SPLITS, Coalition, Window, list_coalitions, shapley_values, split_energy
 from benchmarks.energy.synthetic import CONCAVE, IDLE, IDLE_W, LINEAR, take_turns
 from ensemble.bench.energy import nvml_stand_in
-from ensemble.meter.power import list_gpus
 from pipelines.ipc.child_processes import child_environment
 
 PLAYERS = ("a", "b", "c", "d")
@@ -100,14 +99,6 @@ def test_what_is_attributed_adds_up_to_the_meters_joules_and_these_to_the_truth(
 ) -> None:
     assert attribution.is_exact(attribution.read_ledger(measured.events), measured.events)
     assert ledger(measured.events).total.energy_j == pytest.approx(measured.truth.energy_j, rel=0.02)
-
-
-@pytest.mark.more
-def test_a_lost_joule_is_seen(measured: Measured) -> None:
-    events = [*measured.events]
-    last = max(number for number, event in enumerate(events) if event["type"] == "power")
-    events[last] = {**events[last], "parts": [*events[last]["parts"], {"energy_j": 1.0}]}
-    assert not attribution.is_exact(attribution.read_ledger(measured.events), events)
 
 
 # --- the synthetic GPUs --------------------------------------------------------------------------------------
@@ -224,26 +215,6 @@ def test_the_study_prints_tables_and_writes_rows_and_a_plot(
     assert "Attributed joules" in shown.out
     assert "to the tick" in shown.err
     assert plot.stat().st_size > 1000
-
-
-def test_a_machine_without_a_gpu_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    if list_gpus():
-        pytest.skip("this machine has a GPU")
-    assert main(["shapley", "--gpu"]) == 2
-    assert "no NVIDIA driver" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("seconds", ["-2", "nan", "soon"])
-def test_a_pause_is_a_number_of_seconds(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["shapley", "--gpu", "--cool-s", seconds])
-    assert "must be a number of seconds" in capsys.readouterr().err
-
-
-def test_an_unknown_option_points_to_the_help_of_the_study(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["shapley", "--nonsense"])
-    assert "`python -m benchmarks shapley --help`" in capsys.readouterr().err
 
 
 def test_a_member_ends_with_its_input() -> None:

@@ -6,18 +6,18 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_rows import make_row
 from scipy import stats
 
 from benchmarks import members as bench_members
 from benchmarks import models
 from benchmarks.__main__ import main
-from benchmarks.members import MemberResult, compare, declare
+from benchmarks.members import Accuracy, MemberResult, compare, declare
 from benchmarks.precision.expected import findings, panels
 from benchmarks.precision.measure import Row
 from benchmarks.training import TrainingSetup, make_trainer
@@ -48,8 +48,9 @@ def test_one_seed_has_no_interval() -> None:
     found = interval([81.5])
     assert (found.ends, str(found)) == ((81.5, None, None), "81.50")
     assert found.describe() == "+81.50 points with one seed, which says nothing; take more --seeds"
-    flat = {"a": 1, "metric": 81.5, "metric_low": None, "metric_high": None}
-    assert flatten(SimpleNamespace(a=1, metric=found), "metric") == flat
+    flat = {"accuracy": 81.5, "accuracy_low": None, "accuracy_high": None}
+    flat |= dict.fromkeys(("difference", "difference_low", "difference_high"))
+    assert flatten(Accuracy(accuracy=found, seeds=1)) == {**flat, "seeds": 1, "note": None}
 
 
 # --- what members came to ------------------------------------------------------------------------------------
@@ -76,9 +77,8 @@ def test_a_seed_that_failed_is_said_and_leaves_its_pair_out() -> None:
 
 
 def made(precision: str, difference: Interval | None, **more: float) -> Row:
-    accuracy = Interval(80.0, 0.5, 5)
-    same = {"data": "imdb", "device": "cpu", "threads": 1, "batch_size": 64, "parameters": 100}
-    return Row(model="lstm", precision=precision, accuracy=accuracy, difference=difference, **same, **more)  # type: ignore[arg-type]
+    found = {"accuracy": Interval(80.0, 0.5, 5), "difference": difference}
+    return make_row(Row, model="lstm", data="imdb", precision=precision, **found, **more)
 
 
 def test_findings_say_what_half_precision_saves_and_whether_a_difference_is_seen() -> None:
@@ -187,22 +187,3 @@ def test_the_command_writes_a_row_for_each_precision_and_nothing_else(
     assert full["difference"] is None
     assert "lstm-small on digits: bf16 less fp32 is" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["rows.json"], "a plot is asked for"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--models", "lstn"], "there is no model 'lstn'; did you mean 'lstm'?"),
-        (["--precisions", "fp8"], "--precisions cannot be 'fp8'"),
-        (["--seeds", "0"], "must be an integer of at least 1, got '0'"),
-        (["--data", "nowhere"], "there is no directory 'nowhere'"),
-    ],
-)
-def test_a_mistake_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        status: object = main(["precision", *arguments, "--plot", "-"])
-    except SystemExit as ended:
-        status = ended.code
-    shown = capsys.readouterr()
-    assert (status, shown.out) == (2, "")
-    assert said in shown.err and shown.err.count("\n") == 1

@@ -96,14 +96,3 @@ def test_the_command_writes_rows_and_a_page(
     assert rows[0]["over_default_low"] == rows[0]["over_default"]
     assert "over default" in capsys.readouterr().err
     assert "Simulated speed-up" in Path("plot.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [(["--parts", "reel"], "real"), (["--executor", "x"], "ray")],
-)
-def test_what_it_does_not_know_is_said_in_a_line(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["schedule", *arguments]) == 2
-    assert says in capsys.readouterr().err

@@ -10,6 +10,7 @@ import torch
 
 from ensemble.comm.codecs import make_codec
 
+NOT_FINITE = 7.0  # stands for NaN in what is compared
 OPTIONS: list[dict[str, Any]] = [
     {"name": "qsgd2"},
     {"name": "qsgd4"},
@@ -37,7 +38,12 @@ def outcome(options: dict[str, Any], form: str, values: torch.Tensor) -> list[to
     codec.encode(values, wire, key=-11, error=error)
     codec.decode(wire, out)
     codec.decode(wire, added, add=True)
-    return [wire, error.view(torch.int32), in_place.view(torch.int32), out.nan_to_num(7), added.nan_to_num(7)]
+    return [
+        wire,
+        error.view(torch.int32),
+        in_place.view(torch.int32),
+        *(each.nan_to_num(NOT_FINITE) for each in (out, added)),
+    ]
 
 
 def main(device: str, form: str, sizes: list[int]) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ensemble.comm import Communicator, CommunicatorError
+from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangePlan, open_communicator
-from ensemble.comm.hierarchical import Hierarchical, Hybrid
+from ensemble.comm.hierarchical import Hierarchical
 from ensemble.comm.hosts import gather_host_keys, group_by_host
 
 
@@ -68,10 +65,12 @@ def together(comm: Communicator, options: dict[str, Any]) -> list[Any]:
         hierarchical = Hierarchical(comm, tuple(map(tuple, groups)))
         said.append(correct(comm, hierarchical))
         in_order(comm, hierarchical)
-        hybrid = Hybrid(hierarchical, ((1000, "hierarchical"), (100_000, "flat"), (1 << 30, "hierarchical")))
-        in_order(comm, hybrid)
+        hierarchical.ways = ((1000, "hierarchical"), (100_000, "flat"), (1 << 30, "hierarchical"))
+        in_order(comm, hierarchical)
         row = torch.tensor([comm.rank])
-        assert torch.cat(hybrid.all_gather(row)).tolist() == list(range(comm.world)), "the base does the rest"
+        assert torch.cat(hierarchical.all_gather(row)).tolist() == list(range(comm.world)), (
+            "the base does the rest"
+        )
         hierarchical.stop_thread()
     return said
 
@@ -90,12 +89,8 @@ def tuned(comm: Communicator, options: dict[str, Any]) -> list[Any]:
             said.append(tensor.view(torch.uint8).sum().item())
             if isinstance(each, Hierarchical):
                 each.stop_thread()
-        said.append({**asdict(chosen), "kind": type(opened).__name__})
+        said.append(asdict(chosen))
     return said
-
-
-def hosts(comm: Communicator, options: dict[str, Any]) -> Any:
-    return group_by_host(gather_host_keys(comm))
 
 
 def on_hosts(comm: Communicator, options: dict[str, Any]) -> Any:
@@ -104,30 +99,3 @@ def on_hosts(comm: Communicator, options: dict[str, Any]) -> Any:
     said = correct(comm, hierarchical)
     in_order(comm, hierarchical)
     return {"groups": groups, "message": said}
-
-
-def lost(comm: Communicator, options: dict[str, Any]) -> None:
-    """The last rank leaves: the others hear of it, also those that share no group with it."""
-    there = Path(options["there"])
-    hierarchical = Hierarchical(comm, ((0, 1), (2, 3)))
-    hierarchical.all_reduce_(torch.ones(10))
-    if comm.rank == 3:
-        comm.close()
-        wait_for_others(there)
-        return
-    pending = [hierarchical.start_all_reduce_(torch.ones(10)) for _ in range(3)]
-    named = []
-    for each in pending:
-        try:
-            each.wait()
-        except CommunicatorError as error:
-            named.append(list(error.lost_ranks))
-    part = there / f"{comm.rank}.part"
-    part.write_text(json.dumps(named))
-    part.rename(there / f"{comm.rank}.json")
-    wait_for_others(there)  # the first to fail ends all
-
-
-def wait_for_others(there: Path) -> None:
-    while len(list(there.glob("*.json"))) < 3:
-        time.sleep(0.05)

@@ -48,13 +48,7 @@ def test_all_ranks_choose_alike_and_a_resume_opens_what_was_chosen() -> None:
     said = run_ranks("hierarchical_ranks:tuned", {"words": resolved}, placement=[0] * 4)
     assert said == [said[0]] * 4, "the same choice, and the same bits"
     chosen = [each for each in said[0] if isinstance(each, dict)]
-    assert [each["kind"] for each in chosen] == [
-        "TorchCommunicator",
-        "TorchCommunicator",
-        "Hierarchical",
-        "Hierarchical",
-        "Hybrid",
-    ]
+    assert [each["name"] for each in chosen] == ["flat", "flat", "hierarchical", "hierarchical", "hybrid"]
     flat, fused, fixed, grouped, hybrid = chosen
     assert flat["measured"] == () or flat["measured"] == []
     assert {each["what"] for each in fused["measured"]} == {"buckets"}

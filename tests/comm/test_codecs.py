@@ -8,7 +8,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
+import codec_child
 import pytest
 import torch
 from hypothesis import given
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from property_examples import examples
 from torch import Tensor
 
-from ensemble.comm.codecs import CODECS, Codec, make_codec
+from ensemble.comm.codecs import Codec, make_codec
 
 VARIANTS: list[dict[str, Any]] = [
     {"name": "fp16"},
@@ -35,7 +35,6 @@ def said(options: Any) -> str:
 
 
 every = pytest.mark.parametrize("options", VARIANTS, ids=said)
-packed = pytest.mark.parametrize("options", PACKED, ids=said)
 #: Numbers of values: one, less than a group, just less, one, several and a part. Each variant has three of them.
 SIZES = itertools.cycle([(1, 127, 5003), (3, 512, 1000), (31, 600, 5003)])
 
@@ -67,35 +66,25 @@ def bits(tensor: Tensor) -> list[int]:
 # Sizes
 
 
-def test_packed_sizes_of_16_mib_are_those_of_the_formula() -> None:
-    n = 16 * 2**20 // 4
-    sizes = {name: make_codec({"name": name}).wire_bytes(n) for name in CODECS}
-    assert sizes == {
-        "fp16": 2 * n,
-        "bf16": 2 * n,
-        "qsgd2": n // 128 * (4 + 32),
-        "qsgd4": n // 512 * (4 + 256),
-        "qsgd8": n // 512 * (4 + 512),
-        "onebit": n // 64 * (8 + 8),
-    }
-    assert 4 * n / sizes["qsgd4"] >= 7.5
-    assert 4 * n / sizes["onebit"] >= 14
-
-
 @pytest.mark.parametrize(
     ("options", "n", "size"),
     [
+        ({"name": "fp16"}, 2**22, 2 * 2**22),
+        ({"name": "bf16"}, 3, 6),
+        ({"name": "qsgd2"}, 2**22, 2**22 // 128 * (4 + 32)),
+        ({"name": "qsgd4"}, 2**22, 2**22 // 512 * (4 + 256)),
+        ({"name": "qsgd8"}, 2**22, 2**22 // 512 * (4 + 512)),
+        ({"name": "onebit"}, 2**22, 2**22 // 64 * (8 + 8)),
         ({"name": "qsgd4"}, 0, 0),
-        ({"name": "qsgd4"}, 1, 4 + 1),
         ({"name": "qsgd4"}, 513, 260 + 5),
         ({"name": "qsgd2"}, 129, 36 + 5),
         ({"name": "qsgd8", "bucket": 32}, 33, 36 + 5),
         ({"name": "onebit"}, 65, 16 + 12),
         ({"name": "onebit", "column": 32}, 64, 24),
-        ({"name": "bf16"}, 3, 6),
     ],
 )
-def test_a_partial_group_takes_what_it_needs(options: dict[str, Any], n: int, size: int) -> None:
+def test_packed_sizes_are_those_of_the_formula(options: dict[str, Any], n: int, size: int) -> None:
+    """Of 16 MiB, and of messages whose last group is a part of one."""
     assert make_codec(options).wire_bytes(n) == size
 
 
@@ -116,25 +105,15 @@ def test_a_wire_is_the_wires_of_its_pieces(options: dict[str, Any]) -> None:
     ("options", "n"), [(o, n) for o, sizes in zip(PACKED, SIZES, strict=False) for n in sizes], ids=said
 )
 def test_all_forms_write_the_same_bits(options: dict[str, Any], n: int) -> None:
-    values = normal(n, seed=n) * normal(n, seed=n + 1).exp() * 1e-3
-    if n > 600:
-        values[5], values[130:390], values[600] = math.nan, 0.0, math.inf
-        values[n - 3 :] = 1e-37
-    codecs = [make_codec(options, form) for form in ("numba", "torch")]
-    errors = [torch.full((n,), 3.0) for _ in codecs]
-    wires = [encode(codec, values, 11, error) for codec, error in zip(codecs, errors, strict=True)]
-    assert wires[0].tolist() == wires[1].tolist()
-    assert bits(errors[0]) == bits(errors[1])
-    decoded = [decode(codec, wires[0], n) for codec in codecs]
-    np.testing.assert_array_equal(decoded[0], decoded[1])
-    added = [values.nan_to_num() for _ in codecs]
-    for codec, out in zip(codecs, added, strict=True):
-        codec.decode(wires[0], out, add=True)
-    np.testing.assert_array_equal(added[0], added[1])
-    np.testing.assert_array_equal(added[0], values.nan_to_num() + decoded[0])
+    values = codec_child.values_of(n)
+    plain, compiled = (codec_child.outcome(options, form, values) for form in ("torch", "numba"))
+    assert all(map(torch.equal, plain, compiled))
+    *_, out, added = compiled
+    finite = out != codec_child.NOT_FINITE
+    assert torch.equal(added[finite], 1 + out[finite])
 
 
-@packed
+@every
 def test_a_wire_at_an_odd_address_is_packed_alike(options: dict[str, Any]) -> None:
     for form in ("numba", "torch"):
         codec, values = make_codec(options, form), normal(700)
@@ -142,14 +121,6 @@ def test_a_wire_at_an_odd_address_is_packed_alike(options: dict[str, Any]) -> No
         codec.encode(values, wire, key=1)
         assert wire.tolist() == encode(codec, values, 1).tolist()
         assert bits(decode(codec, wire, 700)) == bits(decode(codec, wire.clone(), 700))
-
-
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_a_cast_takes_a_wire_at_an_odd_address(name: str) -> None:
-    codec, values = make_codec({"name": name}), normal(700)
-    wire = torch.zeros(codec.wire_bytes(700) + 1, dtype=torch.uint8)[1:]
-    codec.encode(values, wire, key=0)
-    assert bits(decode(codec, wire, 700)) == bits(round_trip(codec, values))
 
 
 @pytest.mark.parametrize("name", ["qsgd4", "onebit"])
@@ -274,7 +245,7 @@ def test_any_values_go_through(numbers: list[float], options: dict[str, Any], ke
 # Residuals
 
 
-@pytest.mark.parametrize("options", [o for o in VARIANTS if make_codec(o).contracts], ids=said)
+@pytest.mark.parametrize("options", [o for o in VARIANTS if said(o) not in ("qsgd2-l2", "qsgd4-l2")], ids=said)
 def test_what_is_sent_and_the_residual_are_the_sum_of_gradients(options: dict[str, Any]) -> None:
     codec, n, steps = make_codec(options), 1500, 200
     residual, sent, wanted = (
@@ -292,17 +263,6 @@ def test_what_is_sent_and_the_residual_are_the_sum_of_gradients(options: dict[st
         largest = max(largest, float(residual.abs().max()))
     assert largest < 10.0  # what is kept back does not grow without end
     assert float((sent + residual - wanted).abs().max()) < steps * 2**-23 * max(largest, 0.1)
-
-
-def test_a_codec_says_whether_error_feedback_is_stable() -> None:
-    no = [said(o) for o in VARIANTS if not make_codec(o).contracts]
-    assert no == ["qsgd2-l2", "qsgd4-l2"]
-    assert make_codec({"name": "qsgd4", "norm": "l2", "bucket": 32}).contracts
-    codec, residual = make_codec({"name": "qsgd4", "norm": "l2"}), torch.zeros(1024)
-    for step in range(100):
-        residual += normal(1024, seed=step)
-        encode(codec, residual, step, residual)
-    assert float(residual.norm()) > 100 * float(normal(1024).norm())
 
 
 # What is not finite
@@ -360,25 +320,6 @@ def test_no_values_are_no_bytes(options: dict[str, Any]) -> None:
 
 
 # Mistakes
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({}, "no codec is called None (valid: fp16, bf16, qsgd2, qsgd4, qsgd8, onebit)"),
-        ({"name": "qsgd3"}, "no codec is called 'qsgd3'"),
-        ({"name": "fp16", "bucket": 4}, "compression 'fp16' has no option 'bucket' (valid: none)"),
-        ({"name": "qsgd4", "buckets": 4}, "'qsgd4' has no option 'buckets' (valid: bucket, norm)"),
-        ({"name": "qsgd4", "bucket": 100}, "bucket must be a power of two from 32 to 65536 (values), got 100"),
-        ({"name": "qsgd4", "norm": "l1"}, "norm must be one of max, l2, got 'l1'"),
-        ({"name": "onebit", "threshold": 1}, "threshold must be one of mean, zero, got 1"),
-        ({"name": "onebit", "column": True}, "column must be a power of two"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        make_codec(options)
-    assert line in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["fp16", "qsgd4", "onebit"])

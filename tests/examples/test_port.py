@@ -79,39 +79,6 @@ def test_what_the_page_says_of_the_figures_is_so() -> None:
     assert f"{100 * (max(longer) - 1):.0f} % longer at most" in PAGE
 
 
-def test_lines_are_counted_as_a_reader_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "plain.py").write_text("a\n\nb\nc\n")
-    (tmp_path / "port.py").write_text("a\n\n\nB\nc\nd\n")
-    monkeypatch.setattr(measure, "HERE", tmp_path)
-    assert measure.count_changes("plain") == (0, 0)
-    assert measure.count_changes("port") == (2, 1)
-
-
-def test_each_round_begins_with_another_script_and_an_interrupted_one_is_completed() -> None:
-    counts = dict.fromkeys(SCRIPTS, 0)
-    chosen = []
-    for _ in range(12):
-        chosen.append(measure.choose_next(counts))
-        counts[chosen[-1]] += 1
-    rounds = [chosen[start : start + 4] for start in (0, 4, 8)]
-    assert all(sorted(each) == sorted(SCRIPTS) for each in rounds)
-    assert [each[0] for each in rounds] == SCRIPTS[:3]
-    assert (
-        measure.choose_next({"plain": 2, "attach_only": 2, "train_function": 1, "recipe": 2}) == "train_function"
-    )
-
-
-@pytest.mark.more
-def test_runs_with_other_options_are_not_mixed(tmp_path: Path) -> None:
-    figures = json.loads((PORT / "figures.json").read_text())
-    old = tmp_path / "old.json"
-    old.write_text(json.dumps(figures))
-    words = [PORT / "measure.py", "nowhere", "--out", old, "--samples", "7"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "other options" in done.stderr
-    assert json.loads(old.read_text()) == figures
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(DATA is None, reason="ENSEMBLE_DATA does not name the folder that holds cifar10/")
 def test_all_four_train_the_same_trials_of_real_images_alike(tmp_path: Path) -> None:

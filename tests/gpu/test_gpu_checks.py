@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import checks
 import pytest
-from gpu_cases import CASES, Case
+from gpu_cases import CASES
 
 from ensemble.bench.energy import nvml_stand_in
 
@@ -94,30 +93,6 @@ def test_a_case_that_fails_does_not_stop_the_next_and_is_run_again(tmp_path: Pat
         cases = json.loads(out.read_text())["cases"]
         assert [cases[name]["state"] for name in QUICK] == states
         assert all("torch sees no CUDA device" in case["log"] for case in cases.values() if "log" in case)
-
-
-@pytest.mark.parametrize(
-    ("ending", "limit_s", "state", "status"), [("abort", 300.0, "failed", -6), ("pause", 5.0, "timed out", -9)]
-)
-def test_a_case_that_dies_or_hangs_keeps_its_rows(
-    tmp_path: Path, ending: str, limit_s: float, state: str, status: int
-) -> None:
-    package = tmp_path / "gpu_cases"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(
-        "import os, signal, sys\n"
-        "with open(sys.argv[4], 'w') as file:\n"
-        """    file.write('{"what": "a row", "pid": %d}\\n{"what": "another' % os.getpid())\n"""
-        "print('its last words', flush=True)\n"
-        f"{'os.abort' if ending == 'abort' else 'signal.pause'}()\n"
-    )
-    result = checks._run(Case("one", "", limit_s), "cpu", limit_s, {**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (result["state"], result["exit_status"]) == (state, status)
-    assert [row["what"] for row in result["rows"]] == ["a row"]
-    assert "its last words" in result["log"]
-    with pytest.raises(ProcessLookupError):
-        os.kill(result["rows"][0]["pid"], 0)
 
 
 def test_energy_is_that_of_the_gpus_and_the_cases_see_the_first(tmp_path: Path) -> None:

@@ -56,23 +56,6 @@ def test_a_resume_on_a_gpu_gives_the_same_bits(tmp_path: Path, precision: str) -
 
 
 @pytest.mark.more
-def test_an_overflow_in_fp16_skips_one_step(tmp_path: Path) -> None:
-    said = cases.train_case("fp16", tmp_path, device="cuda:0")
-    assert said["outcomes"] == ["stopped", "finished"]
-    skipped = [e["skipped_steps"] for e in said["events"] if e["type"] == "epoch"]
-    assert skipped == [1, 0, 0]
-
-
-@pytest.mark.more
-def test_a_static_loss_scale_stays_through_overflows(tmp_path: Path) -> None:
-    said = cases.train_case("fp16-static", tmp_path, device="cuda:0")
-    assert said["outcomes"] == ["stopped", "finished"]
-    assert [e["skipped_steps"] for e in said["events"] if e["type"] == "epoch"] == [1, 1, 1]
-    state = load_checkpoint(str(RunDir(tmp_path / "fp16-static").newest_checkpoint("member-0", 0)))
-    assert state["precision"]["scaler"]["scale"] == 2.0**16
-
-
-@pytest.mark.more
 @pytest.mark.parametrize("case", ["clipped in 2", "scaled in 2", "folds in 2"])
 def test_accumulated_gradients_on_a_gpu_are_those_of_the_whole_batch(tmp_path: Path, case: str) -> None:
     reference = cases.ACCUMULATED[case]

@@ -1,11 +1,12 @@
-"""Members and nodes of the tests of packing and placement."""
+"""Members and nodes of the tests of packing, placement and flotillas."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
-from ensemble.schedule import Node
+from ensemble.schedule import Node, RatedMember
 from ensemble.spec import Identity
 
 
@@ -21,3 +22,11 @@ def node(
 ) -> Node:
     """A node with a GPU for each name of a model."""
     return Node(name, cpus, tuple(gpus), memory_gb, name, places)
+
+
+def rated(rng: random.Random, number: int, most_workers: int, epochs: int, fixed: bool = False) -> RatedMember:
+    """Rates spread over a factor of 16; the efficiency of w workers is 1 / (1 + a(w - 1)), a up to 0.3."""
+    alone, loss = 1000 * 2 ** rng.uniform(-2, 2), rng.uniform(0.0, 0.3)
+    measured = {w: alone * w / (1 + loss * (w - 1)) for w in range(1, most_workers + 1)}
+    workers = rng.randint(1, most_workers) if fixed else None
+    return RatedMember(member=f"member-{number}", samples_per_s=measured, epochs=epochs, workers=workers)

@@ -7,11 +7,11 @@ import random
 
 import numpy as np
 import pytest
-from flotilla_instances import rated
 from hypothesis import given
 from hypothesis import strategies as st
+from schedule_cases import rated
 
-from ensemble.schedule.flotilla import Allocation, Capacity, RatedMember, allocate, interpolate_rate
+from ensemble.schedule import Allocation, Capacity, RatedMember, allocate, interpolate_rate
 from ensemble.schedule.flotilla.initial import fits_on_nodes
 from ensemble.schedule.flotilla.model import make_problem
 from ensemble.schedule.flotilla.timeline import TimelineBuilder
@@ -116,17 +116,6 @@ def test_many_members_are_planned_without_a_search() -> None:
     # nobody waits for others where each may have a stream
     apart = allocate(listed, dataclasses.replace(capacity, streams=600), SAMPLES)
     assert apart.makespan_s < 1.1 * apart.lower_bound_s
-
-
-def test_what_cannot_be_is_refused_by_name() -> None:
-    wide = RatedMember(member="wide", samples_per_s={1: 1.0}, epochs=1, workers=9)
-    with pytest.raises(ValueError, match="wide: workers=9, but a node holds at most 8"):
-        allocate([wide], Capacity(slots=(8,)), SAMPLES)
-    with pytest.raises(ValueError, match="same id"):
-        allocate([dataclasses.replace(wide, workers=1)] * 2, Capacity(slots=(8,)), SAMPLES)
-    with pytest.raises(ValueError, match="done: epochs=0"):
-        RatedMember(member="done", samples_per_s={1: 1.0}, epochs=0)
-    assert allocate([], Capacity(slots=(8,)), SAMPLES).flotillas == ()
 
 
 def test_a_rate_is_interpolated_carefully() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
 
-from ensemble.schedule.flotilla import (
+from ensemble.schedule import (
     Capacity,
     Cohort,
     CoreBudget,

@@ -291,20 +291,6 @@ def test_a_guessed_core_fits_on_less_than_one_and_what_was_declared_does_not() -
     )
 
 
-def test_a_guessed_gpu_share_does_not_insist_on_a_gpu() -> None:
-    wide = identity(workers=2, gpus_per_worker=1.0, auto=["gpus_per_worker"])
-    assert pack([wide], [], [node(gpus="A")])[0].devices == (None, None)
-    assert not pack([identity(workers=2, gpus_per_worker=1.0)], [], [node(gpus="A")])
-    assert not pack([wide], [], [node(gpus="A")], "cuda")
-
-
-def test_tenants_of_a_gpu_are_limited_by_its_kind() -> None:
-    nodes = [node(cpus=8, gpus="AB")]
-    small = [identity(i, cpus_per_worker=0.1, gpus_per_worker=0.1) for i in range(9)]
-    devices = Counter(p.devices[0] for p in pack(small, [], nodes, tenants={"A": 2}))
-    assert devices == {"0": 2, "1": 7}
-
-
 def test_ten_thousand_members_are_planned_on_eight_thousand_devices_and_one_event_is_answered() -> None:
     """A bound with room for a busy machine: 0.06 s and 3 ms of CPU time were measured, 31 s the slow way."""
     rng = random.Random(0)
@@ -360,13 +346,3 @@ def test_a_gpu_holds_what_others_leave_of_it() -> None:
     assert pack([identity(gpus_per_worker=0.6)], [], [at.without_others()])
     guess = identity(gpus_per_worker=0.1, auto=["gpus_per_worker"])
     assert pack([guess], [], [at])[0].devices == ("0",), "a full one is nobody's"
-
-
-def test_an_exclusive_gpu_has_one_rank_at_a_time() -> None:
-    at = replace(node(cpus=8, gpus="AA"), gpu_exclusive=(True, False))
-    quarters = [identity(i, gpus_per_worker=0.25) for i in range(8)]
-    placed = pack(quarters, [], [at])
-    assert Counter(p.devices[0] for p in placed) == {"0": 1, "1": 4}
-    rest = [one for one in quarters if one.member not in {p.member for p in placed}]
-    assert not pack(rest, placed, [at])
-    assert [p.devices for p in pack(rest, placed[1:], [at])] == [("0",)]

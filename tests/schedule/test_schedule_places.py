@@ -10,11 +10,6 @@ from ensemble.schedule import FreeCapacity, Placement, explain_unplaceable, pack
 from ensemble.schedule.needs import resolve_devices
 
 
-def test_large_members_are_placed_before_small_ones() -> None:
-    waiting = [identity(0), identity(1), identity(2, cpus_per_worker=3.0)]
-    assert [p.member for p in pack(waiting, [], [node(cpus=4)])] == ["member-0", "member-2"]
-
-
 def test_ten_tenths_of_a_core_are_one_core() -> None:
     waiting = [identity(i, cpus_per_worker=0.1) for i in range(11)]
     assert len(pack(waiting, [], [node(cpus=1)])) == 10
@@ -64,15 +59,6 @@ def test_a_whole_gpu_is_exclusive_and_members_of_all_shares_are_side_by_side() -
     assert sum(shares) == 5.25 and len(placed) == 8, "what is beyond four GPUs waits"
     assert all(used <= 100 for used in load.values()) and list(load.values()).count(100) == 4
     assert {p.node for p in placed.values() if p.devices == (None,)} <= {"a", "b"}
-
-
-def test_two_ranks_never_share_a_gpu() -> None:
-    wide = identity(workers=2, gpus_per_worker=0.25)
-    assert "workers=1" in (explain_unplaceable(wide, [node(gpus="G")]) or "")
-    assert pack([wide], [], [node(gpus="GG")])[0].devices == ("0", "1")
-    # a member that declared no share falls back to the CPU
-    guess = identity(workers=2, auto=["gpus_per_worker"])
-    assert pack([guess], [], [node(gpus="G")])[0].devices == (None, None)
 
 
 def test_a_refusal_names_the_largest_that_would_fit() -> None:
@@ -152,8 +138,3 @@ def test_several_nodes_gpus_come_before_the_cpu_of_one_that_has_some() -> None:
 def test_members_of_a_lost_node_take_no_place() -> None:
     lost = Placement(identity(0), "gone", (None,))
     assert len(pack([identity(1)], [lost], [node(cpus=1)])) == 1
-
-
-def test_a_learnt_limit_holds() -> None:
-    waiting = [identity(i) for i in range(4)]
-    assert len(pack(waiting, [], [node()], limits={"a": 2})) == 2

@@ -66,6 +66,7 @@ def test_a_member_departs_from_the_ensembles_words() -> None:
         ({"compression": "qsgd5"}, "valid: none, fp16, bf16, qsgd2"),
         ({"compression": {"name": "qsgd4", "norm": "l1"}}, "Ensemble.compression['norm'] cannot be 'l1'"),
         ({"compression": {"name": "none", "bucket": 1}}, "'none' has no options, got 'bucket'"),
+        ({"compression": {"name": "qsgd4", "bucket": 100}}, "must be a power of two from 32 to 65536, got 100"),
         ({"compression": 4}, "Ensemble.compression must be a name (none, fp16,"),
         ({"optimizer": len}, "a function goes into the Recipe"),
         ({"optimizer": "adamW"}, "did you mean 'adamw'?"),

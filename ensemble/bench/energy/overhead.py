@@ -86,9 +86,8 @@ def study(members: int, seconds: float, report: Report) -> Outcome:
     load = f"overhead: {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}"
     return Outcome(
         tables=[(f"What the account of {members} members costs, percent of a core", table(rows))],
-        rows=[vars(row) for row in rows],
+        rows=[{"part": "overhead", **vars(row)} for row in rows],
         findings=[*findings(rows, found, members), load],
-        title="Overhead",
         notes=[load],
         panels=[bar_panel(f"Cost of the account of {members} members, % of a core", bars)],
     )

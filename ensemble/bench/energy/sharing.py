@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from ensemble.bench.charts import Panel, bar_panel
@@ -29,7 +28,7 @@ from ensemble.bench.pipelines import study as pipelines_study
 from ensemble.bench.pipelines.config import EMULATED, MODEL
 from ensemble.bench.pipelines.figures import load_warnings
 from ensemble.bench.pipelines.study import PipelineRow, format_count
-from ensemble.bench.results import Outcome, Report, Rows, Spread, flatten, median_row, series_of, tabulate
+from ensemble.bench.results import Outcome, Report, Rows, Spread, median_row, name_ends, series_of, tabulate
 from ensemble.meter.origin import ORIGINS
 from ensemble.spec import SpecError
 
@@ -130,7 +129,6 @@ def outcome(data: str | None, **options: Any) -> Outcome:
         tables=tables(found),
         rows=json_rows(found),
         findings=[*findings(found), note],
-        title="Sharing",
         notes=[note],
         panels=panels(found),
     )
@@ -196,8 +194,10 @@ def json_rows(found: Sequence[PeerComparison]) -> Rows:
     for each in found:
         about = {name: getattr(each.shared, name) for name in ("step", "members", "runs")}
         about |= {"of": "shared / own", "energy_origin": each.energy_origin}
-        rows.append({**about, **flatten(SimpleNamespace(**each.ratios), "watts", "energy")})
-    return rows
+        for name, ratio in each.ratios.items():
+            about |= name_ends(name, ratio)
+        rows.append(about)
+    return [{"part": "sharing", **row} for row in rows]
 
 
 def findings(found: Sequence[PeerComparison]) -> Iterator[str]:

@@ -9,64 +9,81 @@ from ensemble.bench import charts
 from ensemble.bench.charts import Panel, Series
 from ensemble.bench.fabric.study import CollectiveRow, FusionRow, TrainingRow
 from ensemble.bench.launch.hosts import rate_bps
-from ensemble.bench.results import Outcome, Spread, format_bytes, group_by, series_of, tabulate
+from ensemble.bench.results import Outcome, Spread, format_bytes, group_by, outcome_of, series_of
 
 _COLLECTIVE = "link backend collective size count type time_us algbw busbw wrong predicted_us"
 _TRAINING = "link backend net parameters grad_mb ranks batch samples_per_s step_ms alone_ms exchange_ms efficiency"
-_FUSION = "link backend threshold messages time_ms low_ms high_ms chosen"
+_TRAINING += " predicted"
+_FUSION = "link backend threshold_text messages time_ms low_ms high_ms chosen"
 
 
 def make_outcome(
     collectives: Sequence[CollectiveRow], training: Sequence[TrainingRow], fusion: Sequence[FusionRow]
 ) -> Outcome:
     """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
-    sweep = [{**row, "threshold": format_bytes(row["threshold"])} for row in tabulate(fusion, _FUSION)]
-    parts: dict[str, Sequence[Any]] = {"collective": collectives, "training": training, "fusion": fusion}
-    return Outcome(
-        tables=[
-            ("collectives (algbw, busbw: GB/s)", tabulate(collectives, _COLLECTIVE)),
-            ("training, data-parallel", tabulate(training, f"{_TRAINING} predicted")),
-            ("fusion of a ResNet-50's 161 gradients", sweep),
-        ],
-        rows=[{"part": part, **vars(row)} for part, rows in parts.items() for row in rows],
-        findings=list(findings(collectives, training, fusion)),
-        title="Network fabrics",
-        notes=("measured: lines with marks, quartiles as bars", "predicted: dashed"),
-        panels=[
-            *_draw_all_reduce(collectives),
-            *_draw_collectives(collectives),
-            *_draw_training(training),
-            *_draw_fusion(fusion),
-        ],
+    return (
+        outcome_of(
+            collectives,
+            "collectives (algbw, busbw: GB/s)",
+            _COLLECTIVE,
+            part="collective",
+            findings=judge_collectives(collectives),
+            title="Network fabrics",
+            notes=("measured: lines with marks, quartiles as bars", "predicted: dashed"),
+            panels=[*_draw_all_reduce(collectives), *_draw_collectives(collectives)],
+        )
+        + outcome_of(
+            training,
+            "training, data-parallel",
+            _TRAINING,
+            part="training",
+            findings=judge_training(training),
+            panels=_draw_training(training),
+        )
+        + outcome_of(
+            fusion,
+            "fusion of a ResNet-50's 161 gradients",
+            _FUSION,
+            headings={"threshold_text": "threshold"},
+            part="fusion",
+            findings=judge_fusion(fusion),
+            panels=_draw_fusion(fusion),
+        )
     )
 
 
 # --- findings ------------------------------------------------------------------------------------------------
 
 
-def findings(
-    collectives: Sequence[CollectiveRow], training: Sequence[TrainingRow], fusion: Sequence[FusionRow]
-) -> Iterator[str]:
-    """Conclusions, one line each."""
-    for row in (row for row in collectives if row.wrong):
+def judge_collectives(rows: Sequence[CollectiveRow]) -> Iterator[str]:
+    """What is wrong, and every backend's all-reduce beside gloo's."""
+    for row in (row for row in rows if row.wrong):
         what = f"{row.collective} {format_bytes(row.size)}, {row.backend}, {row.link}"
         yield f"WRONG: {row.wrong} elements of {what}"
-    reduced = [row for row in collectives if row.collective == "all_reduce"]
-    for link, rows in group_by(reduced, lambda row: row.link).items():
-        yield from _compare_backends(link, rows)
-    for (net, backend), trained in group_by(training, lambda row: (row.net, row.backend)).items():
+    reduced = [row for row in rows if row.collective == "all_reduce"]
+    for link, own in group_by(reduced, lambda row: row.link).items():
+        yield from _compare_backends(link, own)
+
+
+def judge_training(rows: Sequence[TrainingRow]) -> Iterator[str]:
+    """The efficiency of each net over each link."""
+    for (net, backend), trained in group_by(rows, lambda row: (row.net, row.backend)).items():
         home = next((row for row in trained if row.hosts == 1), None)
         each = [f"{row.efficiency:.0%} (predicted {row.predicted:.0%}) on {row.link}" for row in trained]
         line = f"{net} net, {trained[0].parameters:,} parameters, {backend}: efficiency {', '.join(each)}"
         away = [f"{row.step_ms / home.step_ms:.2f} x on {row.link}" for row in trained if home and row.hosts > 1]
         yield line + (f"; its step takes {', '.join(away)} of its time on one host" if away else "")
-    for link, fused in group_by(fusion, lambda row: row.link).items():
+
+
+def judge_fusion(rows: Sequence[FusionRow]) -> Iterator[str]:
+    """The best threshold over each link, and how good the tuned one is."""
+    for link, fused in group_by(rows, lambda row: row.link).items():
         best, first, last = min(fused, key=lambda row: row.time_ms), fused[0], fused[-1]
-        line = f"fusion, {link}: best {best.time_ms:.0f} ms at {format_bytes(best.threshold)}; "
-        line += f"{first.time_ms:.0f} ms at {format_bytes(first.threshold)}, {last.time_ms:.0f} at the largest"
+        line = f"fusion, {link}: best {best.time_ms:.0f} ms at {best.threshold_text}; "
+        line += f"{first.time_ms:.0f} ms at {first.threshold_text}, {last.time_ms:.0f} at the largest"
         for tuned in (each for each in fused if each.chosen):
             above = tuned.time_ms / best.time_ms - 1
-            line += f"; tuned {format_bytes(tuned.threshold)}, {above:.0%} above the best"
+            line += f"; tuned {tuned.threshold_text}, {above:.0%} above the best"
         yield line
 
 
@@ -154,11 +171,11 @@ def _draw_fusion(rows: Sequence[FusionRow]) -> Iterator[Panel]:
             at=link,
             series=series_of(
                 chosen,
-                lambda row: format_bytes(row.threshold),
+                "threshold_text",
                 lambda row: Spread(row.time_ms, row.low_ms, row.high_ms),
                 lambda _: "exchange",
             ),
             x="threshold",
             x_scale="category",
-            marks=[charts.Mark(format_bytes(r.threshold), r.time_ms, "tuned") for r in chosen if r.chosen],
+            marks=[charts.Mark(r.threshold_text, r.time_ms, "tuned") for r in chosen if r.chosen],
         )

@@ -51,11 +51,7 @@ def measure_collectives(comm: Communicator, options: dict[str, Any]) -> dict[str
 
 
 def _all_reduce_ways(layer: Communicator) -> dict[str, Any]:
-    from ensemble.comm.hierarchical import Hierarchical, Hybrid
-
-    base = layer.base if isinstance(layer, Hybrid) else layer
-    groups = base.groups if isinstance(base, Hierarchical) else ()
-    return {"groups": groups, "ways": layer.ways if isinstance(layer, Hybrid) else ()}
+    return {"groups": getattr(layer, "groups", ()), "ways": getattr(layer, "ways", ())}
 
 
 def _measure_cases(

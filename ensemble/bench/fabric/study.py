@@ -16,7 +16,7 @@ from ensemble.bench.launch import hosts
 from ensemble.bench.launch.backends import LAYERS
 from ensemble.bench.launch.ranks import run_ranks
 from ensemble.bench.launch.scheduled import ScheduledJob
-from ensemble.bench.results import Report, group_by
+from ensemble.bench.results import Report, format_bytes, group_by
 
 PLAIN = "plain"  # the layer that is the communicator itself
 NETS = ("compute-heavy", "parameter-heavy")
@@ -254,6 +254,11 @@ class FusionRow(LinkRow):
     low_ms: float
     high_ms: float
     chosen: bool = False
+
+    @property
+    def threshold_text(self) -> str:
+        """The threshold for people."""
+        return format_bytes(self.threshold)
 
 
 def _name_link(link: Link, backend: str) -> dict[str, Any]:

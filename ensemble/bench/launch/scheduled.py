@@ -52,14 +52,9 @@ class ScheduledJob:
         check_backend(backend)
         directory = Path(self.directory, str(next(self._calls)))
         directory.mkdir(exist_ok=True)
-        where: dict[str, Any] = {
-            "rank": self.rank,
-            "world": self.world,
-            "interface": self.interface,
-            "device": "cpu",
-        }
-        where["device"] = f"cuda:{self.local}" if backend == "nccl" else "cpu"
+        device = "cpu"
         if backend == "nccl":
+            device = f"cuda:{self.local}"
             torch.cuda.set_device(self.local)
 
         def measure(comm: Communicator, options: dict[str, Any]) -> list[Any]:
@@ -68,9 +63,9 @@ class ScheduledJob:
             own = torch.frombuffer(bytearray(result.encode()), dtype=torch.uint8)
             return [json.loads(bytes(each.tolist())) for each in comm.all_gather(own)]
 
-        found: list[Any] = call(
-            measure, options, backend, directory=str(directory), timeout_s=self.timeout_s, **where
-        )
+        where: dict[str, Any] = {"rank": self.rank, "world": self.world, "interface": self.interface}
+        where |= {"device": device, "directory": str(directory), "timeout_s": self.timeout_s}
+        found: list[Any] = call(measure, options, backend, **where)
         return found
 
     def placement(self) -> tuple[int, ...]:

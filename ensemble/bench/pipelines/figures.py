@@ -14,7 +14,7 @@ from typing import Any
 from ensemble.bench.charts import Panel, Scale
 from ensemble.bench.pipelines.config import ALONE, DATALOADER, EMULATED, LOADER
 from ensemble.bench.pipelines.study import PipelineRow, describe, format_count
-from ensemble.bench.results import Outcome, Rows, series_of, tabulate
+from ensemble.bench.results import Outcome, outcome_of, series_of
 
 # Columns that every table has, also where no row has a value.
 _ALWAYS = ("energy_j", "memory_mb")
@@ -63,21 +63,11 @@ _FIGURES: tuple[tuple[str, _Value], ...] = (
 
 def make_outcome(rows: Sequence[PipelineRow]) -> Outcome:
     """What the study prints, writes and draws."""
-    return Outcome(
-        tables=[("", table(rows))],
-        rows=[vars(row) for row in rows],
-        findings=list(findings(rows)),
-        title="Sharing one pipeline",
-        notes=notes(rows),
-        panels=panels(rows),
-    )
-
-
-def table(rows: Sequence[PipelineRow]) -> Rows:
-    """The table that is printed, without the columns that have no value in any row."""
     names = [field.name for field in dataclasses.fields(PipelineRow)]
-    shown = [n for n in names if n in _ALWAYS or any(getattr(row, n) is not None for row in rows)]
-    return tabulate(rows, " ".join(shown))
+    columns = [n for n in names if n in _ALWAYS or any(getattr(row, n) is not None for row in rows)]
+    found, drawn = findings(rows), panels(rows)
+    title, said = "Sharing one pipeline", notes(rows)
+    return outcome_of(rows, columns=" ".join(columns), findings=found, title=title, notes=said, panels=drawn)
 
 
 def findings(rows: Sequence[PipelineRow]) -> Iterator[str]:

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import psutil
 from ensemble.bench.charts import bar_panel
 from ensemble.bench.pipelines import training
 from ensemble.bench.pipelines.processes import process_tree, read_memory
-from ensemble.bench.results import Outcome, Report, group_by, median_row, series_of, tabulate
+from ensemble.bench.results import Outcome, Report, group_by, median_rows, series_of, tabulate
 from ensemble.events import Epoch
 from ensemble.store import read_events_from
 from pipelines import PipelineError
@@ -117,7 +117,7 @@ def study_memory(
             total = found[-1]
             report(f"{repeat + 1}/{repeats} {count} {side}: {total.pss_mb:,.0f} MB, peak {total.peak_mb:,.0f} MB")
             rows += found
-    return [median_row(each) for each in group_by(rows, lambda row: (row.side, row.part)).values()]
+    return median_rows(rows, "side", "part")
 
 
 def _measure(side: str, count: int, settings: dict[str, object], epochs: int) -> Iterator[MemoryRow]:
@@ -219,7 +219,7 @@ def outcome(rows: Sequence[MemoryRow]) -> Outcome:
             ("", tabulate([members, loaders], "trained side pss_mb peak_mb")),
             *((side, tabulate(each, names)) for side, each in sides.items()),
         ],
-        rows=[asdict(row) for row in rows],
+        rows=[vars(row) for row in rows],
         findings=[
             f"{members.trained} {MEMBERS} take {members.pss_mb:,.0f} MB, {loaders.trained} processes with "
             f"{DATALOADERS} {loaders.pss_mb:,.0f} MB: {members.pss_mb / loaders.pss_mb:.2f} times as much"

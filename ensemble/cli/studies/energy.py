@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from ensemble.bench.results import Outcome, Report, Study
+from ensemble.bench.results import Outcome, Report, Study, run_parts
 from ensemble.cli.arguments import count, milliseconds, option, path, words
 from ensemble.spec.validation import check_choice
 
 SHARING, OVERHEAD = "sharing", "overhead"
-PARTS = (SHARING, OVERHEAD)
 MODEL, EMULATED = "model", "emulated"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
-    option(parser, "--parts", ",".join(PARTS), "what is studied", type=words)
+    option(parser, "--parts", f"{SHARING},{OVERHEAD}", "what is studied", type=words)
 
     part = parser.add_argument_group("part 'sharing'")
     option(part, "--repeats", 2, "runs of each side, of which medians are shown", type=count)
@@ -39,25 +38,14 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
     from ensemble.bench.energy import overhead, sharing
 
-    for part in options.parts:
-        check_choice("--parts", part, PARTS)
     for step in options.steps:
         check_choice("--steps", step, (MODEL, EMULATED))
-    found: dict[str, Outcome] = {}
-    if SHARING in options.parts:
-        names = ("data", "members", "cores", "steps", "step_ms", "samples", "repeats")
-        found[SHARING] = sharing.outcome(**{name: getattr(options, name) for name in names}, report=report)
-    if OVERHEAD in options.parts:
-        found[OVERHEAD] = overhead.study(options.metered_members, options.metered_s, report)
-    parts = found.values()
-    return Outcome(
-        tables=[table for part in parts for table in part.tables],
-        rows=[{"part": name, **row} for name, part in found.items() for row in part.rows],
-        findings=[line for part in parts for line in part.findings],
-        title="The account of energy",
-        notes=[note for part in parts for note in part.notes],
-        panels=[panel for part in parts for panel in part.panels],
-    )
+    names = ("data", "members", "cores", "steps", "step_ms", "samples", "repeats")
+    parts = {
+        SHARING: lambda: sharing.outcome(**{name: getattr(options, name) for name in names}, report=report),
+        OVERHEAD: lambda: overhead.study(options.metered_members, options.metered_s, report),
+    }
+    return run_parts(options.parts, parts, "The account of energy")
 
 
 STUDY = Study(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.comm.compressed_all_reduce import make_exchange_codec
+from ensemble.comm.codecs import make_codec
 from ensemble.comm.hierarchical import Way, Ways
 from ensemble.spec.options import COMPRESSIONS, resolve
 
@@ -212,11 +212,6 @@ class Rates:
     codecs: Mapping[str, tuple[float, float]]
 
 
-def codec_options(name: str, **options: Any) -> dict[str, Any]:
-    """The options of a codec, defaults filled in."""
-    return resolve("compression", {"name": name, **options}, COMPRESSIONS)
-
-
 def predict_s(codec: str, n: int, world: int, rates: Rates) -> float:
     """Seconds to sum n fp32 values over `world` ranks in a codec; "none" sends them as they are.
 
@@ -226,7 +221,7 @@ def predict_s(codec: str, n: int, world: int, rates: Rates) -> float:
     if codec == "none":
         return rates.latency_s + 2 * share * 4 * n / rates.bytes_per_s
     encode, decode = rates.codecs[codec]
-    sent = 2 * share * make_exchange_codec(codec_options(codec)).wire_bytes(n)
+    sent = 2 * share * make_codec({"name": codec}).wire_bytes(n)
     return rates.latency_s + sent / rates.bytes_per_s + n / encode + (1 + share) * n / decode
 
 
@@ -246,4 +241,4 @@ def choose_codec(n: int, world: int, rates: Rates) -> str:
 def choose_compression(n: int, world: int, rates: Rates, min_size: int) -> dict[str, Any] | None:
     """The compression of a bucket of n values by `choose_codec`; None for none."""
     name = choose_codec(n, world, rates)
-    return None if name == "none" else codec_options(name, min_size=min_size)
+    return None if name == "none" else resolve("compression", {"name": name, "min_size": min_size}, COMPRESSIONS)

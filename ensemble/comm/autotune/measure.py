@@ -18,7 +18,6 @@ from ensemble.comm.autotune.decide import (
     CODECS,
     Rates,
     Timing,
-    codec_options,
     drop_losers,
     extrapolate_s,
     has_enough_rounds,
@@ -26,8 +25,8 @@ from ensemble.comm.autotune.decide import (
     sample_sizes,
     select_timings,
 )
+from ensemble.comm.codecs import make_codec
 from ensemble.comm.communicator import Communicator
-from ensemble.comm.compressed_all_reduce import make_exchange_codec
 from ensemble.comm.gradients import BUCKET_BYTES, GradientExchange
 
 #: Time for all measurements at a member's start, seconds.
@@ -164,7 +163,7 @@ def measure_rates(comm: Communicator, device: torch.device) -> Rates:
     costs = [latency_s, max(large_s - latency_s, 1e-9) / sent]
     values = torch.randn(_PROBE_VALUES, device=device, generator=torch.Generator(device).manual_seed(0))
     for name in CODECS[1:]:
-        codec = make_exchange_codec(codec_options(name))
+        codec = make_codec({"name": name})
         wire = torch.zeros(codec.wire_bytes(len(values)), dtype=torch.uint8, device=device)
         for work in (partial(codec.encode, values, wire, key=0), partial(codec.decode, wire, large)):
             costs.append(_median_s(clock, work) / len(values))

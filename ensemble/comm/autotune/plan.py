@@ -32,7 +32,7 @@ from ensemble.comm.autotune.measure import (
 )
 from ensemble.comm.communicator import Communicator
 from ensemble.comm.gradients import BUCKET_BYTES, GradientExchange
-from ensemble.comm.hierarchical import Hierarchical, Hybrid, Ways
+from ensemble.comm.hierarchical import Hierarchical, Ways
 from ensemble.comm.hosts import Groups, candidate_group_sizes, gather_host_keys, group_by_host, split_groups
 from ensemble.spec.options import COMMUNICATORS, resolve
 
@@ -71,16 +71,9 @@ class CommunicatorPlan:
     bucket_bytes: int = BUCKET_BYTES
     measured: tuple[Timing, ...] = ()
 
-    def open(self, base: Communicator, hierarchical: Hierarchical | None = None) -> Communicator:
-        """Make the communicator over all ranks; every rank calls it.
-
-        Args:
-            hierarchical: the communicator of `groups` where there is one already.
-        """
-        if self.name == "flat":
-            return base
-        hierarchical = hierarchical or Hierarchical(base, self.groups)
-        return hierarchical if self.name == "hierarchical" else Hybrid(hierarchical, self.ways)
+    def open(self, base: Communicator) -> Communicator:
+        """Make the communicator over all ranks; every rank calls it."""
+        return base if self.name == "flat" else Hierarchical(base, self.groups, self.ways)
 
 
 @dataclass(frozen=True)
@@ -180,12 +173,11 @@ def open_communicator(
     plan = CommunicatorPlan(bucket_bytes=BUCKET_BYTES if is_auto else options["bucket_bytes"])
     if base.world == 1:
         return base, plan
-    hierarchical = None
+    comm = base
     if options["name"] in ("hierarchical", "hybrid"):
         budget_s = budget_s / 2 if is_auto else budget_s
         start_clock = partial(Clock, base, device, budget_s)
-        plan, hierarchical = _plan_groups(plan, base, options, 4 * sum(sizes), start_clock)
-    comm = plan.open(base, hierarchical)
+        plan, comm = _plan_groups(plan, base, options, 4 * sum(sizes), start_clock)
     if is_auto:
         make = make_over(comm)  # may measure: its time does not count
         buckets = measure_buckets(Clock(comm, device, budget_s), sizes, make)
@@ -215,9 +207,10 @@ def _plan_groups(
     for candidate in candidates:
         if candidate is not candidates[best]:
             candidate.stop_thread()
-    ways = choose_ways(flat_s, others_s[best]) if name == "hybrid" else ()
-    groups = candidates[best].groups
-    return replace(plan, name=name, groups=groups, ways=ways, measured=tuple(timings)), candidates[best]
+    chosen = candidates[best]
+    chosen.ways = choose_ways(flat_s, others_s[best]) if name == "hybrid" else ()
+    plan = replace(plan, name=name, groups=chosen.groups, ways=chosen.ways, measured=tuple(timings))
+    return plan, chosen
 
 
 def _lists_to_tuples(value: Any) -> Any:

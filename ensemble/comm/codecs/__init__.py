@@ -2,43 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from ensemble.comm.codecs.casts import make_cast
+from ensemble.comm.codecs.casts import Cast
 from ensemble.comm.codecs.common import Codec
-from ensemble.comm.codecs.onebit import make_onebit
-from ensemble.comm.codecs.qsgd import make_qsgd
+from ensemble.comm.codecs.onebit import OneBit, OnebitFormat
+from ensemble.comm.codecs.qsgd import Qsgd, QsgdFormat
+from ensemble.spec.options import COMPRESSIONS, resolve
 
-__all__ = ["CODECS", "Codec", "make_codec"]
-
-_MAKERS: dict[str, Callable[[str, Mapping[str, Any], str | None], Codec]] = {
-    "fp16": make_cast,
-    "bf16": make_cast,
-    "qsgd2": make_qsgd,
-    "qsgd4": make_qsgd,
-    "qsgd8": make_qsgd,
-    "onebit": make_onebit,
-}
-
-#: Names of all codecs.
-CODECS = tuple(_MAKERS)
+__all__ = ["Codec", "make_codec"]
 
 
-def make_codec(options: Mapping[str, Any], form: str | None = None) -> Codec:
-    """A codec by name and options, such as `{"name": "qsgd4", "bucket": 512, "norm": "max"}`.
-
-    Options: `bucket` (values that share a scale) and `norm` (`"max"`, `"l2"`) of QSGD, `column` and `threshold`
-    (`"mean"`, `"zero"`) of 1-bit SGD; what is absent has its default.
+def make_codec(compression: Mapping[str, Any], form: str | None = None) -> Codec:
+    """The codec of a declared compression, such as `{"name": "qsgd4", "bucket": 512, "norm": "max"}`.
 
     Args:
-        options: name and options.
+        compression: name and options (`ensemble.spec.options.COMPRESSIONS`); what is absent has its default.
         form: `"numba"`, `"torch"` or `"triton"`, to compare them; by default what is fastest on a tensor's device.
 
     Raises:
-        ValueError: a name or an option is unknown or impossible.
+        SpecError: a name or an option is unknown or impossible.
     """
-    name = options.get("name")
-    if name not in _MAKERS:
-        raise ValueError(f"no codec is called {name!r} (valid: {', '.join(_MAKERS)})")
-    return _MAKERS[name](name, options, form)
+    options = resolve("compression", compression, COMPRESSIONS)
+    name = options["name"]
+    if name in ("fp16", "bf16"):
+        return Cast(name)
+    if name == "onebit":
+        return OneBit(OnebitFormat(options["column"], options["threshold"]), form)
+    return Qsgd(QsgdFormat(int(name.removeprefix("qsgd")), options["bucket"], options["norm"]), form)

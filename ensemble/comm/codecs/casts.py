@@ -6,22 +6,18 @@ dynamic loss scaling, the scale lowered, as for an overflow in the backward pass
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from ensemble.comm.codecs.common import CheckedCodec, read_options
+from ensemble.comm.codecs.common import Codec
 
 _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _CHUNK = 1 << 18  # values at a time where an intermediate result is needed: 1 MiB, which a core's cache holds
 
 
-class Cast(CheckedCodec):
+class Cast(Codec):
     """Values in 16 bits. Rounded to the nearest, not at random: the bias is below 2^-11 (fp16), 2^-8 (bf16)."""
 
-    contracts = True
     granularity = 1
 
     def __init__(self, name: str) -> None:
@@ -51,16 +47,6 @@ class Cast(CheckedCodec):
             return
         for start in range(0, len(out), _CHUNK):
             out[start : start + _CHUNK] += packed[start : start + _CHUNK].float()
-
-
-def make_cast(name: str, options: Mapping[str, Any], form: str | None = None) -> Cast:
-    """`fp16` or `bf16`; there are no options, and torch's cast is the only form.
-
-    Raises:
-        ValueError: an option is given.
-    """
-    read_options(options, name)
-    return Cast(name)
 
 
 def _is_even(wire: Tensor) -> bool:

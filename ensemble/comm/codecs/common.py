@@ -1,4 +1,4 @@
-"""The `Codec` protocol: packs fp32 values into few bytes and unpacks them.
+"""The base of all codecs, which pack fp32 values into few bytes and unpack them.
 
 A *codec* does not communicate. Its *wire* is a byte string whose size depends on the number of values alone, so
 that a receiver knows it in advance. Values are packed in groups of `granularity` (QSGD's bucket, 1-bit SGD's
@@ -13,37 +13,32 @@ All forms of a codec (numba on the CPU, Triton on CUDA, plain torch anywhere) wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+_CHUNK = 1 << 20  # values at a time in plain torch: intermediate results are 8 bytes a value
 
-class Codec(Protocol):
+
+class Codec:
     """Packs fp32 values into bytes. Stateless: what comes out is a function of the arguments alone.
 
     May be used by several threads at once; the kernels release the interpreter lock.
+
+    Attributes:
+        name: `"fp16"`, `"bf16"`, `"qsgd4"`, `"onebit"` and so on.
+        granularity: values of a group: a message is cut at multiples of it only.
     """
 
-    @property
-    def name(self) -> str:
-        """`"fp16"`, `"bf16"`, `"qsgd4"`, `"onebit"` and so on."""
-
-    @property
-    def granularity(self) -> int:
-        """Values of a group: a message is cut at multiples of it only."""
-
-    @property
-    def contracts(self) -> bool:
-        """Whether the error is smaller than the values, so that error feedback is stable.
-
-        Otherwise a residual that is added to the next values grows from step to step without end.
-        """
+    name: str
+    granularity: int
 
     def wire_bytes(self, n: int) -> int:
         """Exact size of `n` packed values, in bytes; the last group may be a partial one."""
+        raise NotImplementedError
 
     def encode(self, values: Tensor, wire: Tensor, *, key: int, error: Tensor | None = None) -> None:
         """Pack `values` into `wire`.
@@ -59,6 +54,12 @@ class Codec(Protocol):
         Raises:
             ValueError: a shape, type or layout differs from the above.
         """
+        n = _check_values("values", values)
+        _check_wire(wire, self.wire_bytes(n), values)
+        if error is not None:
+            _check_error(error, values)
+        if n:
+            self._encode(values.detach(), wire, None if error is None else error.detach(), key)
 
     def decode(self, wire: Tensor, out: Tensor, *, add: bool = False) -> None:
         """Unpack `wire`, uint8 [wire_bytes(n)], into `out`, fp32 [n], contiguous: set it, or add to it.
@@ -66,35 +67,8 @@ class Codec(Protocol):
         Raises:
             ValueError: a shape, type or layout differs from the above.
         """
-
-
-class WireFormat(Protocol):
-    """How a codec's groups lie in its wire."""
-
-    def wire_bytes(self, n: int) -> int:
-        """See `Codec`."""
-
-
-class CheckedCodec:
-    """The base class of all codecs: checks the arguments of `encode` and `decode`."""
-
-    def wire_bytes(self, n: int) -> int:
-        """See `Codec`."""
-        raise NotImplementedError
-
-    def encode(self, values: Tensor, wire: Tensor, *, key: int, error: Tensor | None = None) -> None:
-        """See `Codec`."""
-        n = check_values("values", values)
-        check_wire(wire, self.wire_bytes(n), values)
-        if error is not None:
-            check_error(error, values)
-        if n:
-            self._encode(values.detach(), wire, None if error is None else error.detach(), key)
-
-    def decode(self, wire: Tensor, out: Tensor, *, add: bool = False) -> None:
-        """See `Codec`."""
-        n = check_values("out", out)
-        check_wire(wire, self.wire_bytes(n), out)
+        n = _check_values("out", out)
+        _check_wire(wire, self.wire_bytes(n), out)
         if n:
             self._decode(wire, out.detach(), add)
 
@@ -105,7 +79,14 @@ class CheckedCodec:
         raise NotImplementedError
 
 
-class GroupCodec(CheckedCodec):
+class WireFormat(Protocol):
+    """How a codec's groups lie in its wire."""
+
+    def wire_bytes(self, n: int) -> int:
+        """See `Codec`."""
+
+
+class GroupCodec(Codec):
     """A codec that calls kernels; the base class of QSGD and 1-bit SGD."""
 
     def __init__(self, format: WireFormat) -> None:
@@ -130,36 +111,21 @@ class GroupCodec(CheckedCodec):
         return ()
 
 
-def read_options(options: Mapping[str, Any], name: str, **defaults: Any) -> dict[str, Any]:
-    """Fill in the defaults of a codec's options.
+def split_into_blocks(n: int, wire: Tensor, group: int, size: int) -> Iterator[tuple[int, int, Tensor]]:
+    """Runs of whole groups, then the partial one: their values' start and end, and uint8 [groups, bytes].
 
-    Raises:
-        ValueError: an option is unknown.
+    Args:
+        group: values of a group.  size: bytes of its wire.
     """
-    for option in options:
-        if option != "name" and option not in defaults:
-            valid = ", ".join(defaults) or "none"
-            raise ValueError(f"compression {name!r} has no option {option!r} (valid: {valid})")
-    return {option: options.get(option, default) for option, default in defaults.items()}
+    whole, stride = n - n % group, max(1, _CHUNK // group) * group
+    for start in range(0, whole, stride):
+        end = min(whole, start + stride)
+        yield start, end, wire[start // group * size : end // group * size].view(-1, size)
+    if whole < n:
+        yield whole, n, wire[whole // group * size :].view(1, -1)
 
 
-def check_group(name: str, option: str, size: Any) -> int:
-    """Check a group's size: a power of two, so that packed groups are whole words and sums have a fixed order."""
-    if isinstance(size, bool) or not isinstance(size, int) or not 32 <= size <= 65536 or size & (size - 1):
-        raise ValueError(
-            f"compression {name!r}: {option} must be a power of two from 32 to 65536 (values), got {size!r}"
-        )
-    return size
-
-
-def check_choice(name: str, option: str, value: Any, valid: tuple[str, ...]) -> str:
-    """Check that an option has one of its valid values."""
-    if value not in valid:
-        raise ValueError(f"compression {name!r}: {option} must be one of {', '.join(valid)}, got {value!r}")
-    return str(value)
-
-
-def check_values(what: str, values: Tensor) -> int:
+def _check_values(what: str, values: Tensor) -> int:
     """Check that a tensor is fp32 [n], contiguous; returns n."""
     if values.dtype != torch.float32 or values.dim() != 1 or not values.is_contiguous():
         raise ValueError(
@@ -169,7 +135,7 @@ def check_values(what: str, values: Tensor) -> int:
     return values.numel()
 
 
-def check_wire(wire: Tensor, size: int, like: Tensor) -> None:
+def _check_wire(wire: Tensor, size: int, like: Tensor) -> None:
     """Check that a wire is uint8 [size], contiguous, on the device of the values."""
     if wire.dtype != torch.uint8 or wire.dim() != 1 or wire.numel() != size or not wire.is_contiguous():
         raise ValueError(
@@ -180,9 +146,9 @@ def check_wire(wire: Tensor, size: int, like: Tensor) -> None:
         raise ValueError(f"wire lies on {wire.device}, the values on {like.device}: put them on one device")
 
 
-def check_error(error: Tensor, values: Tensor) -> None:
+def _check_error(error: Tensor, values: Tensor) -> None:
     """Check that an error tensor has the shape and device of its values."""
-    if check_values("error", error) != values.numel() or error.device != values.device:
+    if _check_values("error", error) != values.numel() or error.device != values.device:
         raise ValueError(
             f"error must be like the values ([{values.numel()}] on {values.device}), "
             f"got {list(error.shape)} on {error.device}"

@@ -15,18 +15,13 @@ leaves fp32's range counts as an overflow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
 from torch import Tensor
 
-from ensemble.comm.codecs.common import GroupCodec, check_choice, check_group, read_options
-
-#: Values of a column.
-COLUMN = 64
+from ensemble.comm.codecs.common import GroupCodec
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,6 @@ class OneBit(GroupCodec):
     """
 
     name = "onebit"
-    contracts = True
 
     def __init__(self, format: OnebitFormat, form: str | None = None) -> None:
         super().__init__(format)
@@ -66,16 +60,3 @@ class OneBit(GroupCodec):
     def _kernels(self, values: Tensor) -> ModuleType:
         form = self._form or ("numba" if values.device.type == "cpu" else "torch")
         return import_module(f"ensemble.comm.codecs.onebit_{form}")
-
-
-def make_onebit(name: str, options: Mapping[str, Any], form: str | None = None) -> OneBit:
-    """`onebit` with options `column` and `threshold`.
-
-    Raises:
-        ValueError: an option is unknown or impossible.
-    """
-    given = read_options(options, name, column=COLUMN, threshold="mean")
-    column = check_group(name, "column", given["column"])
-    return OneBit(
-        OnebitFormat(column, check_choice(name, "threshold", given["threshold"], ("mean", "zero"))), form
-    )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
+from ensemble.comm.codecs.common import split_into_blocks
 from ensemble.comm.codecs.onebit import OnebitFormat
-
-_CHUNK = 1 << 20  # values at a time
 
 
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: OnebitFormat) -> None:
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
-    for start, end, block in _blocks(values.numel(), wire, format):
+    for start, end, block in split_into_blocks(
+        values.numel(), wire, format.column, format.wire_bytes(format.column)
+    ):
         part = values[start:end].view(len(block), -1)
         upper, means = _classes(part, format)
         block[:, :8] = means.view(torch.uint8)
@@ -27,23 +26,11 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: OnebitFor
 
 def decode(wire: Tensor, out: Tensor, format: OnebitFormat, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
-    for start, end, block in _blocks(out.numel(), wire, format):
+    for start, end, block in split_into_blocks(out.numel(), wire, format.column, format.wire_bytes(format.column)):
         part = out[start:end].view(len(block), -1)
         means = block[:, :8].clone(memory_format=torch.contiguous_format).view(torch.float32)
         values = torch.where(_unpack(block[:, 8:], part.shape[1]), means[:, 1:], means[:, :1])
         part.copy_(part + values if add else values)
-
-
-def _blocks(n: int, wire: Tensor, format: OnebitFormat) -> Iterator[tuple[int, int, Tensor]]:
-    """Runs of whole columns, then the partial one: their values' start and end, and uint8 [columns, bytes]."""
-    whole, size = n - n % format.column, format.wire_bytes(format.column)
-    stride = max(1, _CHUNK // format.column) * format.column
-    for start in range(0, whole, stride):
-        end = min(whole, start + stride)
-        at = [place // format.column * size for place in (start, end)]
-        yield start, end, wire[at[0] : at[1]].view(-1, size)
-    if whole < n:
-        yield whole, n, wire[whole // format.column * size :].view(1, -1)
 
 
 def _classes(part: Tensor, format: OnebitFormat) -> tuple[Tensor, Tensor]:

@@ -7,20 +7,20 @@ bits behind the point, whole-number sums from there on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
+from ensemble.comm.codecs.common import split_into_blocks
 from ensemble.comm.codecs.qsgd import HUGE, TINY, QsgdFormat
 
 _MASK = 0xFFFFFFFF
-_CHUNK = 1 << 20  # values at a time: intermediate results are 8 bytes a value
 
 
 def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: QsgdFormat, words: tuple[int, int]) -> None:
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
-    for start, end, block in _blocks(values.numel(), wire, format):
+    for start, end, block in split_into_blocks(
+        values.numel(), wire, format.bucket, format.wire_bytes(format.bucket)
+    ):
         part = values[start:end].view(len(block), -1)
         codes, step = _codes(part, format, words, start)
         block[:, :4] = step.view(torch.uint8)
@@ -33,23 +33,11 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: QsgdForma
 
 def decode(wire: Tensor, out: Tensor, format: QsgdFormat, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
-    for start, end, block in _blocks(out.numel(), wire, format):
+    for start, end, block in split_into_blocks(out.numel(), wire, format.bucket, format.wire_bytes(format.bucket)):
         part = out[start:end].view(len(block), -1)
         step = block[:, :4].clone(memory_format=torch.contiguous_format).view(torch.float32)
         values = _levels(block[:, 4:], part.shape[1], format) * step
         part.copy_(part + values if add else values)
-
-
-def _blocks(n: int, wire: Tensor, format: QsgdFormat) -> Iterator[tuple[int, int, Tensor]]:
-    """Runs of whole buckets, then the partial one: their values' start and end, and uint8 [buckets, bytes]."""
-    whole, size = n - n % format.bucket, format.wire_bytes(format.bucket)
-    stride = max(1, _CHUNK // format.bucket) * format.bucket
-    for start in range(0, whole, stride):
-        end = min(whole, start + stride)
-        at = [place // format.bucket * size for place in (start, end)]
-        yield start, end, wire[at[0] : at[1]].view(-1, size)
-    if whole < n:
-        yield whole, n, wire[whole // format.bucket * size :].view(1, -1)
 
 
 def _codes(part: Tensor, format: QsgdFormat, words: tuple[int, int], start: int) -> tuple[Tensor, Tensor]:

@@ -15,11 +15,12 @@ slots of a member become free when it ends. The objective is the makespan: the t
 
 The problem is NP-hard (with one node, two slots and a stream for each member it is the partition problem), so
 `allocate` generates greedy plans (`initial`), keeps the best by the cost model (`timeline`), and searches around
-it where members are few (`local_search`). The tests solve the same model exactly, as a mixed-integer program. On
-200 seeded instances of 3 to 6 members and 3 to 6 slots the plans are 0.00 % from the optimum in the median, 0.05 %
-in the mean and 3.4 % at worst. For many members there is a lower bound, which ignores paces: 10,000 members whose
-rates spread over a factor of 16 on 1,000 nodes of 8 slots come to 1.32, 1.25, 1.12 and 1.05 times it with 1, 2, 8
-and any number of streams. That plan takes 0.4 CPU-seconds, and 1.1 with a stream for each member.
+it where members are few (`local_search`). The tests compare plans of few members with the best of all plans. On
+200 seeded instances of 3 to 6 members and 3 to 6 slots, solved exactly as mixed-integer programs, the plans were
+0.00 % from the optimum in the median, 0.05 % in the mean and 3.4 % at worst. For many members there is a lower
+bound, which ignores paces: 10,000 members whose rates spread over a factor of 16 on 1,000 nodes of 8 slots come to
+1.32, 1.25, 1.12 and 1.05 times it with 1, 2, 8 and any number of streams. That plan takes 0.4 CPU-seconds, and 1.1
+with a stream for each member.
 
 During a run, `group_streams` assigns members that start together to streams, `decide_rebalance` decides what to do
 about a straggler, and `revise` plans again for the waiting members. All three compare the expected rest of the run
@@ -27,39 +28,3 @@ by the same cost model (`timeline.FluidModel`), including the cores that a furth
 seeded; its result depends neither on the order in which members are given, nor on names (except for ties between
 equal members), nor on the unit of rates.
 """
-
-from ensemble.schedule.flotilla.allocate import allocate, reevaluate, revise
-from ensemble.schedule.flotilla.grouping import StreamGrouping, group_streams
-from ensemble.schedule.flotilla.model import (
-    Allocation,
-    Capacity,
-    Cohort,
-    CoreBudget,
-    Flotilla,
-    HeldSlots,
-    RatedMember,
-    RunningMember,
-    correct_rates,
-    interpolate_rate,
-)
-from ensemble.schedule.flotilla.straggler import RebalanceDecision, decide_rebalance
-
-__all__ = [
-    "Allocation",
-    "Capacity",
-    "Cohort",
-    "CoreBudget",
-    "Flotilla",
-    "HeldSlots",
-    "RatedMember",
-    "RebalanceDecision",
-    "RunningMember",
-    "StreamGrouping",
-    "allocate",
-    "correct_rates",
-    "decide_rebalance",
-    "group_streams",
-    "interpolate_rate",
-    "reevaluate",
-    "revise",
-]

@@ -39,12 +39,7 @@ def allocate(
         samples: of one epoch.
         busy: slots that running members hold, and for how long.
         effort: of the local search: evaluated plans times members, and at least `effort` / 80 plans.
-
-    Raises:
-        ValueError: a member is wider than any node, or two have the same id.
     """
-    if samples < 1:
-        raise ValueError(f"samples={samples}; an epoch has at least one")
     problem = make_problem(members, capacity, samples, busy)
     if not members:
         until = max((each.until_s for each in busy), default=0.0)

@@ -40,9 +40,6 @@ def group_streams(
         capacity: allows at most `capacity.streams` streams.
         cores: the cores that preparation and members share; None where preparation takes none from members.
         waiting: flotillas that follow, in this order, with their widths.
-
-    Raises:
-        ValueError: a width is not known, or an id is given twice.
     """
     if not members:
         return StreamGrouping(groups=(), run_s=0.0, shared_s=0.0)

@@ -33,17 +33,6 @@ class RatedMember:
     epochs: int
     workers: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ValueError(f"{self.member}: epochs={self.epochs}; a member to be placed has at least one left")
-        if not self.samples_per_s:
-            raise ValueError(f"{self.member}: no rate was measured; profile it, or declare its workers")
-        for workers, measured in self.samples_per_s.items():
-            if workers < 1 or not 0 < measured < math.inf:
-                raise ValueError(f"{self.member}: samples_per_s[{workers}]={measured} is no rate")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"{self.member}: workers={self.workers}; at least one")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
@@ -64,12 +53,6 @@ class Capacity:
     widest: int | None = None
     streams: int = 1
     prep_samples_per_s: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not self.slots or min(self.slots) < 0 or self.most_workers < 1:
-            raise ValueError(f"slots={self.slots}, widest={self.widest}: no node offers a slot")
-        if self.streams < 1 or not self.prep_samples_per_s > 0:
-            raise ValueError(f"streams={self.streams}, prep_samples_per_s={self.prep_samples_per_s}: both above 0")
 
     @property
     def most_workers(self) -> int:
@@ -100,11 +83,6 @@ class RunningMember(RatedMember):
 
     node: int
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.workers is None:
-            raise ValueError(f"{self.member} runs, so its workers are known")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cohort:
@@ -121,10 +99,6 @@ class Cohort:
     epoch: int
     private: bool = False
 
-    def __post_init__(self) -> None:
-        if not self.members or (self.private and len(self.members) > 1):
-            raise ValueError(f"cohort {self.number}: {len(self.members)} members, private={self.private}")
-
 
 @dataclass(frozen=True, kw_only=True)
 class CoreBudget:
@@ -139,10 +113,6 @@ class CoreBudget:
     total: float
     prepared_per_s: float
     members: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.total > 0 or not self.prepared_per_s > 0:
-            raise ValueError(f"total={self.total}, prepared_per_s={self.prepared_per_s}: both above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,17 +261,8 @@ class Problem:
 def make_problem(
     members: Sequence[RatedMember], capacity: Capacity, samples: int, busy: Sequence[HeldSlots] = ()
 ) -> Problem:
-    """Make the numeric problem.
-
-    Raises:
-        ValueError: no node can hold a fixed width, or two members have the same id.
-    """
+    """Make the numeric problem; a node can hold each width that is fixed."""
     most = capacity.most_workers
-    for each in members:
-        if each.workers is not None and each.workers > most:
-            raise ValueError(f"{each.member}: workers={each.workers}, but a node holds at most {most} of a member")
-    if len({each.member for each in members}) < len(members):
-        raise ValueError("two members have the same id")
     by_rates: dict[tuple[int, int | None], NDArray[np.float64]] = {}
     rows = []
     for each in members:

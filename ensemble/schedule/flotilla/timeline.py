@@ -194,9 +194,6 @@ class FluidModel:
     def __init__(
         self, members: Sequence[RatedMember], capacity: Capacity, samples: int, cores: CoreBudget | None = None
     ) -> None:
-        unknown = next((each.member for each in members if each.workers is None), None)
-        if unknown is not None:
-            raise ValueError(f"{unknown}: its width is not yet chosen; allocate first")
         heap = dataclasses.replace(capacity, slots=(sum(capacity.slots),), widest=capacity.most_workers)
         free = [RatedMember(member=m.member, samples_per_s=m.samples_per_s, epochs=m.epochs) for m in members]
         self._problem = make_problem(free, heap, samples)  # without fixed widths, because members may be widened

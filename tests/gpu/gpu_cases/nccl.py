@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from ensemble.comm import Communicator
-from ensemble.comm.compressed_all_reduce import CompressedAllReduce, make_exchange_codec
+from ensemble.comm.codecs import make_codec
+from ensemble.comm.compressed_all_reduce import CompressedAllReduce
 from ensemble.comm.powersgd import PowerSGD
 from ensemble.comm.reductions import ExchangeStep, PlainAllReduce, Reduction
 from ensemble.comm.torch_dist import connect
@@ -121,4 +122,4 @@ def _make_reduction(
     shared: dict[str, Any] = {"number": 0, "error_feedback": True, "revertible": True, "device": device}
     if compression == "powersgd":
         return PowerSGD(comm, thread, [shape], rank=options["rank"], seed=0, **shared)
-    return CompressedAllReduce(comm, thread, make_exchange_codec(options), [n], **shared)
+    return CompressedAllReduce(comm, thread, make_codec(options), [n], **shared)

@@ -1,17 +1,22 @@
-"""What cases train: the studies' networks on made-up samples, and a ResNet-50 (He et al. 2016)."""
+"""What cases train: the studies' networks on made-up samples, and the ResNet-50 of an example."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from benchmarks import models
 from benchmarks.models import Net
 from ensemble.spec import Recipe
 from pipelines import Batch, Pipeline, sources, stages
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
+
+from resnet50 import make_resnet
 
 #: Stands for a directory of data sets where only the network's shape depends on it: nothing is read from it.
 MADE_UP = "made-up"
@@ -66,43 +71,10 @@ def image_batch(size: int, pixels: int, classes: int, device: str) -> Batch:
     return Batch(fields, epoch=0, step=0, global_size=size).to(device)
 
 
-class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut."""
-
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__()
-        out = 4 * width
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, out, 1, bias=False),
-            nn.BatchNorm2d(out),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if channels != out or stride != 1:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, channels, h, w] to [b, 4 width, h / stride, w / stride]."""
-        return nn.functional.relu(self.body(x) + self.shortcut(x), inplace=True)
-
-
-def resnet(params: dict[str, Any]) -> nn.Module:
-    """A ResNet with bottlenecks; `params["blocks"]` of [3, 4, 6, 3] and `width` 64 make it ResNet-50."""
-    width, channels = params["width"], params["width"]
-    made: list[nn.Module] = [nn.Conv2d(3, channels, 7, 2, 3, bias=False), nn.BatchNorm2d(channels)]
-    made += [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    for number, count in enumerate(params["blocks"]):
-        for place in range(count):
-            stride = 2 if number and place == 0 else 1
-            made.append(Bottleneck(channels, width << number, stride))
-            channels = 4 * (width << number)
-    made += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, params["classes"])]
-    return nn.Sequential(*made).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+def resnet(params: dict[str, Any]) -> torch.nn.Module:
+    """A ResNet; `params["blocks"]` of [3, 4, 6, 3] and `width` 64 make it ResNet-50."""
+    made = make_resnet(params["classes"], params["width"], params["blocks"])
+    return made.to(memory_format=torch.channels_last)
 
 
 RESNET = Recipe(model=resnet, loss=models.loss)

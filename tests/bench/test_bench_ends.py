@@ -1,4 +1,4 @@
-"""`ensemble bench energy` as a command: options are checked before anything runs, and its end leaves nothing."""
+"""A study that is interrupted or terminated says so in a line and leaves nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,42 +15,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ensemble.cli.parser import main
+from ensemble.bench.energy.sharing import write_photographs
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--parts overhaed", "overhead"),
-        ("--data {tmp}/none.tar", "none.tar"),
-        ("--data {tmp}/empty.tar", "empty.tar"),
-        ("--cores 4096", "4096 cores"),
-        ("--steps walk", "--steps"),
-    ],
-)
-def test_a_mistake_in_an_option_is_told_before_a_part_runs(
-    options: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with tarfile.open(tmp_path / "empty.tar", "w"):
-        pass
-    assert main(["bench", "energy", *options.format(tmp=tmp_path).split()]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
-# --- its end -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.more
 @pytest.mark.parametrize(
-    ("options", "module", "folders", "fatal"),
+    ("options", "module", "processes", "folders", "fatal"),
     [
-        ("benchmarks attribution --seconds 60 --repeats 1", "benchmarks.energy.member", 1, signal.SIGTERM),
+        ("benchmarks attribution --seconds 60 --repeats 1", "benchmarks.energy.member", 1, 1, signal.SIGTERM),
         pytest.param(
             "benchmarks attribution --seconds 1 --repeats 60",
             "benchmarks.energy.attribution",
+            1,
             1,
             signal.SIGINT,
             marks=pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for NVIDIA's stand-in"),
@@ -59,23 +36,32 @@ def test_a_mistake_in_an_option_is_told_before_a_part_runs(
         (
             "ensemble.cli bench energy --parts overhead --metered-members 4 --metered-s 60",
             "ensemble.bench.energy.metered_ranks",
+            1,
             2,
+            signal.SIGTERM,
+        ),
+        (
+            "ensemble.cli bench pipelines --data photos.tar --members 2 --designs node --step-ms 100 --size 64",
+            "pipelines.feeder.process",
+            2,  # it has forked its worker
+            0,
             signal.SIGTERM,
         ),
     ],
 )
 def test_a_study_that_is_ended_leaves_no_process_and_no_file(
-    options: str, module: str, folders: int, fatal: signal.Signals, tmp_path: Path
+    options: str, module: str, processes: int, folders: int, fatal: signal.Signals, tmp_path: Path
 ) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
+    write_photographs(tmp_path / "photos.tar", 40)
     command = [sys.executable, "-m", *options.split(), "--plot", "-"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
     with subprocess.Popen(
-        command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as study:
         while not (
-            any(module in command for _, command in list_processes(temporary))
+            sum(module in command for _, command in list_processes(temporary)) >= processes
             and len(list(temporary.glob("bench-*"))) == folders
         ):
             assert study.poll() is None
