@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from class_figures import MATH, accuracy, nll
 from event_dicts import fold, read_events
 from torch import nn
 
-from ensemble.combine import CombineError, accuracy, combine, load, nll
+from ensemble.combine import CombineError, combine, load
 from ensemble.spec import Ensemble, Recipe
 from ensemble.store import (
     EventLog,
@@ -135,8 +136,12 @@ def test_best_is_the_member_best_on_validation_reported_on_test(run: RunDir, dec
     on_valid, on_test = {}, {}
     for number, member in enumerate(declared.members or ()):
         model = trained(number, member.params["width"])  # type: ignore[union-attr]
-        on_valid[f"member-{number}"] = accuracy(compute_values(RECIPE, model, VALID).detach(), VALID["label"])
-        on_test[f"member-{number}"] = accuracy(compute_values(RECIPE, model, TEST).detach(), TEST["label"])
+        on_valid[f"member-{number}"] = MATH.measure(compute_values(RECIPE, model, VALID).detach(), VALID["label"])[
+            "accuracy"
+        ]
+        on_test[f"member-{number}"] = MATH.measure(compute_values(RECIPE, model, TEST).detach(), TEST["label"])[
+            "accuracy"
+        ]
     best = max(on_valid, key=on_valid.__getitem__)
     assert combined["best_member"] == best
     assert combined["metrics"]["best"]["accuracy"] == pytest.approx(on_test[best])

@@ -94,7 +94,7 @@ def check_measured(task: Task, method: str, run: RunDir, combined: dict[str, Any
     assert json.loads(json.dumps(combined, allow_nan=False)) == combined
     assert Task.from_record(combined["task"]) == task
     assert (combined["split"], combined["note"]) == ("test", None)
-    refused = method == "stack" and find_math(task).explain_no_stack()
+    refused = method == "stack" and find_math(task).no_stack
     assert combined["method"] == ("average" if refused else method)
     assert combined["reason"] == (f"{refused}; averaged instead" if refused else None)
     assert sum(combined["weights"].values()) == pytest.approx(1)
