@@ -7,9 +7,9 @@ from typing import Any
 
 from ensemble.spec.identity import PRECISIONS
 from ensemble.spec.loops import LOOP_OPTIONS
-from ensemble.spec.options import TRAINING_OPTIONS, Option, count, flag, number, one_of, resolve
+from ensemble.spec.options import TRAINING_OPTIONS, Option, OptionTable, count, flag, number, one_of, resolve
 from ensemble.spec.sample_weights import check_weighting
-from ensemble.spec.validation import check_choice, check_loss_scale
+from ensemble.spec.validation import check_choice, check_loss_scale, check_number
 
 COMBINERS = ("average", "weighted", "greedy", "stack")
 
@@ -21,6 +21,12 @@ NEEDS = {
     "memory_gb": number(None, above=True),
 }
 
+
+def _check_named(where: str, value: Any, *, table: OptionTable) -> None:
+    if value is not None:
+        resolve(where, value, table)
+
+
 #: What each member may have its own value of.
 MEMBER_FIELDS = {
     "seed": count(0, 0),
@@ -30,7 +36,10 @@ MEMBER_FIELDS = {
     "weights": Option("uniform", check_weighting),
     "loss_scale": Option("dynamic", check_loss_scale),
     "accumulate": count(1),
-    **{name: Option(None, functools.partial(resolve, table=table)) for name, table in TRAINING_OPTIONS.items()},
+    **{
+        name: Option(None, functools.partial(_check_named, table=table))
+        for name, table in TRAINING_OPTIONS.items()
+    },
     **LOOP_OPTIONS,
 }
 
@@ -49,7 +58,7 @@ ENSEMBLE_FIELDS = {
     **dict.fromkeys(("stall_limit_s", "prepare_timeout_s", "hang_timeout_s"), number(60.0, above=True)),
     "retries": count(2, 0),
     "gate_timeout_s": number(120.0),
-    "checkpoint_minutes": number(None, above=True),
+    "checkpoint_minutes": Option(30.0, functools.partial(check_number, low=0, above=True, optional=True)),
     "keep_checkpoints": one_of("all", "weights", "selected"),
     "coverage": number(0.9, above=True, below=1),
     "cache": one_of("memory", "disk"),
