@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -54,6 +54,8 @@ IntervalMethod = Literal["absolute", "normalised", "cqr"]
 
 _CHUNK = 2**20
 """Elements of values that are worked on at once."""
+
+_OF_RANDOMISED = ("randomised", "seed")
 
 _ROUNDING = 1e-9
 """Relative rounding of (n + 1) * level: 10 * 0.9 is to be 9, and not a hair more."""
@@ -100,14 +102,8 @@ class ConformalSets:
 
     def as_record(self) -> dict[str, Any]:
         """The parameters as JSON, an infinite threshold as None; see `load_conformal`."""
-        return {
-            "kind": "sets",
-            "method": self.method,
-            "level": self.level,
-            "thresholds": [_as_json(threshold) for threshold in self.thresholds],
-            "multilabel": self.multilabel,
-            **({"randomised": True, "seed": self.seed} if self.randomised else {}),
-        }
+        record = {"kind": "sets", **asdict(self), "thresholds": list(map(_as_json, self.thresholds))}
+        return record if self.randomised else {name: record[name] for name in record if name not in _OF_RANDOMISED}
 
 
 @dataclass(frozen=True)
@@ -148,13 +144,9 @@ class ConformalInterval:
 
     def as_record(self) -> dict[str, Any]:
         """The parameters as JSON, an infinite threshold as None; see `load_conformal`."""
-        return {
-            "kind": "interval",
-            "method": self.method,
-            "level": self.level,
-            "threshold": _as_json(self.threshold),
-            **({} if self.columns is None else {"columns": list(self.columns)}),
-        }
+        record = {"kind": "interval", **asdict(self), "threshold": _as_json(self.threshold)}
+        columns = record.pop("columns")
+        return record if columns is None else {**record, "columns": list(columns)}
 
 
 Conformal = ConformalSets | ConformalInterval
@@ -162,20 +154,13 @@ Conformal = ConformalSets | ConformalInterval
 
 def load_conformal(record: Mapping[str, Any]) -> Conformal:
     """The sets or intervals that `as_record` describes."""
-    if record["kind"] == "sets":
-        thresholds = tuple(math.inf if threshold is None else threshold for threshold in record["thresholds"])
-        return ConformalSets(
-            record["method"],
-            record["level"],
-            thresholds,
-            record["multilabel"],
-            record.get("randomised", False),
-            record.get("seed", 0),
-        )
-    threshold = math.inf if record["threshold"] is None else record["threshold"]
-    lower, upper = record.get("columns", (0, 0))
-    columns = (lower, upper) if "columns" in record else None
-    return ConformalInterval(record["method"], record["level"], threshold, columns)
+    kind: type[Conformal] = ConformalSets if record["kind"] == "sets" else ConformalInterval
+    given: dict[str, Any] = {each.name: record[each.name] for each in fields(kind) if each.name in record}
+    for name in set(given) & {"thresholds", "columns"}:
+        given[name] = tuple(math.inf if each is None else each for each in given[name])
+    if given.get("threshold", 0) is None:
+        given["threshold"] = math.inf
+    return kind(**given)
 
 
 def calibrate(
@@ -239,7 +224,7 @@ def calibrate_sets(
         thresholds = tuple(find_threshold(scores[:, label], part[:, label], level) for label in labels)
     else:
         thresholds = (find_threshold(scores, part, level),)
-    return ConformalSets(method, level, thresholds, multilabel, randomised, seed)
+    return replace(sets, thresholds=thresholds)
 
 
 def calibrate_interval(task: Task, values: Array, target: Array, *, level: float = LEVEL) -> ConformalInterval:
@@ -265,7 +250,7 @@ def calibrate_interval(task: Task, values: Array, target: Array, *, level: float
         interval = ConformalInterval("cqr", level, math.inf, columns)
     else:
         raise CombineError(f"intervals are of numbers; {task.kind} predicts none")
-    return ConformalInterval(interval.method, level, find_threshold(scores, part, level), interval.columns)
+    return replace(interval, threshold=find_threshold(scores, part, level))
 
 
 def measure(conformal: Conformal, values: Array, target: Array, index: Array | None = None) -> dict[str, float]:
@@ -376,10 +361,8 @@ def _as_classes(values: Array) -> Array:
 
 def _choose_quantiles(levels: Sequence[float], level: float) -> tuple[int, int]:
     low, high = (1 - level) / 2, (1 + level) / 2
-    distances = [(abs(one - low), abs(one - high)) for one in levels]
-    lower = min(range(len(levels)), key=lambda i: distances[i][0])
-    upper = min(range(len(levels)), key=lambda i: distances[i][1])
-    return lower, upper
+    lower = min(range(len(levels)), key=lambda at: abs(levels[at] - low))
+    return lower, min(range(len(levels)), key=lambda at: abs(levels[at] - high))
 
 
 def _chunks(values: Array) -> list[slice]:

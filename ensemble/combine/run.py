@@ -206,7 +206,7 @@ def _read_shifted(
 def _describe_calibration(
     task_math: TaskMath, combination: Combination, valid: PredictionMatrix, ensemble: Ensemble
 ) -> dict[str, Any]:
-    reason = task_math.explain_no_calibration()
+    reason = task_math.no_calibration
     if reason is None and not ensemble.calibrate:
         reason = NOT_ASKED
     elif reason is None and valid.target is None:

@@ -5,25 +5,17 @@ that says what was given, where, and what would be valid. Nothing here imports t
 """
 
 from ensemble.spec.energy import Energy
-from ensemble.spec.ensemble import CACHES as CACHES
-from ensemble.spec.ensemble import COMBINERS as COMBINERS
-from ensemble.spec.ensemble import DEVICES as DEVICES
 from ensemble.spec.ensemble import PREDICTED_SPLITS as PREDICTED_SPLITS
-from ensemble.spec.ensemble import SHARING as SHARING
-from ensemble.spec.ensemble import STALL_POLICIES as STALL_POLICIES
 from ensemble.spec.ensemble import Ensemble
 from ensemble.spec.ensemble import check_ensemble as check_ensemble
-from ensemble.spec.identity import PRECISIONS as PRECISIONS
+from ensemble.spec.fields import COMBINERS as COMBINERS
 from ensemble.spec.identity import Identity
-from ensemble.spec.identity import Precision as Precision
-from ensemble.spec.loggers import LOGGERS as LOGGERS
 from ensemble.spec.loggers import LoggerOptions as LoggerOptions
 from ensemble.spec.loggers import MLflow, TensorBoard, WandB
 from ensemble.spec.loggers import check_installed as check_installed
 from ensemble.spec.loggers import resolve_loggers as resolve_loggers
 from ensemble.spec.loops import EMA, SWA, EarlyStopping
 from ensemble.spec.member import Member, Resources, seeds
-from ensemble.spec.member_pipelines import MemberPipelines as MemberPipelines
 from ensemble.spec.objectives import Implied as Implied
 from ensemble.spec.objectives import Mode as Mode
 from ensemble.spec.objectives import check_ranking as check_ranking
@@ -31,18 +23,12 @@ from ensemble.spec.objectives import describe_missing_objective as describe_miss
 from ensemble.spec.objectives import resolve_ranking as resolve_ranking
 from ensemble.spec.options import TRAINING_OPTIONS as TRAINING_OPTIONS
 from ensemble.spec.options import NamedOptions as NamedOptions
-from ensemble.spec.options import check_training_options as check_training_options
 from ensemble.spec.options import resolve as resolve
 from ensemble.spec.options import resolve_training_options as resolve_training_options
 from ensemble.spec.recipe import Recipe
 from ensemble.spec.sample_weights import Bootstrap, Folds
-from ensemble.spec.sample_weights import Weighting as Weighting
-from ensemble.spec.sample_weights import as_record as as_record
-from ensemble.spec.sample_weights import check_weighting as check_weighting
 from ensemble.spec.search_space import Dimension, Search, choice, integer, loguniform, uniform
-from ensemble.spec.search_space import check_space as check_space
 from ensemble.spec.task import CLASSIFICATION as CLASSIFICATION
-from ensemble.spec.task import KINDS as KINDS
 from ensemble.spec.task import Task, quantiles
 from ensemble.spec.validation import SpecError, unknown_name
 from ensemble.spec.validation import as_json_value as as_json_value

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.spec.energy import Energy
-from ensemble.spec.identity import PRECISIONS, Identity, Precision, make_lineage
+from ensemble.spec.fields import ENSEMBLE_FIELDS
+from ensemble.spec.identity import Identity, Precision, make_lineage
 from ensemble.spec.loggers import LoggerOptions, resolve_loggers
 from ensemble.spec.loops import (
     LOOP_OPTIONS,
@@ -23,43 +24,22 @@ from ensemble.spec.loops import (
     Compile,
     EarlyStop,
     Keep,
-    check_loop_options,
     explain_no_averages,
     resolve_loop_options,
 )
 from ensemble.spec.member import Member, Resources, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
-from ensemble.spec.objectives import (
-    Implied,
-    Mode,
-    check_direction,
-    check_ranking,
-    describe_missing_objective,
-    resolve_ranking,
-)
-from ensemble.spec.options import (
-    TRAINING_OPTIONS,
-    NamedOptions,
-    check_training_options,
-    resolve_training_options,
-)
-from ensemble.spec.recipe import Recipe, has_own_loop, reported_metrics
-from ensemble.spec.sample_weights import Folds, Weighting, as_record, check_weighting
+from ensemble.spec.objectives import Implied, Mode, check_direction, check_ranking, resolve_ranking
+from ensemble.spec.options import TRAINING_OPTIONS, NamedOptions, check_fields, resolve_training_options
+from ensemble.spec.recipe import Recipe, check_objective, has_own_loop
+from ensemble.spec.sample_weights import Folds, Weighting, as_record
 from ensemble.spec.search_space import Search, check_space
-from ensemble.spec.split_metrics import KNOWN, check_split_metrics
 from ensemble.spec.splits import describe_overlap
-from ensemble.spec.validation import SpecError, check_choice, check_number, option_class
+from ensemble.spec.validation import SpecError, option_class
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
 
-CACHES = ("memory", "disk")
-SHARING = ("auto", "node", "single", "multi", "all", "independent")
-VERIFY_SHARING = ("alone", "fail")
-DEVICES = ("auto", "cpu", "cuda")
-STALL_POLICIES = ("wait", "detach")
-KEEP_CHECKPOINTS = ("all", "weights", "selected")
-COMBINERS = ("average", "weighted", "greedy", "stack")
 #: The splits on which every member predicts; a run has those that are declared.
 PREDICTED_SPLITS = ("valid", "test", "shifted")
 
@@ -242,7 +222,8 @@ class Ensemble(MemberPipelines):
         check_ranking("Ensemble", self)
         for name, value in zip(("objective", "mode"), resolve_ranking(self, self.recipe), strict=True):
             object.__setattr__(self, name, value)
-        self._check_objective_is_reported()
+        if isinstance(self.recipe, Recipe) and self.valid is not None and self.has_declared_objective:
+            check_objective(self.recipe, str(self.objective))
         check_direction(str(self.objective), str(self.mode))
         if self.members is not None:
             object.__setattr__(self, "members", tuple(as_member(i, m) for i, m in enumerate(self.members)))
@@ -275,9 +256,6 @@ class Ensemble(MemberPipelines):
             isinstance(self.members, str | Mapping) or not isinstance(self.members, Iterable)
         ):
             raise SpecError(f"Ensemble.members must be a list of dicts or Members, got {self.members!r:.60}")
-        for name in ("allow_overlap", "calibrate", "drop_last", "elastic", "keep_data", "mps"):
-            if not isinstance(getattr(self, name), bool):
-                raise SpecError(f"Ensemble.{name} must be True or False, got {getattr(self, name)!r}")
         if isinstance(self.private_modules, str) or not all(isinstance(n, str) for n in self.private_modules):
             raise SpecError(f"Ensemble.private_modules must be names of modules, got {self.private_modules!r}")
         if (self.members is None) == (self.search is None):
@@ -306,58 +284,17 @@ class Ensemble(MemberPipelines):
                 raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}")
 
     def _check_values(self) -> None:
-        for name in ("epochs", "batch_size", "prep_workers", "checkpoint_every"):
-            check_number(f"Ensemble.{name}", getattr(self, name), low=1, integer=True)
-        check_number("Ensemble.checkpoint_minutes", self.checkpoint_minutes, low=0, above=True, optional=True)
-        check_choice("Ensemble.keep_checkpoints", self.keep_checkpoints, KEEP_CHECKPOINTS)
-        for name in ("seed", "retries"):
-            check_number(f"Ensemble.{name}", getattr(self, name), low=0, integer=True)
-        check_number("Ensemble.coverage", self.coverage, low=0, above=True)
-        if self.coverage >= 1:
-            raise SpecError(f"Ensemble.coverage must be below 1, got {self.coverage!r}")
-        check_number("Ensemble.capacity", self.capacity, low=1, integer=True, optional=True)
-        if self.cache is not None:
-            check_choice("Ensemble.cache", self.cache, CACHES)
-        check_number("Ensemble.cache_bytes", self.cache_bytes, low=1, integer=True, optional=True)
+        check_fields(self, ENSEMBLE_FIELDS)
         if self.cache_bytes is not None and self.cache is None:
             raise SpecError("Ensemble.cache_bytes is given without a cache: give cache='memory' or 'disk' too")
         if (self.cache == "disk") != (self.cache_dir is not None):
             raise SpecError("Ensemble.cache_dir is needed with cache='disk', and only with that")
-        check_number("Ensemble.cache_dir_bytes", self.cache_dir_bytes, low=1, integer=True, optional=True)
         if self.cache_dir_bytes is not None and self.cache_dir is None:
             raise SpecError("Ensemble.cache_dir_bytes is given without cache_dir")
-        check_number("Ensemble.gate_timeout_s", self.gate_timeout_s, low=0)
-        for name in ("stall_limit_s", "prepare_timeout_s", "hang_timeout_s"):
-            check_number(f"Ensemble.{name}", getattr(self, name), low=0, above=True)
-        check_choice("Ensemble.stall_policy", self.stall_policy, STALL_POLICIES)
-        check_choice("Ensemble.precision", self.precision, PRECISIONS)
-        check_training_options("Ensemble", self)
-        check_loop_options("Ensemble", self)
-        check_choice("Ensemble.devices", self.devices, DEVICES)
-        check_choice("Ensemble.sharing", self.sharing, SHARING)
-        if self.verify_sharing is not False and self.verify_sharing not in VERIFY_SHARING:
-            valid = ", ".join(map(repr, VERIFY_SHARING))
-            raise SpecError(f"Ensemble.verify_sharing must be {valid} or False, got {self.verify_sharing!r}")
-        if not callable(self.combine):
-            check_choice("Ensemble.combine", self.combine, COMBINERS)
-        check_weighting("Ensemble.weights", self.weights)
-
-    def _check_objective_is_reported(self) -> None:
-        if (
-            not isinstance(self.recipe, Recipe)
-            or has_own_loop(self.recipe)
-            or self.valid is None
-            or not self.has_declared_objective
-        ):
-            return
-        reported = reported_metrics(self.recipe)
-        if reported is None or self.objective in reported:
-            return
-        if self.objective in KNOWN:  # then it is computed
-            check_split_metrics("Ensemble.objective", [self.objective], self.recipe.task)  # type: ignore[arg-type]
-        else:
-            function = "a Recipe without metrics=" if self.recipe.metrics is None else "Recipe.metrics"
-            raise SpecError(describe_missing_objective(str(self.objective), reported, by=function))
+        if self.verify_sharing is not False and self.verify_sharing not in ("alone", "fail"):
+            raise SpecError(
+                f"Ensemble.verify_sharing must be 'alone', 'fail' or False, got {self.verify_sharing!r}"
+            )
 
     def _check_search(self) -> None:
         assert self.search is not None

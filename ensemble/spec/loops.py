@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ensemble.spec.options import NamedOptions, Option, OptionTable, count, number, resolve
-from ensemble.spec.validation import SpecError, check_choice, check_number, option_class
+from ensemble.spec.options import NamedOptions, Option, OptionTable, count, number, one_of, resolve
+from ensemble.spec.validation import SpecError, check_number, option_class
 
 Keep = Literal["last", "best"]
-KEEPS: tuple[Keep, ...] = ("last", "best")
 
 
 @option_class
@@ -49,10 +48,6 @@ class EMA:
 
     decay: float = 0.999
 
-    def as_options(self) -> dict[str, Any]:
-        """The average as named options."""
-        return {"name": "ema", **dataclasses.asdict(self)}
-
 
 @option_class
 @dataclass(frozen=True)
@@ -69,10 +64,6 @@ class SWA:
 
     start: float = 0.75
     every_epochs: int = 1
-
-    def as_options(self) -> dict[str, Any]:
-        """The average as named options."""
-        return {"name": "swa", **dataclasses.asdict(self)}
 
 
 EarlyStop = EarlyStopping | Mapping[str, Any] | Literal["none"]
@@ -102,27 +93,6 @@ COMPILES: OptionTable = {
     "max-autotune": _COMPILED,
     "max-autotune-no-cudagraphs": _COMPILED,
 }
-
-#: The options of this module, as `Ensemble` and `Member` name them.
-LOOP_OPTIONS = ("early_stopping", "keep", "averaging", "validate_every", "compile", "mixup")
-
-
-def check_loop_options(where: str, given: Any) -> None:
-    """Check the loop options of an `Ensemble` or `Member`, each by itself; None is the ensemble's value.
-
-    Raises:
-        SpecError: one is invalid.
-    """
-    if given.early_stopping is not None:
-        _resolve_early_stopping(f"{where}.early_stopping", given.early_stopping)
-    if given.keep is not None:
-        check_choice(f"{where}.keep", given.keep, KEEPS)
-    if given.averaging is not None:
-        _resolve_averaging(f"{where}.averaging", given.averaging)
-    check_number(f"{where}.validate_every", given.validate_every, low=0, integer=True, optional=True)
-    if given.compile is not None:
-        _resolve_compile(f"{where}.compile", given.compile)
-    check_number(f"{where}.mixup", given.mixup, low=0, optional=True)
 
 
 def resolve_loop_options(
@@ -178,7 +148,9 @@ def _resolve_early_stopping(where: str, given: Any) -> dict[str, Any] | None:
 
 
 def _resolve_averaging(where: str, given: Any) -> dict[str, Any] | None:
-    return _resolve_named(where, given.as_options() if isinstance(given, EMA | SWA) else given, AVERAGES)
+    if isinstance(given, EMA | SWA):
+        given = {"name": type(given).__name__.lower(), **dataclasses.asdict(given)}
+    return _resolve_named(where, given, AVERAGES)
 
 
 def _resolve_compile(where: str, given: Any) -> dict[str, Any] | None:
@@ -190,3 +162,14 @@ def _resolve_compile(where: str, given: Any) -> dict[str, Any] | None:
 def _resolve_named(where: str, given: Any, table: OptionTable) -> dict[str, Any] | None:
     options = resolve(where, given, table)
     return None if options["name"] == "none" else options
+
+
+#: The options of this module, as `Ensemble` and `Member` name them.
+LOOP_OPTIONS = {
+    "early_stopping": Option("none", _resolve_early_stopping),
+    "keep": one_of("last", "best"),
+    "averaging": Option("none", _resolve_averaging),
+    "validate_every": count(0, 0),
+    "compile": Option(False, _resolve_compile),
+    "mixup": number(0.0),
+}

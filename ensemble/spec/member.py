@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ensemble.spec.identity import PRECISIONS, Precision
-from ensemble.spec.loops import Averaging, Compile, EarlyStop, Keep, check_loop_options
-from ensemble.spec.options import NamedOptions, check_training_options
-from ensemble.spec.sample_weights import Weighting, check_weighting
+from ensemble.spec.fields import MEMBER_FIELDS, NEEDS
+from ensemble.spec.identity import Precision
+from ensemble.spec.loops import Averaging, Compile, EarlyStop, Keep
+from ensemble.spec.options import NamedOptions, check_fields
+from ensemble.spec.sample_weights import Weighting
 from ensemble.spec.validation import SpecError, as_json_value, check_choice, check_number, option_class
 
 
@@ -46,15 +47,12 @@ class Resources:
             check_choice("Resources.workers", self.workers, ("auto",))
         else:
             check_number("Resources.workers", self.workers, low=1, integer=True)
-        check_number("Resources.cpus_per_worker", self.cpus_per_worker, low=0, above=True, optional=True)
-        check_number("Resources.gpus_per_worker", self.gpus_per_worker, low=0, optional=True)
+        check_fields(self, NEEDS)
         if self.gpus_per_worker is not None and self.gpus_per_worker > 1:
             raise SpecError(
                 f"Resources.gpus_per_worker must be at most 1, got {self.gpus_per_worker!r}: "
                 "a worker trains on one device; ask for more workers instead"
             )
-        check_number("Resources.threads", self.threads, low=1, integer=True)
-        check_number("Resources.memory_gb", self.memory_gb, low=0, above=True, optional=True)
 
 
 @option_class
@@ -123,15 +121,7 @@ class Member:
         if not isinstance(self.params, Mapping):
             raise SpecError(f"Member.params must be a dict of hyperparameters, got {self.params!r}")
         object.__setattr__(self, "params", as_json_value("params", self.params))
-        if self.precision is not None:
-            check_choice("Member.precision", self.precision, PRECISIONS)
-        for name in ("epochs", "batch_size"):
-            check_number(f"Member.{name}", getattr(self, name), low=1, integer=True, optional=True)
-        check_training_options("Member", self)
-        check_loop_options("Member", self)
-        check_number("Member.seed", self.seed, low=0, integer=True, optional=True)
-        if self.weights is not None:
-            check_weighting("Member.weights", self.weights)
+        check_fields(self, MEMBER_FIELDS)
         if self.start is not None:
             if not isinstance(self.start, str | os.PathLike) or not os.fspath(self.start):
                 raise SpecError(f"Member.start must be a file of weights or RUN_DIR/MEMBER, got {self.start!r}")

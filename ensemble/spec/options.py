@@ -7,6 +7,7 @@ result, so that a later change of a default does not change how a recorded membe
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from ensemble.spec.validation import (
     SpecError,
     as_json_value,
     check_choice,
-    check_loss_scale,
     check_number,
     unknown_name,
 )
@@ -24,7 +24,7 @@ from ensemble.spec.validation import (
 #: A name, or a dict of the name and options.
 NamedOptions = str | Mapping[str, Any]
 #: `validator(where, value)` raises SpecError for an invalid value.
-Validator = Callable[[str, Any], None]
+Validator = Callable[[str, Any], object]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,18 @@ class Option:
 
 
 OptionTable = Mapping[str, Mapping[str, Option]]
+
+
+def check_fields(given: Any, options: Mapping[str, Option]) -> None:
+    """Check fields of an option class, each by itself; None is valid where it is the field's default.
+
+    Raises:
+        SpecError: one is invalid.
+    """
+    for field in dataclasses.fields(given):
+        value = getattr(given, field.name)
+        if field.name in options and (value is not None or field.default is not None):
+            options[field.name].check(f"{type(given).__name__}.{field.name}", value)
 
 
 def number(default: float | None, low: float = 0.0, *, above: bool = False, below: float | None = None) -> Option:
@@ -282,21 +294,6 @@ TRAINING_OPTIONS = {
 }
 # An identity does not record these: they change nothing.
 _NO_EFFECT = {"compression": "none", "communicator": "torch"}
-
-
-def check_training_options(where: str, given: Any) -> None:
-    """Check the named options, the loss scale and the accumulation of an `Ensemble` or `Member`, each by itself.
-
-    Raises:
-        SpecError: one is invalid.
-    """
-    if given.loss_scale is not None:
-        check_loss_scale(f"{where}.loss_scale", given.loss_scale)
-    if given.accumulate is not None:
-        check_number(f"{where}.accumulate", given.accumulate, low=1, integer=True)
-    for name, table in TRAINING_OPTIONS.items():
-        if getattr(given, name) is not None:
-            resolve(f"{where}.{name}", getattr(given, name), table)
 
 
 def resolve_training_options(

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ensemble.spec.losses import as_loss, implied_task
-from ensemble.spec.objectives import REPORTED, Mode, check_ranking
-from ensemble.spec.split_metrics import SplitMetricLike, check_split_metrics, name_of
+from ensemble.spec.objectives import REPORTED, Mode, check_ranking, describe_missing_objective
+from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, check_split_metrics, name_of
 from ensemble.spec.task import Task, as_task
 from ensemble.spec.validation import SpecError, check_number, option_class
 
@@ -124,6 +124,18 @@ def reported_metrics(recipe: Recipe) -> frozenset[str] | None:
         return always
     names = _returned_keys(recipe.metrics)
     return None if names is None else names | always
+
+
+def check_objective(recipe: Recipe, objective: str) -> None:
+    """Raise SpecError for a metric that is to rank members, and that the built-in loop cannot report."""
+    reported = None if has_own_loop(recipe) else reported_metrics(recipe)
+    if reported is None or objective in reported:
+        return
+    if objective in KNOWN:  # then it is computed
+        check_split_metrics("Ensemble.objective", [objective], recipe.task)  # type: ignore[arg-type]
+    else:
+        function = "a Recipe without metrics=" if recipe.metrics is None else "Recipe.metrics"
+        raise SpecError(describe_missing_objective(objective, reported, by=function))
 
 
 def _returned_keys(function: Callable[..., Any]) -> frozenset[str] | None:

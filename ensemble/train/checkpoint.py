@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.identity import Identity, field_defaults, select_warm
@@ -88,8 +88,8 @@ class Position:
         self.epoch, self.step, self.loss_sum, self.samples, self.skipped_steps = self.epoch + 1, 0, 0.0, 0, 0
 
 
-class Checkpointer(Protocol):
-    """Loads and saves the checkpoints of one member."""
+class Checkpointer:
+    """Loads and saves the checkpoints of one member; this one has none."""
 
     def load(self, on_damage: Callable[[str, str], None]) -> dict[str, Any] | None:
         """The checkpoint to resume from: the last one, or the one before where that is damaged; None: begin anew.
@@ -100,6 +100,7 @@ class Checkpointer(Protocol):
         Raises:
             TrainingError: it belongs to another identity, or was trained on other data.
         """
+        return None
 
     def load_initial_weights(self) -> dict[str, Tensor] | None:
         """The weights and buffers of another member to begin anew with; None: the model's own.
@@ -107,6 +108,7 @@ class Checkpointer(Protocol):
         Raises:
             StoreError: they are not what the log names.
         """
+        return None
 
     def keep_network(self, model: nn.Module) -> str | None:
         """Keep a network in the checkpoints to come (`kept_network`); rank 0 calls it before the first step.
@@ -114,6 +116,7 @@ class Checkpointer(Protocol):
         Returns:
             Why it cannot be kept; None where it is.
         """
+        return None
 
     def restore_network(self) -> nn.Module:
         """The network of the checkpoint to resume from.
@@ -121,6 +124,7 @@ class Checkpointer(Protocol):
         Raises:
             NotKept: there is none.
         """
+        raise NotKept("there is no checkpoint")
 
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """Save a checkpoint; only rank 0 calls it.
@@ -133,9 +137,10 @@ class Checkpointer(Protocol):
         Returns:
             The fields `path`, `digest` and `weights_sha256` of the `checkpoint` event.
         """
+        return {"path": "", "digest": "", "weights_sha256": ""}
 
 
-class FileCheckpointer:
+class FileCheckpointer(Checkpointer):
     """A `Checkpointer` on the files of a run directory."""
 
     def __init__(self, job: Job, ensemble: Ensemble) -> None:

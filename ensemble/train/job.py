@@ -54,11 +54,9 @@ class StopTraining(BaseException):
         is_unsaved: whether a checkpoint is still to be written, once the loop has been left.
     """
 
-    is_unsaved = False
-
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome, *, is_unsaved: bool = False) -> None:
         super().__init__(outcome)
-        self.outcome = outcome
+        self.outcome, self.is_unsaved = outcome, is_unsaved
 
 
 class SharingDiffers(StopTraining):

@@ -1,160 +1,111 @@
-"""A member between its steps: its position, its events, its commands, its checkpoints."""
+"""A member between its steps: its epochs, its events, its commands, its checkpoints."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangePlan
-from ensemble.spec import Ensemble
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import weights_sha256
 from ensemble.train.call import Observation
 from ensemble.train.checkpoint import Position
-from ensemble.train.effects import Effects
+from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.initial_weights import check_fit
-from ensemble.train.job import Command, Diverged, Inbox, Job, StepAction, StopTraining, TrainingError
-from ensemble.train.observer import Observer
-from ensemble.train.optimization import Optimization, StepResult
+from ensemble.train.job import Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
+from ensemble.train.optimization import StepResult
 from ensemble.train.reporter import to_json_metrics
 from ensemble.train.selection import Selection
-from ensemble.train.throughput import Throughput
+from ensemble.train.state import TrainState
 from pipelines.loader.ragged import find_tensors
 
 #: Of a checkpoint that takes so long to write that it is said before.
 LARGE_BYTES = 2**30
+
+_OUTCOMES: dict[str, Outcome] = {"stop": "stopped", "prune": "pruned", "cancel": "cancelled"}
 
 
 class Lifecycle:
     """One member on one rank, from `resume` to `finish`.
 
     Attributes:
-        at: its position.
-        throughput: how fast it trains.
-        steps_per_epoch: global batches of an epoch.
-        selection: which evaluation was the best, and whether the member has stopped early.
+        has_left: whether its train function has left `epochs` early, and nothing has followed from it yet.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        ensemble: Ensemble,
-        comm: Communicator,
-        effects: Effects,
-        inbox: Inbox,
-        observer: Observer,
-    ) -> None:
-        self.at = Position()
-        self.selection = Selection()
-        self.throughput = Throughput()
-        self.steps_per_epoch = effects.steps_per_epoch
-        self._job, self._identity, self._comm, self._data = job, job.identity, comm, effects.data
-        self._reporter, self._inbox, self._ensemble = effects.reporter, inbox, ensemble
-        self._checkpointer, self._observer = effects.checkpointer, observer
-        self._has_begun = self._stop_at_epoch_end = False
-        self._saved_at: tuple[int, int] | None = None
-        minutes = ensemble.checkpoint_minutes
+    def __init__(self, state: TrainState, evaluator: Evaluator) -> None:
+        self._state, self._evaluator = state, evaluator
+        self._identity, self._comm, self._data = state.identity, state.comm, state.data
+        self._reporter, self._checkpointer = state.reporter, state.effects.checkpointer
+        self.has_left = self._has_begun = self._stops_at_epoch_end = False
+        minutes = state.ensemble.checkpoint_minutes
         self._save_every_s = float("inf") if minutes is None else 60 * minutes
         self._save_due = float("inf")  # by the monotonic clock of this rank
         self._digest = ""
-        self._predictions: dict[str, str] = {}
+        self._data.on_wait = self._wait
 
-    @property
-    def is_over(self) -> bool:
-        """Whether all epochs are done, or the member has stopped early."""
-        return self.at.epoch >= self._identity.epochs or self.ends_early
+    def _wait(self) -> None:
+        """Report progress and execute commands while the stream keeps this rank waiting.
 
-    @property
-    def ends_early(self) -> bool:
-        """Whether the member has stopped early: by its objective, or by its train function."""
-        return self.selection.is_stopped or self.at.stop_reason is not None
+        Several ranks execute a command after a step only, when they have agreed on it.
+        """
+        self._state.report_progress()
+        if self._comm.world == 1:
+            self.execute(self._state.poll_command())
 
-    @property
-    def may_be_kept(self) -> bool:
-        """Whether the weights after the epoch in progress may be those that are saved or kept."""
-        own, done = self._identity, self.at.epoch + 1
-        is_selected = own.keep == "best" or own.early_stopping is not None or self.at.stop_asked is not None
-        return is_selected or done >= own.epochs or self._is_checkpoint_due(done)
+    # --- the start --------------------------------------------------------------------------------------
 
-    def stop(self, reason: str) -> None:
-        """Train no epoch after the one in progress; one rank that says so suffices."""
-        self.at.stop_asked = self.at.stop_asked or reason
-
-    def agree_on_stop(self) -> None:
-        """Take the reason to stop of the first rank that has one; all ranks call it together."""
-        self.at.stop_asked = find_first(self._comm, self.at.stop_asked)
-
-    def _is_checkpoint_due(self, epochs: int) -> bool:
-        return epochs % self._ensemble.checkpoint_every == 0
-
-    @property
-    def position(self) -> dict[str, int]:
-        """Own epoch and step in it, as fields of events."""
-        return {"epoch": self.at.epoch, "step": self.at.step}
-
-    @property
-    def global_step(self) -> int:
-        """Steps done since the member's first."""
-        return self.at.epoch * self.steps_per_epoch + self.at.step
-
-    def resume(self, optimization: Optimization) -> None:
+    def resume(self) -> None:
         """Start from the member's checkpoint, if it has one, else from the beginning.
 
         Raises:
             TrainingError: the checkpoint belongs to another identity, or was trained on other data.
             ShapeMismatchError: the weights with which the member is to begin are not of this model.
         """
-        if self._comm.rank == 0 and (why := self._checkpointer.keep_network(optimization.model)) is not None:
+        state, optimization, checkpointer = self._state, self._state.optimization, self._checkpointer
+        if self._comm.rank == 0 and (why := checkpointer.keep_network(optimization.model)) is not None:
             self._reporter.log(f"load and resume need Recipe.model: the network is in no checkpoint, as {why}")
-        state = self._checkpointer.load(self._report_damage)
+        saved = checkpointer.load(lambda file, error: self._reporter.event("damaged", file=file, error=error))
         # Before the first collective whose order depends on it.
-        position = None if state is None else [state["position"][name] for name in ("epoch", "step")]
+        position = None if saved is None else [saved["position"][name] for name in ("epoch", "step")]
         if any(peer != position for peer in gather_json(self._comm, position)):
             raise RuntimeError(
                 f"the workers of {self._identity.member} do not see the same checkpoint: the run directory "
-                f"{self._job.run_dir} must be shared by all nodes"
+                f"{state.job.run_dir} must be shared by all nodes"
             )
-        initial = self._checkpointer.load_initial_weights() if state is None else None
+        initial = checkpointer.load_initial_weights() if saved is None else None
         if initial is not None:
-            self._check_initial(optimization, initial)
-        optimization.start(state, self._job.exchange_plan, initial)
+            lineage = self._identity.lineage or {}
+            check_fit(optimization.model, initial, lineage["from"])
+            at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
+            self._reporter.log(f"starts with the weights of {lineage['from']}{at}")
+        optimization.start(saved, state.job.exchange_plan, initial)
         if optimization.plan != ExchangePlan():
             compressions = sorted(optimization.bucket_compressions.items())
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
-        if state is not None:
-            self._data.first_epoch = state["first_epoch"]
-            self._observer.seen = Observation.from_checkpoint(state)
-            self.at = Position(**state["position"])
-            self.selection = Selection(**self.at.selection)
-            self._saved_at = (self.at.epoch, self.at.step)
-            if "optimizer" not in state and not self.is_over:
-                raise TrainingError(
-                    f"{self._identity.member} cannot be trained further: the state of its optimizer was not kept"
-                )
-            if self.at.handed_over is not None and not self.is_over:  # it was given more epochs
-                self.at.handed_over, self.selection = None, Selection()
-                optimization.kept.drop_best()
+        if saved is not None:
+            self._continue(saved)
 
-    def restore_network(self) -> nn.Module:
-        """See `Checkpointer`."""
-        return self._checkpointer.restore_network()
-
-    def _report_damage(self, file: str, error: str) -> None:
-        self._reporter.event("damaged", file=file, error=error)
-
-    def _check_initial(self, optimization: Optimization, initial: Mapping[str, Tensor]) -> None:
-        lineage = self._identity.lineage
-        assert lineage is not None
-        check_fit(optimization.model, initial, lineage["from"])
-        at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
-        self._reporter.log(f"starts with the weights of {lineage['from']}{at}")
+    def _continue(self, saved: dict[str, Any]) -> None:
+        """Take the position and what is known from a checkpoint."""
+        state = self._state
+        self._data.first_epoch = saved["first_epoch"]
+        state.observer.seen = Observation.from_checkpoint(saved)
+        at = state.at = Position(**saved["position"])
+        state.selection = Selection(**at.selection)
+        state.saved_at = (at.epoch, at.step)
+        if "optimizer" not in saved and not state.is_over:
+            raise TrainingError(
+                f"{self._identity.member} cannot be trained further: the state of its optimizer was not kept"
+            )
+        if at.handed_over is not None and not state.is_over:  # it was given more epochs
+            at.handed_over, state.selection = None, Selection()
+            state.optimization.kept.drop_best()
 
     def begin(self) -> None:
         """Report the start of training; called when the first batch is there. All before it counts as start-up."""
@@ -162,65 +113,66 @@ class Lifecycle:
             return
         self._has_begun = True
         self._save_due = time.monotonic() + self._save_every_s
-        self.throughput.restart_clock(self._data.stats())
+        self._state.throughput.restart_clock(self._data.stats())
         startup_cpu_s = self._reporter.training_begins(self._data.stats()["prepare_cpu_s"])
+        last = self._state.at.last_epoch_event
         self._reporter.event(
             "started",
             pid=os.getpid(),
-            **self.position,
+            **self._state.position,
             startup_cpu_s=startup_cpu_s,
             first_epoch=self._data.first_epoch,
-            **({"last_epoch": self.at.last_epoch_event} if self.at.last_epoch_event else {}),
+            **({"last_epoch": last} if last else {}),
         )
 
-    def poll_command(self) -> Command | None:
-        """The next command to this rank, if any; only rank 0 gets commands."""
-        return self._inbox.poll() if self._comm.rank == 0 else None
+    # --- steps ------------------------------------------------------------------------------------------
 
     def choose_action(self) -> StepAction | None:
         """What rank 0 has all ranks do after the step in progress: the next command, or a checkpoint."""
-        command = self.poll_command()
+        command = self._state.poll_command()
         is_due = self._comm.rank == 0 and time.monotonic() >= self._save_due
         return "checkpoint" if command is None and is_due else command
 
-    def end_step(self, step: StepResult, samples: int, optimization: Optimization) -> None:
+    def end_step(self, step: StepResult, samples: int) -> None:
         """Count a step over a global batch of `samples`, and execute the command that all ranks agreed on."""
-        at = self.at
+        state, at = self._state, self._state.at
         at.step += 1
-        is_last = at.step == self.steps_per_epoch
-        optimization.kept.end_step(at.epoch, is_last=is_last, applied=not step.skipped)
+        is_last = at.step == state.steps_per_epoch
+        state.optimization.kept.end_step(at.epoch, is_last=is_last, applied=not step.skipped)
         if step.skipped:
             at.skipped_steps += 1
         else:
             at.loss_sum += step.loss_sum
             at.samples += samples
-        self.throughput.add_step(samples)
+        state.throughput.add_step(samples)
         if is_last:
-            self.throughput.end_training()
-        self.report_progress()
+            state.throughput.end_training()
+        state.report_progress()
         if step.command == "stop" and is_last:
-            self._stop_at_epoch_end = True  # an epoch that is trained is worth its evaluation
+            self._stops_at_epoch_end = True  # an epoch that is trained is worth its evaluation
         elif step.command == "checkpoint":
             if not is_last:  # a resume from there would not evaluate the epoch; the next one begins with it
-                with self.throughput.pausing():
-                    self.save(optimization)
+                with state.throughput.pausing():
+                    self.save()
         else:
-            self.execute(step.command, optimization)
+            self.execute(step.command)
 
-    def validation_is_due(self) -> bool:
-        """Whether the position is one at which the member is evaluated within an epoch, and was not yet."""
-        every, at = self._identity.validate_every, self.at
-        is_place = bool(every) and 0 < at.step < self.steps_per_epoch and self.global_step % every == 0
-        return is_place and (not at.validations or at.validations[-1][0] != at.step)
+    def execute(self, command: Command | None) -> None:
+        """Leave the training loop where the command says so, with a checkpoint where the member may resume."""
+        if command == "stop":
+            self.save()
+        if command in _OUTCOMES:
+            raise StopTraining(_OUTCOMES[command])
 
-    def add_validation(self, metrics: Mapping[str, float], optimization: Optimization) -> None:
+    def add_validation(self, metrics: Mapping[str, float]) -> None:
         """Take note of an evaluation within an epoch."""
-        self.at.validations.append([self.at.step, to_json_metrics(metrics)])
+        at = self._state.at
+        at.validations.append([at.step, to_json_metrics(metrics)])
         shown = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
-        self._reporter.log(f"epoch {self.at.epoch}, step {self.at.step}: {shown}")
-        self._select(metrics, optimization)
+        self._reporter.log(f"epoch {at.epoch}, step {at.step}: {shown}")
+        self._select(metrics)
 
-    def _select(self, metrics: Mapping[str, float] | None, optimization: Optimization) -> bool:
+    def _select(self, metrics: Mapping[str, float] | None) -> bool:
         """Decide whether the weights that were evaluated are the best so far, by the figures of rank 0.
 
         Args:
@@ -229,68 +181,111 @@ class Lifecycle:
         Returns:
             Whether the objective was measured. A train function need not measure it each time, once it has.
         """
-        by, at = self._identity.selected_by, self.at
+        own, state = self._identity, self._state
+        by, selection, at = own.selected_by, state.selection, state.at
         if by is None:
             return False
         reported = gather_json(self._comm, None if metrics is None else dict(metrics))[0] or {}
         if by["metric"] not in reported:
             # Within the first epoch it may not be known yet what is predicted.
-            if self.selection.is_measured or not self._observer.is_settled:
+            if selection.is_measured or not state.observer.is_settled:
                 return False
             raise TrainingError(describe_missing_objective(by["metric"], reported))
-        delta = (self._identity.early_stopping or {}).get("min_delta", 0.0)
-        is_best = self.selection.add(by["mode"], delta, at.epoch, at.step, reported[by["metric"]], reported)
-        if is_best and self._identity.keep == "best":
-            optimization.kept.keep_best()
+        delta = (own.early_stopping or {}).get("min_delta", 0.0)
+        is_best = selection.add(by["mode"], delta, at.epoch, at.step, reported[by["metric"]], reported)
+        if is_best and own.keep == "best":
+            state.optimization.kept.keep_best()
         return True
 
-    def report_progress(self) -> None:
-        """Emit a progress event, at most once a second. A silent member would be taken to hang."""
-        self._reporter.progress(self._progress)
+    # --- epochs -----------------------------------------------------------------------------------------
 
-    def _progress(self) -> dict[str, Any]:
-        samples_per_s = self.throughput.samples_per_s()
-        return {**self.position, "steps": self.steps_per_epoch, "samples_per_s": samples_per_s}
+    def epochs(self) -> Iterator[int]:
+        """See `TrainContext.epochs`."""
+        state = self._state
+        _ = state.optimization  # raises where it is not prepared
+        state.effects.open(state.inbox, None if state.is_over else state.at)
+        while not state.is_over:
+            state.throughput.begin_epoch(self._data.stats())
+            if state.at.step == state.steps_per_epoch:  # only its evaluation is left, in which it was stopped
+                self.begin()
+            try:
+                yield state.at.epoch
+            except GeneratorExit:  # nothing is to be done here: the loop may be left by an exception
+                self.has_left = True
+                raise
+            self.end_epoch()
+        self.conclude()
 
-    def execute(self, command: Command | None, optimization: Optimization) -> None:
-        """Leave the training loop where the command says so, with a checkpoint where the member may resume."""
-        if command == "stop":
-            self.save(optimization)
-            raise StopTraining("stopped")
-        if command == "prune":
-            raise StopTraining("pruned")
-        if command == "cancel":
-            raise StopTraining("cancelled")
+    def end_left_epoch(self) -> None:
+        """Where the train function has left `epochs` early: end the epoch in progress, and the member with it.
 
-    def interrupt_evaluation(self) -> None:
-        """Execute a command while the member is evaluated; a resume evaluates it from the beginning.
-
-        The checkpoint is written once the loop has been left: until then the model may have other weights than
-        those in training.
+        Raises:
+            TrainingError: it has trained no epoch.
         """
-        command = self.poll_command()
-        if command == "stop":
-            ended = StopTraining("stopped")
-            ended.is_unsaved = self._saved_at != (self.at.epoch, self.at.step)
-            raise ended
-        if command == "cancel":
-            raise StopTraining("cancelled")
+        if not self.has_left:
+            return
+        self.has_left = False
+        at, reason = self._state.at, "its train function left member.epochs()"
+        if at.step:
+            at.stop_asked = at.stop_asked or reason
+            self.end_epoch()
+        elif not self._state.is_over:
+            if not at.epoch:
+                raise TrainingError(
+                    "the member has trained no epoch: its train function never entered member.epochs(), or left "
+                    "it before the first step; train each epoch's member.batches(), with member.step() after each"
+                )
+            at.stop_reason = reason
+        self.conclude()
 
-    def end_epoch(self, optimization: Optimization) -> None:
+    def end_epoch(self) -> None:
         """Report an epoch whose steps are all done, wait for the pruner's decision, and save."""
-        at = self.at
-        if at.step != self.steps_per_epoch:
+        state, at, optimization = self._state, self._state.at, self._state.optimization
+        state.effects.end_training(optimization)
+        at.stop_asked = find_first(self._comm, at.stop_asked)
+        if at.step != state.steps_per_epoch:
             raise TrainingError(
-                f"epoch {at.epoch} was left after {at.step} of {self.steps_per_epoch} steps: read all of "
+                f"epoch {at.epoch} was left after {at.step} of {state.steps_per_epoch} steps: read all of "
                 "member.batches(), as a member sees each sample of an epoch once; member.stop(reason) ends it then"
             )
+        if self._may_be_kept():
+            self._evaluator.renew_known_statistics()
         if at.metrics.get("loss") != at.metrics.get("loss"):
             raise Diverged(f"the validation loss is NaN after epoch {at.epoch}, learning rate {optimization.lr:g}")
-        if self._select(at.metrics if at.is_reported else None, optimization) or at.validations:
-            self.selection.end_epoch((self._identity.early_stopping or {}).get("patience"))
-        stats = self._data.stats()
+        if self._select(at.metrics if at.is_reported else None) or at.validations:
+            state.selection.end_epoch((self._identity.early_stopping or {}).get("patience"))
+        self._report_epoch()
+        decision, change = self._receive_decision()
+        at.next_epoch()
+        if at.epoch < self._identity.epochs:
+            at.stop_reason = at.stop_asked
+        at.stop_asked = None
+        if state.is_over:
+            change = None
+            if decision == "prune":  # it has stopped early by itself: it is as good as its weights that are kept
+                decision = "continue"
+        if change is not None and decision == "continue":
+            if change["command"] == "stop_after_epoch":
+                decision = "stop"
+            else:
+                self._switch_feeder(change)
+        if decision == "continue" and (state.is_over or self._is_checkpoint_due(at.epoch)):
+            self.save()
+        self.execute(decision)
+
+    def _may_be_kept(self) -> bool:
+        """Whether the weights after the epoch in progress may be those that are saved or kept."""
+        own, at = self._identity, self._state.at
+        is_selected = own.keep == "best" or own.early_stopping is not None or at.stop_asked is not None
+        return is_selected or at.epoch + 1 >= own.epochs or self._is_checkpoint_due(at.epoch + 1)
+
+    def _is_checkpoint_due(self, epochs: int) -> bool:
+        return epochs % self._state.ensemble.checkpoint_every == 0
+
+    def _report_epoch(self) -> None:
+        at, optimization, stats = self._state.at, self._state.optimization, self._data.stats()
         at.last_epoch_event = {
-            **self.position,
+            **self._state.position,
             "metrics": to_json_metrics(at.metrics),
             "train_loss": at.loss_sum / at.samples if at.samples else None,
             "lr": optimization.lr,
@@ -299,128 +294,101 @@ class Lifecycle:
             "loss_scale": optimization.loss_scale,
             "sent_bytes": optimization.sent_bytes(),
             **({"validations": at.validations} if at.validations else {}),
-            **self.throughput.end_epoch(stats),
+            **self._state.throughput.end_epoch(stats),
         }
         self._reporter.event("epoch", **at.last_epoch_event)
         self._reporter.usage(stats["prepare_cpu_s"])
-        prune_decision, change = self._receive_prune_decision()
-        at.next_epoch()
-        if at.epoch < self._identity.epochs:
-            at.stop_reason = at.stop_asked
-        at.stop_asked = None
-        if prune_decision == "prune" and self.is_over:
-            prune_decision = (
-                "continue"  # it has stopped early by itself: it is as good as its weights that are kept
-            )
-        if change is not None and prune_decision in (None, "continue") and not self.is_over:
-            if change["command"] == "stop_after_epoch":
-                prune_decision = "stop"
-            else:
-                self._switch_feeder(change)
-        is_due = self.is_over or self._is_checkpoint_due(at.epoch)
-        if prune_decision in (None, "continue") and is_due:
-            self.save(optimization)
-        self.execute(prune_decision, optimization)
 
-    def _receive_prune_decision(self) -> tuple[Command | None, dict[str, Any] | None]:
+    def _receive_decision(self) -> tuple[Command, dict[str, Any] | None]:
         """The command after an epoch, and the deferred command; the same on all ranks.
 
         Rank 0 waits for the command where a pruner decides.
         """
-        prune_decision: Command | None = None
-        if self._stop_at_epoch_end:
-            prune_decision = "stop"
-        elif self._comm.rank == 0:
-            prune_decision = self._inbox.wait() if self._job.awaits_pruner else self._inbox.poll()
-        change = self._inbox.pop_deferred() if self._comm.rank == 0 else None
-        agreed = gather_json(self._comm, [prune_decision, change])[0]
+        decision: Command | None = None
+        change, inbox = None, self._state.inbox
+        if self._comm.rank == 0:
+            if not self._stops_at_epoch_end:
+                decision = inbox.wait() if self._state.job.awaits_pruner else inbox.poll()
+            change = inbox.pop_deferred()
+        decision = "stop" if self._stops_at_epoch_end else decision or "continue"
+        agreed = gather_json(self._comm, [decision, change])[0]
         return agreed[0], agreed[1]
-
-    def conclude(self, optimization: Optimization) -> None:
-        """Give the model the weights that are kept, and leave the stream, where the member stops early."""
-        optimization.kept.adopt()
-        if self.ends_early:
-            self._data.leave()
-
-    def stop_between_epochs(self, reason: str, optimization: Optimization) -> None:
-        """End the member where no epoch is in progress; all ranks call it."""
-        self.at.stop_reason = reason
-        self.conclude(optimization)
-
-    def use_weights(
-        self, optimization: Optimization, weights: Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None
-    ) -> None:
-        """Let other weights count for the member; see `TrainContext.use_weights`."""
-        optimization.replace_weights(weights)
-        self.at.handed_over = {name: float(value) for name, value in (metrics or {}).items()}
-        self._saved_at, self._digest = None, ""
-
-    def _describe_end(self) -> dict[str, Any]:
-        """Fields of the `finished` event: which evaluation is kept, and why the member ended early."""
-        own, best = self._identity, self.selection.best
-        fields: dict[str, Any] = {"metrics": to_json_metrics(self.at.metrics)}
-        which: dict[str, Any] = {}
-        if own.selected_by is not None and best is not None:
-            which = {**own.selected_by, **{name: best[name] for name in ("epoch", "step", "value")}}
-        if self.at.handed_over is not None:
-            metrics = self.at.handed_over or self.at.metrics
-            fields = {"metrics": to_json_metrics(metrics), "kept": {"by": "use_weights"}}
-        elif which and own.keep == "best" and best is not None:
-            fields = {"metrics": to_json_metrics(best["metrics"]), "kept": which}
-        if self.at.stop_reason is not None:
-            fields["early_stopping"] = {"reason": self.at.stop_reason, "epochs": own.epochs}
-        elif which and self.selection.is_stopped:
-            fields["early_stopping"] = {**(own.early_stopping or {}), "epochs": own.epochs, "best": which}
-        return fields
 
     def _switch_feeder(self, command: dict[str, Any]) -> None:
         """Read the stream of another feeder from here on, or none; report it when done."""
-        feeder = command.get("feeder")
-        shared = self._data.switch_feeder(feeder, self.at.epoch)
-        self._reporter.event(
-            "moved", cohort=command.get("cohort"), feeder=feeder, epoch=self.at.epoch, shared=shared
-        )
+        feeder, epoch = command.get("feeder"), self._state.at.epoch
+        shared = self._data.switch_feeder(feeder, epoch)
+        self._reporter.event("moved", cohort=command.get("cohort"), feeder=feeder, epoch=epoch, shared=shared)
 
-    def finish(self, optimization: Optimization) -> None:
-        """Save and report the end of the training loop."""
-        self.conclude(optimization)
+    # --- the end ----------------------------------------------------------------------------------------
+
+    def conclude(self) -> None:
+        """Give the model the weights that are kept, and leave the stream, where the member stops early."""
+        self._state.optimization.kept.adopt()
+        if self._state.ends_early:
+            self._data.leave()
+
+    def use_weights(self, weights: Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None) -> None:
+        """See `TrainContext.use_weights`."""
+        optimization = self._state.optimization
+        if not self._state.is_over:
+            raise TrainingError("member.use_weights() comes after the end of member.epochs()")
+        optimization.replace_weights(weights)
+        self._state.at.handed_over = {name: float(value) for name, value in (metrics or {}).items()}
+        self._state.saved_at, self._digest = None, ""
+
+    def finish(self) -> None:
+        """Save and report the end of the training loop; end an epoch that it left after the last step."""
+        state, optimization = self._state, self._state.optimization
+        self.has_left = self.has_left or not state.is_over
+        self.end_left_epoch()
+        self.conclude()
         self.begin()
         if (why := optimization.kept.explain_absence()) is not None:
             self._reporter.log(why)
-        if self._saved_at != (self.at.epoch, self.at.step):
-            self.save(optimization)
+        if state.saved_at != (state.at.epoch, state.at.step):
+            self.save()
         if self._comm.rank == 0:
-            digest = self._digest or weights_sha256(optimization.model.state_dict())
+            predictions = self._evaluator.predictions
             self._reporter.event(
                 "finished",
-                epoch=self.at.epoch - 1,
-                weights_sha256=digest,
+                epoch=state.at.epoch - 1,
+                weights_sha256=self._digest or weights_sha256(optimization.model.state_dict()),
                 **self._describe_end(),
-                **({"predictions": self._predictions} if self._predictions else {}),
+                **({"predictions": predictions} if predictions else {}),
             )
 
-    def add_predictions(self, split: str, digest: str) -> None:
-        """Take note of the digest of saved predictions."""
-        self._predictions[split] = digest
+    def _describe_end(self) -> dict[str, Any]:
+        """Fields of the `finished` event: which evaluation is kept, and why the member ended early."""
+        own, at, best = self._identity, self._state.at, self._state.selection.best
+        fields: dict[str, Any] = {"metrics": to_json_metrics(at.metrics)}
+        which: dict[str, Any] = {}
+        if own.selected_by is not None and best is not None:
+            which = {**own.selected_by, **{name: best[name] for name in ("epoch", "step", "value")}}
+        if at.handed_over is not None:
+            fields = {"metrics": to_json_metrics(at.handed_over or at.metrics), "kept": {"by": "use_weights"}}
+        elif which and own.keep == "best" and best is not None:
+            fields = {"metrics": to_json_metrics(best["metrics"]), "kept": which}
+        if at.stop_reason is not None:
+            fields["early_stopping"] = {"reason": at.stop_reason, "epochs": own.epochs}
+        elif which and self._state.selection.is_stopped:
+            fields["early_stopping"] = {**(own.early_stopping or {}), "epochs": own.epochs, "best": which}
+        return fields
 
-    def save(self, optimization: Optimization) -> None:
+    def save(self) -> None:
         """Save the member's whole state; all ranks call it, rank 0 writes."""
-        self._saved_at = (self.at.epoch, self.at.step)
-        self.agree_on_stop()  # a resume within an epoch ends after it, too
-        self.at.selection = {} if self._identity.selected_by is None else self.selection.as_dict()
-        parts = optimization.state_dict()
-        if self._observer.seen is not None:
-            parts |= self._observer.seen.as_record()
+        state, at = self._state, self._state.at
+        state.saved_at = (at.epoch, at.step)
+        at.stop_asked = find_first(self._comm, at.stop_asked)  # a resume within an epoch ends after it, too
+        at.selection = {} if self._identity.selected_by is None else state.selection.as_dict()
+        parts = state.optimization.state_dict()
+        if state.observer.seen is not None:
+            parts |= state.observer.seen.as_record()
         if self._comm.rank != 0:
             return
         began = time.monotonic()
         if (size := sum(tensor.nbytes for tensor in find_tensors(parts))) >= LARGE_BYTES:
-            self._reporter.event("progress", **self._progress(), saves_bytes=size)
-        saved = self._checkpointer.save(self._data.first_epoch or 0, self.at, parts)
+            self._reporter.event("progress", **state.describe_progress(), saves_bytes=size)
+        saved = self._checkpointer.save(self._data.first_epoch or 0, at, parts)
         self._digest, self._save_due = saved["weights_sha256"], time.monotonic() + self._save_every_s
-        self._reporter.event("checkpoint", **self.position, **saved, write_s=time.monotonic() - began)
-
-    def close(self) -> None:
-        """Leave the stream, and report the CPU time used to the end."""
-        self._data.close()
-        self._reporter.usage(self._data.stats()["prepare_cpu_s"], is_last=True)
+        self._reporter.event("checkpoint", **state.position, **saved, write_s=time.monotonic() - began)

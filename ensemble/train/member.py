@@ -17,24 +17,28 @@ Checkpoints, events, a pruner's decision and commands to stop are handled betwee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangeOptions
-from ensemble.spec.losses import NamedLoss
-from ensemble.train.accumulation import MicroBatches
+from ensemble.spec import Ensemble
+from ensemble.spec.task import Task
 from ensemble.train.compilation import compile_forward, release_caches
-from ensemble.train.data import describe_not_finite
-from ensemble.train.evaluated_member import EvaluatedMember
+from ensemble.train.effects import Effects
+from ensemble.train.evaluator import Evaluator, Measure
 from ensemble.train.hyperparameters import Hyperparameters
-from ensemble.train.job import Diverged, TrainingError
-from ensemble.train.mixup import MixedBatch, mix
+from ensemble.train.job import Inbox, Job, TrainingError
+from ensemble.train.lifecycle import Lifecycle
+from ensemble.train.mixup import MixedBatch
 from ensemble.train.optimization import Optimization
-from ensemble.train.seeding import seed_everything, step_seed
+from ensemble.train.state import TrainState
+from ensemble.train.steps import TrainingSteps
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -44,7 +48,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 
-class TrainContext(EvaluatedMember):
+class TrainContext:
     """One member in training, on one of its ranks; the only argument of a train function.
 
     Attributes:
@@ -63,7 +67,18 @@ class TrainContext(EvaluatedMember):
         observer: what is known of a Recipe's model: how it is called, what it predicts.
     """
 
-    _has_stepped = _has_mixed = False
+    def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, effects: Effects, inbox: Inbox) -> None:
+        state = self._state = TrainState(job, ensemble, comm, effects, inbox)
+        self._evaluator = Evaluator(state)
+        self._life = Lifecycle(state, self._evaluator)
+        self._steps = TrainingSteps(state, self._life)
+        own = self.identity = job.identity
+        self.params: dict[str, Any] = Hyperparameters(own.params)
+        self.device, self.observer, self.comm = state.device, state.observer, comm
+        self.rank, self.world = comm.rank, comm.world
+        self.steps_per_epoch, self.splits = effects.steps_per_epoch, effects.splits
+        self.steps = self.steps_per_epoch * (own.epochs_before or own.epochs)
+        self.objective = str(ensemble.objective)
 
     def prepare(
         self, model: ModelT, optimizer: OptimizerT, schedule: Any = None, clip_norm: float | None = None
@@ -80,17 +95,16 @@ class TrainContext(EvaluatedMember):
         Returns:
             The same model and optimizer.
         """
-        if self._optimization is not None:
+        state, own = self._state, self.identity
+        if state.prepared is not None:
             raise TrainingError("member.prepare() is called once, with the one model and optimizer of the member")
-        own = self.identity
-        self._data.on_wait = self._on_wait
         declared = ExchangeOptions(own.compression, own.communicator, own.seed)
-        self._optimization = Optimization(
-            model, optimizer, schedule, clip_norm, self._precision, self.comm, self.device, declared, own
+        state.prepared = Optimization(
+            model, optimizer, schedule, clip_norm, state.precision, self.comm, self.device, declared, own
         )
-        self._life.resume(self._optimization)
+        self._life.resume()
         if own.compile is not None:
-            compile_forward(model, own.compile, Path(self._run_dir))
+            compile_forward(model, own.compile, Path(state.job.run_dir))
         return model, optimizer
 
     # --- the loop ---------------------------------------------------------------------------------------
@@ -101,19 +115,7 @@ class TrainContext(EvaluatedMember):
         It ends before the last where the member stops early. Afterwards the model has the weights that are kept:
         predictions are made then. A loop that is left after a whole epoch ends the member there, as `stop` does.
         """
-        optimization, life = self._prepared(), self._life
-        self._effects.open(self._inbox, None if life.is_over else life.at)
-        while not life.is_over:
-            life.throughput.begin_epoch(self._data.stats())
-            if life.at.step == self.steps_per_epoch:  # only its evaluation is left, in which it was stopped
-                life.begin()
-            try:
-                yield life.at.epoch
-            except GeneratorExit:  # nothing is to be done here: the loop may be left by an exception
-                self._has_left = True
-                raise
-            self._end_epoch()
-        life.conclude(optimization)
+        return self._life.epochs()
 
     def stop(self, reason: str = "its train function ended it") -> None:
         """End the member after the epoch in progress, before its last: `epochs()` yields no more.
@@ -127,7 +129,8 @@ class TrainContext(EvaluatedMember):
         """
         if not isinstance(reason, str) or not reason.strip():
             raise TrainingError(f"member.stop() takes the reason as text, got {reason!r}")
-        self._life.stop(" ".join(reason.split()))
+        at = self._state.at
+        at.stop_asked = at.stop_asked or " ".join(reason.split())
 
     def batches(self, split: str = "train", collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's part of each batch: of the epoch in training, or of a resident split (`splits`).
@@ -140,38 +143,12 @@ class TrainContext(EvaluatedMember):
             collate: `f(batch)` or `f(batch, rng)`, applied to each batch, instead of `Recipe.collate`; it is kept
                 for the evaluations that follow.
         """
-        self._collate = collate or self._collate
-        return self._train_batches() if split == "train" else self._resident_batches(split)
+        self._state.collate = collate or self._state.collate
+        return self._steps.batches() if split == "train" else self._evaluator.batches(split)
 
-    def _train_batches(self) -> Iterator[Batch]:
-        optimization, life = self._prepared(), self._life
-        for batch in self._data.epoch(life.at.epoch, self._collate):
-            life.begin()
-            if life.validation_is_due():  # also after a resume from before it
-                self._validate_within_epoch()
-            before = life.global_step
-            self._begin_gpu_work()
-            seed_everything(step_seed(self.identity.seed, self.rank, before), self.device)
-            with life.throughput.synchronizing():
-                optimization.share_buffers()
-            self._micro_batches = MicroBatches(batch, self.identity.accumulate)
-            if self._is_own_loop:
-                self.observer.begin(optimization.model, batch)
-            if len(batch["index"]):
-                yield batch
-            else:
-                self._backward(None)
-                self.step()
-            if life.global_step != before + 1:
-                raise TrainingError("member.step() must be called exactly once for each batch of member.batches()")
-
-    def _validate_within_epoch(self) -> None:
-        if self._validate is None:
-            raise TrainingError(
-                "validate_every= evaluates within epochs: call member.validate_with(measure) before the loop"
-            )
-        with self._life.throughput.pausing():
-            self._life.add_validation(self._validate(), self._prepared())
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager for forward passes in the member's precision."""
+        return self._state.precision.autocast()
 
     def mixup(self, batch: Batch) -> MixedBatch:
         """Mix the samples of a training batch, or of a part of it, as `mixup=` declares; without it, nothing.
@@ -190,25 +167,7 @@ class TrainContext(EvaluatedMember):
             outputs = model(mixed["image"])
             member.backward(mixed.losses(lambda target: cross_entropy(outputs, target, reduction="none")))
         """
-        own, seen = self.identity, self.observer.seen
-        inputs: Sequence[str] = () if seen is None or seen.call is None else seen.call.fields
-        if isinstance(self._loss, NamedLoss) and not self._is_own_loop:
-            inputs = self._loss.find_inputs(batch)
-        step, weighted = self._life.global_step, own.weights is not None
-        mixed = mix(batch, self._target, own.mixup, own.seed, self.rank, step, inputs, weighted=weighted)
-        self._has_mixed = True
-        if own.mixup:  # its fields are what the model is called with
-            self.observer.begin(self._prepared().model, mixed)
-        return mixed
-
-    def _on_wait(self) -> None:
-        """Report progress and execute commands while the stream keeps this rank waiting.
-
-        Several ranks execute a command after a step only, when they have agreed on it.
-        """
-        self._life.report_progress()
-        if self.world == 1:
-            self._life.execute(self._life.poll_command(), self._prepared())
+        return self._steps.mixup(batch)
 
     def parts(self, batch: Batch) -> Iterator[Batch]:
         """Yield the micro-batches of a training batch, as many as the member accumulates gradients over
@@ -229,9 +188,10 @@ class TrainContext(EvaluatedMember):
         Raises:
             TrainingError: it is another batch.
         """
-        if self._micro_batches is None or batch is not self._micro_batches.batch:
+        micro_batches = self._state.micro_batches
+        if micro_batches is None or batch is not micro_batches.batch:
             raise TrainingError("member.parts(batch) is for the batch that member.batches() has just given")
-        return self._micro_batches.parts()
+        return micro_batches.parts()
 
     def backward(self, losses: Tensor) -> None:
         """Compute this rank's part of the gradient of the global batch's mean loss.
@@ -244,15 +204,7 @@ class TrainContext(EvaluatedMember):
         Args:
             losses: [b], one for each sample of the batch, or of a part of it, unreduced and unweighted.
         """
-        self._backward(losses)
-
-    def _backward(self, losses: Tensor | None) -> None:
-        if self._micro_batches is None:
-            raise TrainingError("member.backward() is for the losses of a batch of member.batches()")
-        part, last = self._micro_batches.pop()
-        weight = None if self.identity.weights is None else part["weight"]
-        command = self._life.choose_action() if last else None
-        self._prepared().begin(command, losses, part, weight, last=last)
+        self._steps.backward(losses)
 
     def step(self) -> None:
         """Exchange the gradients, step the optimizer and the schedule, and execute commands.
@@ -261,48 +213,160 @@ class TrainContext(EvaluatedMember):
             TrainingError: it is not called once after `backward` of each batch.
             Diverged: the loss is NaN or infinite.
         """
-        parts, self._micro_batches = self._micro_batches, None
-        if parts is None or not parts.is_complete:
-            raise TrainingError("member.step() comes after member.backward(losses), once for each batch")
-        optimization, life, batch = self._prepared(), self._life, parts.batch
-        is_unmixed = bool(self.identity.mixup) and not self._has_mixed and len(batch["index"]) > 0
-        if is_unmixed and life.global_step == 0:  # later a loop may leave it out
-            raise TrainingError("mixup= is declared, and nothing is mixed: train on member.mixup(batch)")
-        try:
-            result = optimization.end(batch, life.throughput.synchronizing())
-        except Diverged as error:
-            where = f"epoch {life.at.epoch}, step {life.at.step}{describe_not_finite(batch)}"
-            self._effects.end_diverged(Diverged(f"{error}, {where}"))
-            life.at.step += 1
-            return
-        self._end_gpu_work()
-        is_epoch_over = life.at.step + 1 == self.steps_per_epoch
-        if not self._has_stepped or is_epoch_over:
-            self._has_stepped = True
-            self.observer.agree(is_epoch_over=is_epoch_over)
-        life.end_step(result, batch.global_size, optimization)
+        self._steps.step()
+
+    # --- evaluation -------------------------------------------------------------------------------------
+
+    def report(self, **metrics: float) -> None:
+        """Report the member's metrics after this epoch; the values of rank 0 are recorded.
+
+        An epoch without a report keeps the metrics of the one before, and does not count for early stopping.
+
+        Args:
+            metrics: by name, means over the validation split; a NaN is recorded as unknown.
+        """
+        at = self._state.at
+        at.metrics, at.is_reported = {name: float(value) for name, value in metrics.items()}, True
+
+    def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
+        """The means of metrics over all samples of a split, of all ranks; empty where the ensemble has no such
+        split.
+
+        Args:
+            measure: `measure(model, batch) -> dict` of tensors [b] or scalars, called without gradients, in the
+                member's precision, the model in evaluation mode.
+            split: "valid", "test" or "shifted".
+
+        Returns:
+            The mean of each metric, weighted by samples; the same on all ranks.
+        """
+        self._evaluator.measure = measure
+        self._life.end_left_epoch()
+        return self._evaluator.evaluate(measure, split)
+
+    def validate_with(self, measure: Measure) -> None:
+        """Let the member be evaluated within epochs, each `validate_every` steps; a train function calls it once.
+
+        Args:
+            measure: see `evaluate`.
+        """
+        self._evaluator.measure = measure
+        self.validate_by(lambda: self.evaluate(measure))
+
+    def validate_by(self, evaluate: Callable[[], Mapping[str, float]]) -> None:
+        """`validate_with`, for a function that evaluates the member: all ranks call it together.
+
+        Args:
+            evaluate: `evaluate() -> dict` of metrics, such as one that calls `member.evaluate`.
+        """
+        self._steps.validate = evaluate
+
+    def renew_statistics(self, measure: Measure) -> None:
+        """Compute the running statistics of batch normalization for averaged weights, by the epoch in progress.
+
+        Nothing happens where they are those of the weights. `evaluate` calls it.
+
+        Args:
+            measure: see `evaluate`.
+        """
+        self._evaluator.measure = measure
+        self._life.end_left_epoch()
+        self._evaluator.renew_statistics(measure)
+
+    def evaluating(self) -> contextlib.AbstractContextManager[nn.Module]:
+        """Return a context manager that yields the model in evaluation mode, without gradients, its buffers equal
+        on all ranks.
+
+        Where weights are averaged, it has the averages within the block.
+        """
+        self._life.end_left_epoch()
+        return self._evaluator.evaluating()
+
+    # --- the end ----------------------------------------------------------------------------------------
+
+    def use_weights(
+        self, state_dict: Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Let weights of the function's own count for the member, such as those that a framework kept as its best.
+
+        It comes after the end of `epochs()`, before predictions are made; all ranks call it. The model gets the
+        weights. They are what is saved, combined and loaded, whatever `keep=` and `averaging=` say; a resume of a
+        member that was interrupted later has them, too.
+
+        Args:
+            state_dict: of the model that was prepared. That of rank 0 counts; other ranks may give None.
+            metrics: of these weights, the objective among them, which ranks the member; without them, those that
+                were reported last count.
+
+        Raises:
+            TrainingError: the member is still in training, or the weights are not of its model.
+        """
+        self._life.end_left_epoch()
+        self._life.use_weights(state_dict, metrics)
+
+    def predictions(
+        self,
+        split: str,
+        values: Tensor | None,
+        index: Tensor | None,
+        target: Tensor | None = None,
+        task: str | Task | None = None,
+    ) -> None:
+        """Save the member's predictions for a split; all ranks call it, each with its own rows.
+
+        Args:
+            split: one of `splits`.
+            values: [m, ...], laid out by the task (`ensemble.spec.task`); None from a rank without rows.
+            index: int64 [m], the samples' `index`.
+            target: [m, ...]; None for the Recipe's target field, or "label", where it holds what the task needs.
+            task: what is predicted; None for the Recipe's task, or that which was inferred, or a classification.
+
+        Raises:
+            TrainingError: the weights that are kept are not known yet; the shapes do not fit, or a sample is there
+                twice.
+        """
+        self._life.end_left_epoch()
+        self._evaluator.save_predictions(split, task, values, index, target)
 
     def report_unused(self) -> None:
         """Report the hyperparameters that nothing has read so far; the run warns about them once."""
         assert isinstance(self.params, Hyperparameters)
-        unused = [] if self._pipeline_reads_params else self.params.unused
+        unused = [] if callable(self._state.ensemble.train) else self.params.unused
         if unused:
             meant = {name: near for name in unused if (near := self.params.suggest(name)) is not None}
-            self._effects.reporter.event(
-                "unused_hyperparameters", params=unused, **({"meant": meant} if meant else {})
-            )
+            found = {"params": unused, **({"meant": meant} if meant else {})}
+            self._state.reporter.event("unused_hyperparameters", **found)
+
+    def log(self, text: str) -> None:
+        """Write a line into the member's log (rank 0 does).
+
+        Args:
+            text: the line, without its end; several lines are allowed.
+        """
+        self._state.reporter.log(text)
+
+    @property
+    def position(self) -> dict[str, int]:
+        """Own epoch and step in it."""
+        return self._state.position
 
     # --- for the worker ---------------------------------------------------------------------------------
 
+    def restore_network(self) -> nn.Module:
+        """The network of the checkpoint to resume from, where `Recipe.model` raises.
+
+        Raises:
+            NotKept: there is none, or it is of other code.
+        """
+        return self._state.effects.checkpointer.restore_network()
+
     def finish(self) -> None:
         """Save and report the end of the training loop; end an epoch that it left after the last step."""
-        self._has_left = self._has_left or not self._life.is_over
-        self._end_left_epoch()
-        self._life.finish(self._prepared())
+        self._life.finish()
 
     def save(self) -> None:
         """Save a member that was stopped in its evaluation."""
-        self._life.save(self._prepared())
+        self._life.save()
 
     def close(self) -> None:
         """Leave the stream, and report the CPU time used to the end.
@@ -310,9 +374,11 @@ class TrainContext(EvaluatedMember):
         The parts that hold the ensemble are emptied: their callbacks lead back to the member, so that its arrays
         would stay in memory where the process lives on.
         """
-        self._life.close()
-        if self._optimization is not None:
-            self._optimization.close()
+        state = self._state
+        state.data.close()
+        state.reporter.usage(state.data.stats()["prepare_cpu_s"], is_last=True)
+        if state.prepared is not None:
+            state.prepared.close()
         release_caches()
-        for part in (self._data, self._life, self._effects):
+        for part in (state.data, state.effects, self._evaluator, self._life, self._steps, state):
             vars(part).clear()

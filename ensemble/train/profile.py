@@ -20,28 +20,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from ensemble.comm import Communicator
 from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory
 from ensemble.spec import Ensemble, Identity
 from ensemble.store import RunDir, rehearse_checkpoint
-from ensemble.train.checkpoint import Position, pack
+from ensemble.train.checkpoint import Checkpointer, Position, pack
 from ensemble.train.effects import Effects
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
 from ensemble.train.gpu_busy import describe_gpu_busy
 from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcome
-from ensemble.train.kept_network import NotKept
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import signature_of
 from ensemble.train.optimization import Optimization
 from ensemble.train.profile_data import PreparedBatches, PreparedData
 from ensemble.train.recipe import run_training_loop
-from ensemble.train.reporter import append_log
+from ensemble.train.reporter import Reporter, append_log
 from ensemble.train.seeding import process_settings, seed_everything
 from ensemble.train.stopwatch import GpuTimer, Stopwatch
 from ensemble.train.worker import check_gpu, connect
+from pipelines.loader.ragged import find_tensors
 
 HEARTBEAT_S = 1.0
 
@@ -176,26 +175,16 @@ class TrialSession:
         return highest | {"samples_per_s": watch.samples / highest["step_s"]}
 
 
-class _ProfileReporter:
-    """A `Reporter` without events: progress only signals that the session is alive."""
+class _ProfileReporter(Reporter):
+    """Progress only signals that the session is alive; lines go to the session's log."""
 
     def __init__(self, job: Job, heartbeat: Callable[[], None]) -> None:
         self._log = RunDir(job.run_dir).log(PROFILE)
         self._job, self._heartbeat = job, heartbeat
 
-    def event(self, type: str, **fields: Any) -> None:
-        """Emits nothing."""
-
     def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Signal that the session is alive."""
         self._heartbeat()
-
-    def usage(self, prepare_cpu_s: float = 0.0, *, is_last: bool = False) -> None:
-        """Emits nothing: the session reports its CPU time as a whole."""
-
-    def training_begins(self, prepare_cpu_s: float) -> float:
-        """Returns 0: there is no `started` event."""
-        return 0.0
 
     def log(self, text: str, *, any_rank: bool = False) -> None:
         """Append lines to the session's log; only rank 0 does."""
@@ -203,43 +192,19 @@ class _ProfileReporter:
             append_log(self._log, f"attempt {self._job.attempt} rank 0: {text.rstrip()}")
 
 
-class _ProfileCheckpointer:
-    """A `Checkpointer` without files: saving allocates the memory that a checkpoint takes."""
+class _ProfileCheckpointer(Checkpointer):
+    """Saving allocates the memory that a checkpoint takes."""
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self.bytes = 0
 
-    def load(self, on_damage: Callable[[str, str], None]) -> dict[str, Any] | None:
-        """There is no checkpoint."""
-        return None
-
-    def load_initial_weights(self) -> dict[str, Tensor] | None:
-        """There are none: other weights take no more time or memory."""
-        return None
-
-    def keep_network(self, model: nn.Module) -> None:
-        """Nothing is saved."""
-
-    def restore_network(self) -> nn.Module:
-        """There is none."""
-        raise NotKept("a profile has no checkpoint")
-
     def save(self, first_epoch: int, position: Position, parts: Mapping[str, Any]) -> dict[str, str]:
         """Allocate, and free, copies of all tensors of a checkpoint."""
         packed = pack(self._identity, {}, first_epoch, position, parts)
-        self.bytes = _count_bytes(packed)
+        self.bytes = sum(tensor.nbytes for tensor in find_tensors(packed))
         rehearse_checkpoint(packed)
-        return {"path": "", "weights_sha256": ""}
-
-
-def _count_bytes(value: Any) -> int:
-    """The bytes of all tensors in nested dicts and lists."""
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, Mapping):
-        return sum(map(_count_bytes, value.values()))
-    return sum(map(_count_bytes, value)) if isinstance(value, (list, tuple)) else 0
+        return super().save(first_epoch, position, parts)
 
 
 class _TrialEffects(Effects):

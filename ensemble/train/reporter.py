@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ensemble.meter.cpu import CpuClock, report_interval_s
 from ensemble.store import RunDir
@@ -22,8 +22,8 @@ from ensemble.train.job import Job
 LEAST_S = 10.0
 
 
-class Reporter(Protocol):
-    """Reports what one rank of a member does."""
+class Reporter:
+    """Reports what one rank of a member does; this one reports nothing."""
 
     def event(self, type: str, **fields: Any) -> None:
         """Emit an event about the member; only rank 0 does."""
@@ -41,12 +41,13 @@ class Reporter(Protocol):
 
     def training_begins(self, prepare_cpu_s: float) -> float:
         """Count CPU time under the role "train" from here on; returns the CPU-seconds of the start-up."""
+        return 0.0
 
     def log(self, text: str, *, any_rank: bool = False) -> None:
         """Append lines to the member's log; only rank 0 does, unless `any_rank`."""
 
 
-class EventReporter:
+class EventReporter(Reporter):
     """A `Reporter` that emits events.
 
     Args:

@@ -5,24 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from class_figures import MATH, accuracy, nll
 from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
 
-from ensemble.combine import (
-    CombineError,
-    accuracy,
-    apply_temperature,
-    average_weights,
-    fit,
-    fit_stack,
-    fit_temperature,
-    greedy_weights,
-    mix,
-    nll,
-    weighted_weights,
-)
+from ensemble.combine import CombineError, fit
 from ensemble.combine.combination import call_function
+from ensemble.combine.methods import average_weights, mix
 from ensemble.spec import COMBINERS
 from ensemble.spec.task import Task
 
@@ -68,7 +58,7 @@ def test_any_method_gives_weights_on_the_simplex_and_probabilities(
 def test_weighted_reaches_the_optimum_of_a_convex_problem(seed: int, members: int) -> None:
     """At the minimum over the simplex the gradient is least, and equal, where weights are positive (KKT)."""
     p, target = members_of(seed, members)
-    weights = weighted_weights(p, target)
+    weights = MATH.weighted_weights(p, target)
     mixed = mix(p, weights)[np.arange(len(target)), target]
     gain = np.array([(one[np.arange(len(target)), target] / np.maximum(mixed, 1e-12)).mean() for one in p])
     assert gain.max() <= 1 + 5e-3
@@ -88,20 +78,20 @@ def test_greedy_follows_the_published_procedure() -> None:
         bag.append(int(np.argmin(tried)))
         if min(tried) < best - 1e-12:
             best, kept = min(tried), list(bag)
-    assert np.allclose(greedy_weights(p, target), np.bincount(kept, minlength=5) / len(kept))
+    assert np.allclose(MATH.greedy_weights(p, target), np.bincount(kept, minlength=5) / len(kept))
 
 
 def test_equal_members_tie_to_the_first() -> None:
     p, target = members_of(3, 1)
     for criterion in ("nll", "accuracy", "brier"):
-        assert greedy_weights([p[0], p[0].copy(), p[0].copy()], target, criterion).tolist() == [1.0, 0.0, 0.0]
+        assert MATH.greedy_weights([p[0], p[0].copy(), p[0].copy()], target, criterion).tolist() == [1.0, 0.0, 0.0]
 
 
 def test_greedy_leaves_out_a_member_that_knows_nothing() -> None:
     p, target = members_of(1, 3)
     wrong = np.roll(np.eye(3)[target], 1, axis=1).astype(np.float32)
-    assert greedy_weights([wrong, *p], target)[0] == 0
-    assert weighted_weights([wrong, *p], target)[0] == 0
+    assert MATH.greedy_weights([wrong, *p], target)[0] == 0
+    assert MATH.weighted_weights([wrong, *p], target)[0] == 0
 
 
 @examples(10)
@@ -111,32 +101,32 @@ def test_the_fitted_temperature_undoes_a_known_one(seed: int, made: float) -> No
     rng = np.random.default_rng(seed)
     p = softmax(rng.normal(size=(4000, 4)))
     target = (p.cumsum(axis=1) > rng.random((4000, 1))).argmax(axis=1)
-    again = fit_temperature(apply_temperature(p, made), target)
-    assert again * made == pytest.approx(fit_temperature(p, target), rel=1e-2)
+    again = MATH.fit_calibration(MATH.calibrate(p, made), target)
+    assert again * made == pytest.approx(MATH.fit_calibration(p, target), rel=1e-2)
     assert again * made == pytest.approx(1, rel=0.15)
 
 
 def test_temperature_stays_at_one_where_nothing_is_gained() -> None:
-    assert fit_temperature(np.full((10, 2), 0.5), np.arange(10) % 2) == 1.0
+    assert MATH.fit_calibration(np.full((10, 2), 0.5), np.arange(10) % 2) == 1.0
 
 
 def test_temperature_is_bounded_where_the_optimum_is_not() -> None:
     """All sure and wrong: the softer the better, without end."""
-    assert 19 < fit_temperature([[0.99, 0.01]] * 5, [1] * 5) <= 20
+    assert 19 < MATH.fit_calibration([[0.99, 0.01]] * 5, [1] * 5) <= 20
 
 
 def test_rows_that_are_all_right_leave_the_temperature_alone() -> None:
     """The sharper the better for them, without end: of 30 rows with 97 % right in truth that is often so, and the
     NLL of other rows would be three times as high.
     """
-    assert fit_temperature([[0.6, 0.4]] * 5, [0] * 5) == 1.0
+    assert MATH.fit_calibration([[0.6, 0.4]] * 5, [0] * 5) == 1.0
     rng, before, after = np.random.default_rng(0), [], []
     for _ in range(100):
         conf = rng.uniform(0.9, 0.999, 1030)
         p, target = np.stack([conf, 1 - conf], axis=1), (rng.random(1030) > 0.97).astype(np.int64)
-        temperature = fit_temperature(p[:30], target[:30])
+        temperature = MATH.fit_calibration(p[:30], target[:30])
         before.append(nll(p[30:], target[30:]))
-        after.append(nll(apply_temperature(p[30:], temperature), target[30:]))
+        after.append(nll(MATH.calibrate(p[30:], temperature), target[30:]))
     assert np.mean(after) < 1.1 * np.mean(before)
 
 
@@ -144,7 +134,7 @@ def test_a_stack_corrects_classes_that_a_member_mixes_up() -> None:
     rng = np.random.default_rng(0)
     target = rng.integers(0, 3, 300)
     swapped = softmax(4 * np.eye(3)[np.array([1, 0, 2])[target]] + rng.normal(size=(300, 3)))
-    stacker, held_out = fit_stack([swapped], target)
+    stacker, held_out = MATH.fit_stack([swapped], target)
     assert accuracy(swapped, target) < 0.5
     assert accuracy(stacker.predict([swapped]), target) > 0.95
     assert accuracy(held_out, target) > 0.95
@@ -164,7 +154,7 @@ def test_a_stack_of_two_classes_is_scikit_learns_own() -> None:
 def test_a_class_that_validation_never_showed_keeps_its_average_share() -> None:
     p, target = members_of(4, 2, classes=4)
     keep = target != 2
-    stacker, _ = fit_stack([one[keep] for one in p], target[keep])
+    stacker, _ = MATH.fit_stack([one[keep] for one in p], target[keep])
     out = stacker.predict(p)
     assert np.allclose(out[:, 2], mix(p, average_weights(2))[:, 2])
     assert np.allclose(out.sum(axis=1), 1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from class_figures import accuracy, nll
 
 from ensemble.events import Combined
 
@@ -18,7 +19,7 @@ import test_combine_run_tasks as of_tasks  # noqa: E402
 from small_nets import batch_of, ensemble_of  # noqa: E402
 from test_combine_run import TEST, VALID, declare, finish, overwrite, record, state_of  # noqa: E402
 
-from ensemble.combine import Combination, CombineError, accuracy, combine, load, nll  # noqa: E402
+from ensemble.combine import Combination, CombineError, combine, load  # noqa: E402
 from ensemble.combine.combination import call_function, fingerprint_function, fit_held_out  # noqa: E402
 from ensemble.combine.prediction_matrix import read_prediction_matrix  # noqa: E402
 from ensemble.reporting.dashboard.analysis import read_quality  # noqa: E402

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from class_figures import accuracy, nll
 from event_dicts import fold, read_events
 from torch import nn
 
-from ensemble.combine import CombineError, accuracy, combine, load, nll
+from ensemble.combine import CombineError, combine, load
 from ensemble.spec import Ensemble, Recipe
 from ensemble.store import (
     EventLog,
@@ -135,8 +136,8 @@ def test_best_is_the_member_best_on_validation_reported_on_test(run: RunDir, dec
     on_valid, on_test = {}, {}
     for number, member in enumerate(declared.members or ()):
         model = trained(number, member.params["width"])  # type: ignore[union-attr]
-        on_valid[f"member-{number}"] = accuracy(compute_values(RECIPE, model, VALID).detach(), VALID["label"])
-        on_test[f"member-{number}"] = accuracy(compute_values(RECIPE, model, TEST).detach(), TEST["label"])
+        for found, data in ((on_valid, VALID), (on_test, TEST)):
+            found[f"member-{number}"] = accuracy(compute_values(RECIPE, model, data).detach(), data["label"])
     best = max(on_valid, key=on_valid.__getitem__)
     assert combined["best_member"] == best
     assert combined["metrics"]["best"]["accuracy"] == pytest.approx(on_test[best])
@@ -239,15 +240,21 @@ def test_nothing_finished_is_an_answer(run: RunDir, declared: Ensemble) -> None:
     assert (combined["metrics"], combined["members"], combined["reason"]) == (None, [], "no member finished")
 
 
-def overwrite(run: RunDir, member: str, name: str, p: Any, index: Any, target: Any) -> None:
-    save_predictions(run.predictions(member, name), p, index, target)
+def overwrite(run: RunDir, member: str, p: Any, index: Any, target: Any) -> None:
+    save_predictions(run.predictions(member, "valid"), p, index, target)
+
+
+def finish_with(path: Path, declared: Ensemble, values: Any) -> RunDir:
+    """A run whose members all predicted the same for four samples without a target."""
+    run = finish(path, declared, splits=())
+    for number in range(5):
+        overwrite(run, f"member-{number}", values, np.arange(4), None)
+    return run
 
 
 def test_outputs_that_are_no_probabilities_are_refused_in_a_line_and_the_run_ends_well(tmp_path: Path) -> None:
     declared = declare()
-    run = finish(tmp_path / "e", declared, splits=())
-    for number in range(5):
-        overwrite(run, f"member-{number}", "valid", np.ones((4, 1)), np.arange(4), None)
+    run = finish_with(tmp_path / "e", declared, np.ones((4, 1)))
     combined = combine(run, state_of(run), declared)
     assert combined["metrics"] is None
     assert "member-0 (and 4 more members): valid outputs of shape [4, 1]" in combined["reason"]
@@ -257,7 +264,7 @@ def test_outputs_that_are_no_probabilities_are_refused_in_a_line_and_the_run_end
 def test_one_member_with_nan_is_left_out_and_the_others_combined(tmp_path: Path) -> None:
     declared = declare()
     run = finish(tmp_path / "e", declared)
-    overwrite(run, "member-0", "valid", np.full((200, 3), np.nan), VALID["index"], VALID["label"])
+    overwrite(run, "member-0", np.full((200, 3), np.nan), VALID["index"], VALID["label"])
     combined = combine(run, state_of(run), declared)
     assert "NaN" in combined["left_out"]["member-0"]
     assert combined["metrics"] is not None
@@ -272,10 +279,7 @@ def predict(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def test_probabilities_without_targets_are_averaged_and_not_measured(tmp_path: Path) -> None:
     declared = declare(recipe=Recipe(model=build, loss=loss, predict=predict))
-    run = finish(tmp_path / "e", declared, splits=())
-    for number in range(5):
-        p = np.full((4, 3), 1 / 3)
-        overwrite(run, f"member-{number}", "valid", p, np.arange(4), None)
+    run = finish_with(tmp_path / "e", declared, np.full((4, 3), 1 / 3))
     combined = combine(run, state_of(run), declared)
     assert (combined["method"], combined["metrics"]) == ("average", None)
     assert "no target" in combined["reason"]
@@ -285,10 +289,7 @@ def test_probabilities_without_targets_are_averaged_and_not_measured(tmp_path: P
 
 def test_outputs_that_nothing_says_are_classes_are_neither_combined_nor_loaded(tmp_path: Path) -> None:
     declared = declare()
-    run = finish(tmp_path / "e", declared, splits=())
-    for number in range(5):
-        p = np.full((4, 2), 0.5)
-        overwrite(run, f"member-{number}", "valid", p, np.arange(4), None)
+    run = finish_with(tmp_path / "e", declared, np.full((4, 2), 0.5))
     says = r"nothing says that their outputs are classes: the data have no field 'label' \(they have x\)"
     combined = combine(run, state_of(run), declared)
     assert combined["metrics"] is None and re.search(says, combined["reason"])
@@ -333,9 +334,7 @@ def several(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def test_rows_that_recipe_predict_gives_are_not_made_to_sum_to_one(tmp_path: Path) -> None:
     declared = declare(recipe=Recipe(model=build, loss=loss, predict=several), combine="average")
-    run = finish(tmp_path / "e", declared, splits=())
-    for number in range(5):
-        overwrite(run, f"member-{number}", "valid", np.full((4, 3), 0.7), np.arange(4), None)
+    run = finish_with(tmp_path / "e", declared, np.full((4, 3), 0.7))
     with pytest.raises(CombineError, match=r"member-0 cannot be combined: valid outputs .* not probabilities"):
         load(run.path)
 
@@ -369,7 +368,7 @@ def test_one_sample_is_not_taken_for_a_batch(run: RunDir, tmp_path: Path) -> Non
 def test_members_that_read_different_data_are_an_error(tmp_path: Path, index: Any, target: Any, says: str) -> None:
     declared = declare()
     run = finish(tmp_path / "e", declared)
-    overwrite(run, "member-2", "valid", np.full((200, 3), 1 / 3), index, target)
+    overwrite(run, "member-2", np.full((200, 3), 1 / 3), index, target)
     with pytest.raises(CombineError, match=says):
         combine(run, state_of(run), declared)
 

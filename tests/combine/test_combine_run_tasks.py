@@ -73,6 +73,13 @@ def finish(
     return run, fold(read_events(run.events))
 
 
+def finish_and_combine(path: Path, task: Task, **options: Any) -> tuple[RunDir, Any, dict[str, Any]]:
+    """A run that has finished, its state, and what its combination says."""
+    declared = declare(task, **options)
+    run, state = finish(path / "e", declared, task)
+    return run, state, combine(run, state, declared)
+
+
 @pytest.mark.parametrize(
     ("task", "methods"),
     [
@@ -94,7 +101,7 @@ def check_measured(task: Task, method: str, run: RunDir, combined: dict[str, Any
     assert json.loads(json.dumps(combined, allow_nan=False)) == combined
     assert Task.from_record(combined["task"]) == task
     assert (combined["split"], combined["note"]) == ("test", None)
-    refused = method == "stack" and find_math(task).explain_no_stack()
+    refused = method == "stack" and find_math(task).no_stack
     assert combined["method"] == ("average" if refused else method)
     assert combined["reason"] == (f"{refused}; averaged instead" if refused else None)
     assert sum(combined["weights"].values()) == pytest.approx(1)
@@ -135,9 +142,7 @@ def test_calibration_says_what_it_is_or_why_there_is_none_and_asks_for_another_c
 
 def test_sets_are_calibrated_on_what_a_stack_says_of_rows_it_was_not_fitted_on(tmp_path: Path) -> None:
     """Its own fit is too good: sets that trust it would be smaller."""
-    declared = declare(ONE, combine="stack")
-    run, state = finish(tmp_path / "e", declared, ONE)
-    combined = combine(run, state, declared)
+    run, state, combined = finish_and_combine(tmp_path, ONE, combine="stack")
     valid = align("valid", {member: load(run, member, "valid") for member in state.members})
     assert valid.target is not None
     stack, held_out = fit_held_out("stack", valid.values, valid.target)
@@ -199,9 +204,7 @@ def bias(values: Array, target: Array) -> float:
 
 
 def test_metrics_of_a_whole_split_are_in_the_event_with_intervals(tmp_path: Path) -> None:
-    declared = declare(POINTS, split_metrics=("spearman", "medae", bias))
-    run, state = finish(tmp_path / "e", declared, POINTS)
-    combined = combine(run, state, declared)
+    *_, combined = finish_and_combine(tmp_path, POINTS, split_metrics=("spearman", "medae", bias))
     for name in ("spearman", "medae", "bias"):
         low, high = combined["intervals"]["ensemble"][name]
         assert low <= combined["metrics"]["ensemble"][name] <= high
@@ -229,9 +232,7 @@ def test_a_metric_that_fails_is_named_and_hinders_nothing(tmp_path: Path) -> Non
 
 
 def test_the_objective_is_among_the_figures_where_it_is_one_of_the_whole_split(tmp_path: Path) -> None:
-    declared = declare(POINTS, objective="spearman")
-    run, state = finish(tmp_path / "e", declared, POINTS)
-    combined = combine(run, state, declared)
+    *_, combined = finish_and_combine(tmp_path, POINTS, objective="spearman")
     for of in ("ensemble", "best", "mean"):
         assert 0 < combined["metrics"][of]["spearman"] <= 1
     assert "spearman" in combined["intervals"]["difference"]
@@ -272,9 +273,7 @@ def test_a_metric_of_too_many_predictions_has_no_interval_and_that_is_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ensemble.combine.bootstrap.MOST_RESAMPLED", 200 * 2 * 40 - 1)
-    declared = declare(POINTS, objective="spearman")
-    run, state = finish(tmp_path / "e", declared, POINTS)
-    combined = combine(run, state, declared)
+    *_, combined = finish_and_combine(tmp_path, POINTS, objective="spearman")
     assert "spearman" in combined["metrics"]["ensemble"] and "spearman" in combined["noise"]
     assert "spearman" not in combined["intervals"]["ensemble"] and "mae" in combined["intervals"]["ensemble"]
     assert combined["note"].startswith("spearman has no interval: there are too many predictions")
@@ -295,9 +294,7 @@ def test_shifted_samples_whose_padding_nothing_says_are_measured_with_a_note(tmp
 
 def test_a_stack_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.combine.tasks.stacks.LARGEST", 200 * 2 * MEMBERS * 4 - 1)
-    declared = declare(ONE, combine="stack")
-    run, state = finish(tmp_path / "e", declared, ONE)
-    combined = combine(run, state, declared)
+    *_, combined = finish_and_combine(tmp_path, ONE, combine="stack")
     assert combined["method"] == "average" and "stacking 400 positions by the 4 classes" in combined["reason"]
 
 
@@ -320,9 +317,7 @@ def forget(values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("task", [POINTS, Task("free")], ids=ident)
 def test_a_function_combines_what_it_is_given_as_torch_tensors(tmp_path: Path, task: Task) -> None:
-    declared = declare(task, combine=median, split_metrics=(mean,))
-    run, state = finish(tmp_path / "e", declared, task)
-    combined = combine(run, state, declared)
+    run, state, combined = finish_and_combine(tmp_path, task, combine=median, split_metrics=(mean,))
     assert (combined["method"], combined["reason"], len(combined["members"])) == ("function", None, MEMBERS)
     assert combined["weights"] == dict.fromkeys(state.members, 1 / MEMBERS)
     each = np.stack([load(run, member, "test").values for member in state.members])
@@ -345,9 +340,7 @@ class Counting:
 
 @pytest.mark.parametrize("most", [100, 1])
 def test_the_fingerprint_of_a_function_is_that_before_it_was_called(tmp_path: Path, most: int) -> None:
-    declared = declare(POINTS, combine=Counting(most))
-    run, state = finish(tmp_path / "e", declared, POINTS)
-    combined = combine(run, state, declared)
+    *_, combined = finish_and_combine(tmp_path, POINTS, combine=Counting(most))
     assert (combined["metrics"] is None) == (most == 1)
     assert combined["code"] == fingerprint_function(Counting(most))
 
@@ -357,9 +350,7 @@ def test_the_fingerprint_of_a_function_is_that_before_it_was_called(tmp_path: Pa
     [(halve, r"gives \[100, 2\] for \[4, 200, 2\]"), (forget, "failed for values .*: KeyError: 'lost'")],
 )
 def test_a_function_that_fails_is_named_and_the_run_ends_well(tmp_path: Path, function: Any, says: str) -> None:
-    declared = declare(POINTS, combine=function)
-    run, state = finish(tmp_path / "e", declared, POINTS)
-    combined = combine(run, state, declared)
+    *_, combined = finish_and_combine(tmp_path, POINTS, combine=function)
     assert combined["metrics"] is None
     assert (combined["declared"], combined["code"]) == ("function", fingerprint_function(function))
     with pytest.raises(AssertionError, match=f"Ensemble.combine={function.__name__} .*{says}"):

@@ -247,7 +247,7 @@ def test_what_has_no_spread_is_not_calibrated_and_says_why(task: Task) -> None:
     combination = fit("average", values, target, task=task)
     assert combination.temperature == 1.0
     assert np.array_equal(combination.predict(values), find_math(task).mix(values, combination.weights))
-    assert "calibrate" in str(find_math(task).explain_no_calibration())
+    assert "calibrate" in str(find_math(task).no_calibration)
 
 
 @pytest.mark.parametrize("task", [NORMAL, LEVELLED], ids=ident)
@@ -255,7 +255,7 @@ def test_what_cannot_be_stacked_is_averaged_and_says_why(task: Task) -> None:
     values, target = make_members(task, 0, 3)
     combination = fit("stack", values, target, task=task)
     assert combination.method == "average"
-    why = find_math(task).explain_no_stack()
+    why = find_math(task).no_stack
     assert why is not None and combination.reason == f"{why}; averaged instead"
 
 

@@ -197,14 +197,17 @@ def measured(events: list[Event], idle_w: float = 8.0) -> list[Event]:
 
 def combined(members: list[str]) -> dict[str, Any]:
     """The `combined` event that these members' `predictions` give when they are averaged."""
-    from ensemble.combine import all_metrics, apply_temperature, average_weights, mix, reliability
+    from ensemble.combine import find_math
+    from ensemble.combine.methods import average_weights, mix
+    from ensemble.spec.task import CLASSIFICATION
 
+    math = find_math(CLASSIFICATION)
     alone = [predictions(int(member[7:])) for member in members]
     target = alone[0][2]
-    pooled = apply_temperature(mix([p for p, _, _ in alone], average_weights(len(alone))), 0.6)
-    each = [all_metrics(p, target) for p, _, _ in alone]
+    pooled = math.calibrate(mix([p for p, _, _ in alone], average_weights(len(alone))), 0.6)
+    each = [math.measure(p, target) for p, _, _ in alone]
     best = min(range(len(each)), key=lambda i: -each[i]["accuracy"])
-    curves = {"ensemble": reliability(pooled, target), "best": reliability(alone[best][0], target)}
+    curves = {"ensemble": math.reliability(pooled, target), "best": math.reliability(alone[best][0], target)}
     mean = {name: float(np.mean([one[name] for one in each])) for name in each[0]}
     return {
         "method": "average",
@@ -212,7 +215,7 @@ def combined(members: list[str]) -> dict[str, Any]:
         "code": None,
         "candidates": members,
         "calibration": {"method": "temperature", "value": 0.6, "reason": None},
-        "metrics": {"ensemble": all_metrics(pooled, target), "best": each[best], "mean": mean},
+        "metrics": {"ensemble": math.measure(pooled, target), "best": each[best], "mean": mean},
         "split": "test",
         "members": members,
         "weights": dict.fromkeys(members, 1 / len(members)),

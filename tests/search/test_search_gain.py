@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from task_members import TASKS, make_members
 
-from ensemble.combine import CombineError, accuracy, find_math, nll
+from ensemble.combine import CombineError, find_math
 from ensemble.search.marginal_gain import Gains, compute_gains
 from ensemble.search.trials import SearchTrials, make_trials
 from ensemble.spec import CLASSIFICATION, Ensemble, Recipe, Search, SpecError, Task, uniform
@@ -23,6 +23,7 @@ from ensemble.store import (
 from pipelines import Pipeline, sources
 
 ROWS, CLASSES = 200, 4
+MATH = find_math(CLASSIFICATION)
 TARGET = np.random.default_rng(0).integers(0, CLASSES, ROWS)
 
 
@@ -44,7 +45,7 @@ NOISE = member(np.random.default_rng(4).random(ROWS) < 0.75, seed=4)
 
 @pytest.mark.parametrize("metric", ["nll", "brier", "accuracy"])
 def test_a_worse_but_different_member_adds_more_than_one_of_three_copies(metric: Any) -> None:
-    assert accuracy(DIFFERENT, TARGET) < accuracy(COPIES[0], TARGET)
+    assert MATH.measure(DIFFERENT, TARGET)["accuracy"] < MATH.measure(COPIES[0], TARGET)["accuracy"]
     *copies, different, noise = compute_gains([*COPIES, DIFFERENT, NOISE], TARGET, metric)
     assert different > max(copies) and different > 0
     assert noise < different
@@ -55,7 +56,9 @@ def test_a_worse_but_different_member_adds_more_than_one_of_three_copies(metric:
 def test_a_lone_member_is_held_against_the_frequencies_of_the_classes() -> None:
     prior = find_math(CLASSIFICATION).guess(DIFFERENT, TARGET)
     assert prior[0].tolist() == (np.bincount(TARGET) / ROWS).tolist()
-    assert compute_gains([DIFFERENT], TARGET, "nll") == [nll(prior, TARGET) - nll(DIFFERENT, TARGET)]
+    assert compute_gains([DIFFERENT], TARGET, "nll") == [
+        MATH.measure(prior, TARGET)["nll"] - MATH.measure(DIFFERENT, TARGET)["nll"]
+    ]
     assert compute_gains([prior], TARGET, "accuracy") == [0.0]
 
 

@@ -71,16 +71,25 @@ def own_loop(
     after_epoch: Callable[[Any, int], None] = nothing_more,
     at_the_end: Callable[[Any], None] = nothing_more,
     make: Callable[[dict[str, Any]], nn.Module] = cases.plain,
+    losses: Callable[[Any, nn.Module, Any], Any] = lambda member, model, batch: cases.loss(model, batch),
+    measure: Callable[[nn.Module, Any], dict[str, Any]] | None = None,
 ) -> Callable[[Any], None]:
-    """A train function that trains by SGD, and does something more after each epoch, or at the end."""
+    """A train function that trains by SGD, and does something more after each epoch, or at the end.
+
+    Args:
+        losses: `losses(member, model, batch) -> [b]`.
+        measure: by which it is validated.
+    """
 
     def loop(member: Any) -> None:
         model = make(member.params)
         model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        if measure is not None:
+            member.validate_with(measure)
         for epoch in member.epochs():
             model.train()
             for batch in member.batches():
-                member.backward(cases.loss(model, batch))
+                member.backward(losses(member, model, batch))
                 member.step()
             after_epoch(member, epoch)
         at_the_end(member)

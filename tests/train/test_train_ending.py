@@ -117,6 +117,30 @@ def test_a_trial_that_has_ended_itself_is_not_pruned_in_that_epoch(way: str, tmp
     assert len(of(events, "epoch")) == 2 and of(events, "finished")[0]["early_stopping"]["epochs"] == 6
 
 
+def test_what_is_evaluated_after_a_loop_that_was_left_is_what_is_saved(tmp_path: Path) -> None:
+    """The running statistics for averaged weights are of an epoch that was trained, and are in the checkpoint."""
+    found: list[float] = []
+
+    def measure(model: Any, batch: Any) -> dict[str, Any]:
+        return {"loss": cases.loss(model, batch)}
+
+    def train_two(member: Any) -> None:
+        model = cases.normed(member.params)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for epoch in member.epochs():
+            for batch in member.batches():
+                member.backward(cases.loss(model, batch))
+                member.step()
+            if epoch == 1:
+                break
+        found.append(member.evaluate(measure)["loss"])
+
+    finished(tmp_path, train_two, epochs=6, **KEPT["swa"])
+    saved, valid = cases.normed({}).eval(), next(iter(cases.data(13, seed=1).loader(13, 1)))
+    saved.load_state_dict(checkpoint(tmp_path)["model"])
+    assert found == [pytest.approx(float(cases.loss(saved, valid).mean()), rel=1e-6)]
+
+
 # -- weights of a framework ------------------------------------------------------------------------
 
 

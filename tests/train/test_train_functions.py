@@ -94,22 +94,15 @@ def test_a_train_function_that_does_not_mix_is_told_so(tmp_path: Path) -> None:
 def own_evaluation(measures: bool) -> Any:
     """A train function that evaluates by hand, and says how its model is called or not."""
 
-    def loop(member: Any) -> None:
-        model = cases.Net(norm=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        member.prepare(model, optimizer)
-        if measures:
-            member.validate_with(lambda model, batch: {"outputs": model(batch["x"]).sum(dim=1)})
-        for _ in member.epochs():
-            model.train()
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
-            with member.evaluating():
-                losses = [cases.loss(model, batch).mean() for batch in member.batches("valid")]
-            member.report(loss=float(torch.stack(losses).mean()))
+    def measure(model: nn.Module, batch: Any) -> dict[str, Any]:
+        return {"outputs": model(batch["x"]).sum(dim=1)}
 
-    return loop
+    def evaluate(member: Any, epoch: int) -> None:
+        with member.evaluating() as model:
+            losses = [cases.loss(model, batch).mean() for batch in member.batches("valid")]
+        member.report(loss=float(torch.stack(losses).mean()))
+
+    return plain_loop(evaluate, make=cases.normed, measure=measure if measures else None)
 
 
 NORM = Recipe(model=cases.normed, loss=cases.loss)
@@ -151,58 +144,35 @@ def test_statistics_are_computed_where_a_checkpoint_is_due(tmp_path: Path) -> No
             passes.append(batch.epoch)
         return {"outputs": model(batch["x"]).sum(dim=1)}
 
-    def loop(member: Any) -> None:
-        model = cases.Net(norm=True)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        member.validate_with(measure)
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
-
+    loop = plain_loop(make=cases.normed, measure=measure)
     finished(tmp_path, loop, epochs=8, averaging=SWA(2), checkpoint_every=3)
     assert passes == [2, 5, 7]
 
 
 def test_a_train_function_mixes_a_batch_of_several_inputs(tmp_path: Path) -> None:
     """The Recipe's loss by name, which would have to be told which of them, is not used."""
-    data = cases.data()
 
-    def loop(member: Any) -> None:
-        model = cases.plain(member.params)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                mixed = member.mixup(batch)
-                outputs = model(mixed["x"] + mixed["more"])
-                member.backward(
-                    mixed.losses(lambda y: nn.functional.cross_entropy(outputs, y, reduction="none"))  # noqa: B023
-                )
-                member.step()
+    def losses(member: Any, model: nn.Module, batch: Any) -> Any:
+        mixed = member.mixup(batch)
+        outputs = model(mixed["x"] + mixed["more"])
+        return mixed.losses(lambda y: nn.functional.cross_entropy(outputs, y, reduction="none"))
 
-    rows = next(iter(data.loader(cases.N, 1)))
-    fields = {name: rows[name].numpy() for name in ("x", "label")}
-    pipe = Pipeline(sources.arrays(**fields, more=fields["x"]))
-    finished(
-        tmp_path, Recipe(model=cases.plain, train=loop, loss="cross_entropy"), train=pipe, valid=None, mixup=0.3
-    )
+    columns = cases.data().source.columns
+    pipe = Pipeline(sources.arrays(**columns, more=columns["x"]))
+    recipe = Recipe(model=cases.plain, train=plain_loop(losses=losses), loss="cross_entropy")
+    finished(tmp_path, recipe, train=pipe, valid=None, mixup=0.3)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "bootstrap"])
 def test_mixup_weighs_samples_where_the_member_has_weights(tmp_path: Path, weights: str) -> None:
     seen = []
 
-    def loop(member: Any) -> None:
-        model = cases.plain(member.params)
-        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        for _ in member.epochs():
-            for batch in member.batches():
-                mixed = member.mixup(batch)
-                seen.append(mixed.partner_weight is not None)
-                member.backward(cases.loss(model, mixed))
-                member.step()
+    def losses(member: Any, model: nn.Module, batch: Any) -> Any:
+        mixed = member.mixup(batch)
+        seen.append(mixed.partner_weight is not None)
+        return cases.loss(model, mixed)
 
-    finished(tmp_path, loop, epochs=1, mixup=0.3, weights=weights)
+    finished(tmp_path, plain_loop(losses=losses), epochs=1, mixup=0.3, weights=weights)
     assert seen == [weights == "bootstrap"] * 5
 
 

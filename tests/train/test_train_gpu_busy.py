@@ -143,7 +143,7 @@ def test_each_batch_is_measured_once_and_usage_says_the_sum(
             gpu.do(3)
 
     busy = Busy(gpu.make_event, lambda: "the stream")
-    monkeypatch.setattr("ensemble.train.evaluated_member.open_gpu_busy", lambda device: busy)
+    monkeypatch.setattr("ensemble.train.state.open_gpu_busy", lambda device: busy)
     monkeypatch.setitem(gpu_busy._BY_DEVICE, torch.device("cpu"), busy)
     ensemble = cases.declare(loop if own_loop else cases.SMOOTH, 1)
     events: list[dict[str, Any]] = []

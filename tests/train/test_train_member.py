@@ -19,7 +19,7 @@ from loop_cases import Events, failed, finished, of  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ensemble.spec import Bootstrap, Ensemble, Folds, Recipe  # noqa: E402
-from ensemble.store import RunDir, load_checkpoint, load_predictions  # noqa: E402
+from ensemble.store import RunDir  # noqa: E402
 from ensemble.train import Inbox, lifecycle, work  # noqa: E402
 from pipelines import Feeder, Pipeline, sources  # noqa: E402
 
@@ -30,17 +30,6 @@ def train(folder: Path, recipe: Any = cases.SMOOTH, *given: Any, **options: Any)
 
 def failure(outcome: str, events: Events) -> str:
     return str(failed(outcome, events)["error"])
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_resume_gives_the_bits_of_an_undisturbed_training(tmp_path: Path, precision: str) -> None:
-    whole = of(train(tmp_path / "whole", cases.NOISY, precision=precision)[1], "finished")[0]
-    for steps in (1, 3, 5, 9, 15):
-        folder = tmp_path / str(steps)
-        assert train(folder, cases.NOISY, cases.Script(steps, "stop"), precision=precision)[0] == "stopped"
-        outcome, events = train(folder, cases.NOISY, precision=precision)
-        assert outcome == "finished"
-        assert of(events, "finished")[0] == whole
 
 
 def test_what_is_told_of_a_training(tmp_path: Path) -> None:
@@ -60,10 +49,6 @@ def test_what_is_told_of_a_training(tmp_path: Path) -> None:
     assert finished["metrics"] == of(events, "epoch")[-1]["metrics"]
     log = RunDir(tmp_path).log("member-0").read_text()
     assert "started" in log and "finished" in log
-
-
-def test_cpu_time_is_told_by_role_and_never_shrinks(tmp_path: Path) -> None:
-    events = train(tmp_path)[1]
     for role in ("startup", "train", "prepare"):
         told = [e["cpu_s"] for e in of(events, "usage") if e["role"] == role]
         assert told == sorted(told) and told[-1] > 0
@@ -320,12 +305,6 @@ def test_a_gradient_is_of_the_weighted_losses_over_the_true_size(tmp_path: Path)
         torch.testing.assert_close(got, expected)
 
 
-def test_weights_are_part_of_the_identity_of_a_checkpoint(tmp_path: Path) -> None:
-    train(tmp_path, cases.NOISY, cases.Script(3, "stop"), weights="bootstrap")
-    said = failure(*train(tmp_path, cases.NOISY, weights=Folds(3)))
-    assert "weights was {'kind': 'bootstrap', 'seed': 0}, is {'kind': 'fold'" in said
-
-
 def test_a_stream_epoch_that_is_not_0_is_gone_on_from(tmp_path: Path) -> None:
     def trained(folder: Path, first_epoch: int, stop: int | None) -> str:
         ensemble = cases.declare(cases.NOISY, 1)
@@ -356,19 +335,6 @@ def test_skipped_records_are_left_out_of_the_mean(tmp_path: Path) -> None:
     assert [e["private_skipped"] for e in of(events, "epoch")] == [bad] * 3, "it has prepared them itself"
 
 
-def test_without_a_validation_set_a_member_trains_all_the_same(tmp_path: Path) -> None:
-    outcome, events = train(tmp_path, valid=None)
-    assert outcome == "finished" and of(events, "epoch")[-1]["metrics"] == {}
-
-
-def test_predictions_are_saved_for_valid_and_test(tmp_path: Path) -> None:
-    assert train(tmp_path, test=cases.data(9, seed=2))[0] == "finished"
-    for split, rows in (("valid", 13), ("test", 9)):
-        saved = load_predictions(RunDir(tmp_path).predictions("member-0", split, 0))
-        assert saved.values.shape == (rows, 3) and saved.index.tolist() == list(range(rows))
-        assert saved.target is not None
-
-
 def test_a_mean_loss_is_refused_with_the_remedy(tmp_path: Path) -> None:
     mean = Recipe(model=cases.plain, loss=lambda model, batch: cases.loss(model, batch).mean())
     assert 'reduction="none"' in failure(*train(tmp_path, mean))
@@ -391,32 +357,22 @@ def test_a_label_that_is_no_class_is_named_with_its_split_and_not_tried_again(
 
 
 def test_what_nobody_reads_of_the_hyperparameters_is_told(tmp_path: Path) -> None:
-    def function(member: Any) -> None:
-        model = nn.Linear(6, 3)
-        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=member.params["lr"]))
-        for _ in member.epochs():
-            for batch in member.batches():
-                member.backward(nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"))
-                member.step()
-
+    function = loop_cases.own_loop(lambda member, epoch: member.params["lr"])
     params = {"momentun": 0.9}
     for number, recipe in enumerate((Recipe(model=cases.plain, loss=cases.loss), function)):
         _, events = train(tmp_path / str(number), recipe, params=params, epochs=3)
         assert [event["params"] for event in of(events, "unused_hyperparameters")] == [["momentun"]]
 
 
-def test_a_missing_learning_rate_is_named(tmp_path: Path) -> None:
-    ensemble = Ensemble(name="x", recipe=cases.SMOOTH, members=[{}], train=cases.data())
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [({}, "no learning rate"), ({"leraning_rate": 0.1}, "; did you mean 'lr' by 'leraning_rate'?")],
+)
+def test_a_missing_learning_rate_is_named(tmp_path: Path, params: dict[str, Any], says: str) -> None:
+    ensemble = Ensemble(name="x", recipe=cases.SMOOTH, members=[params], train=cases.data())
     events: Events = []
-    outcome = work(cases.make_job(tmp_path, ensemble), ensemble, events.append, Inbox())
-    assert "'lr'" in failure(outcome, events) and "did you mean" not in failure(outcome, events)
-
-
-def test_a_misspelt_learning_rate_is_named(tmp_path: Path) -> None:
-    ensemble = Ensemble(name="x", recipe=cases.SMOOTH, members=[{"leraning_rate": 0.1}], train=cases.data())
-    events: Events = []
-    outcome = work(cases.make_job(tmp_path, ensemble), ensemble, events.append, Inbox())
-    assert "no learning rate; did you mean 'lr' by 'leraning_rate'?" in failure(outcome, events)
+    said = failure(work(cases.make_job(tmp_path, ensemble), ensemble, events.append, Inbox()), events)
+    assert says in said and ("did you mean" in said) == bool(params)
 
 
 def test_an_exception_is_told_in_one_line_and_traced_in_the_log(tmp_path: Path) -> None:
@@ -462,15 +418,6 @@ def goes_backward_twice(member: Any) -> None:
             member.backward(cases.loss(model, batch))
 
 
-def leaves_an_epoch(member: Any) -> None:
-    model, _ = prepared(member)
-    for _ in member.epochs():
-        for batch in member.batches():
-            member.backward(cases.loss(model, batch))
-            member.step()
-            break
-
-
 def keeps_a_parameter_to_itself(member: Any) -> None:
     model = cases.plain(member.params)
     own = nn.Parameter(torch.zeros(1))
@@ -484,30 +431,12 @@ def keeps_a_parameter_to_itself(member: Any) -> None:
         (forgets_to_step, "exactly once for each batch"),
         (steps_itself, "after member.backward(losses)"),
         (goes_backward_twice, "once for each batch"),
-        (leaves_an_epoch, "after 1 of 5 steps"),
         (keeps_a_parameter_to_itself, "not the model's"),
         (lambda member: None, "member.prepare(model, optimizer)"),
     ],
 )
 def test_a_mistake_in_an_own_loop_is_explained(tmp_path: Path, mistake: Callable[[Any], None], said: str) -> None:
     assert said in failure(*train(tmp_path, mistake))
-
-
-def test_an_own_loop_may_end_early(tmp_path: Path) -> None:
-    def patient(member: Any) -> None:
-        model, _ = prepared(member)
-        for epoch in member.epochs():
-            for batch in member.batches():
-                member.backward(cases.loss(model, batch))
-                member.step()
-            member.report(loss=1.0)
-            if epoch == 1:
-                break
-
-    outcome, events = train(tmp_path, patient)
-    assert outcome == "finished" and len(of(events, "epoch")) == 2
-    assert of(events, "finished")[0]["metrics"] == {"loss": 1.0}
-    assert load_checkpoint(str(RunDir(tmp_path).newest_checkpoint("member-0", 0)))["position"]["epoch"] == 2
 
 
 def test_an_except_clause_of_the_user_does_not_hold_up_a_stop(tmp_path: Path) -> None:
@@ -522,13 +451,3 @@ def test_an_except_clause_of_the_user_does_not_hold_up_a_stop(tmp_path: Path) ->
                     pytest.fail("the request to stop was taken for an error")
 
     assert train(tmp_path, stubborn, cases.Script(2, "stop"))[0] == "stopped"
-
-
-def test_an_own_loop_gives_the_bits_of_the_recipe(tmp_path: Path) -> None:
-    recipe = of(train(tmp_path / "recipe", cases.NOISY)[1], "finished")[0]
-    own = of(train(tmp_path / "own", cases.own_loop)[1], "finished")[0]
-    assert own["weights_sha256"] == recipe["weights_sha256"]
-    assert own["metrics"] == pytest.approx(recipe["metrics"])
-    saved = [load_predictions(RunDir(tmp_path / f).predictions("member-0", "valid", 0)) for f in ("recipe", "own")]
-    assert np.array_equal(saved[0].values, saved[1].values)
-    assert np.array_equal(saved[0].target, saved[1].target)  # type: ignore[arg-type]

@@ -333,7 +333,7 @@ from pipelines import Pipeline, sources, stages, weights
 from pipelines.stages import cast
 
 def model(params):
-    return ensemble.combine.accuracy
+    return ensemble.combine.find_math
 
 def loss(model, batch):
     return weights.bootstrap(3)(batch["index"]) * stages.cast("x", "int64")(batch)["x"]

@@ -43,13 +43,18 @@ class TaskMath(ABC):
         criteria: names by which greedy selection may choose; the first is the default, and what `weighted`
             minimizes.
         calibration: what `fit_calibration` fits, "temperature" or "variance_scale"; None for tasks without one.
-        tail: how many axes of `values` come after those of `target`.
+        tail: how many axes of `values` come after those of `target`; `axes`: their names.
+        no_stack: why members of this task cannot be stacked; None where they can.
+        no_calibration: why predictions of this task are not calibrated; None where they are.
     """
 
     task: Task
     criteria: ClassVar[tuple[str, ...]] = ()
     calibration: ClassVar[str | None] = None
     tail: ClassVar[int] = 0
+    axes: ClassVar[tuple[str, ...]] = ()
+    no_stack: ClassVar[str | None] = None
+    no_calibration: ClassVar[str | None] = None
 
     @property
     def default_criterion(self) -> str:
@@ -69,16 +74,13 @@ class TaskMath(ABC):
     def check_target(self, values: Array, target: Array) -> None:
         """Raise `CombineError` unless `target` [n, ...] fits `values`, with n > 0."""
         if target.shape != values.shape[: values.ndim - self.tail] or not len(target):
-            axes = "".join(f", {name}" for name in self._tail_names())
+            axes = "".join(f", {name}" for name in self.axes)
             raise CombineError(
                 f"expected {self.task.kind} values [n, ...{axes}] and targets [n, ...] with n > 0, got "
                 f"{list(values.shape)} and {list(target.shape)}"
             )
         if not find_known(target).any():
             raise CombineError(f"none of the {target.size} targets takes part: all are ignored")
-
-    def _tail_names(self) -> tuple[str, ...]:
-        return ()
 
     # Metrics
 
@@ -117,13 +119,13 @@ class TaskMath(ABC):
         """One prediction, float64 [n, ...], of the members' by their weights [m]."""
         return methods.mix(values, weights)
 
-    @abstractmethod
     def criterion(self, target: Array, name: str) -> Criterion:
-        """The criterion of that name, for these targets."""
+        """The criterion of that name, one of `criteria`, for these targets."""
+        raise NotImplementedError
 
-    @abstractmethod
     def guess(self, values: Array, target: Array) -> Array:
         """What who knows only the targets predicts for each sample, in the shape of `values`."""
+        raise NotImplementedError
 
     def choose_criterion(self, objective: str | None, mode: str | None) -> str:
         """Returns the criterion of greedy selection: the objective where it is one, else the default.
@@ -161,11 +163,6 @@ class TaskMath(ABC):
             raise CombineError(f"{name!r} is no criterion of {self.task.kind} (valid: {', '.join(self.criteria)})")
         return self.criterion(np.asarray(target), name)
 
-    def explain_no_stack(self) -> str | None:
-        """Returns why members of this task cannot be stacked; None where they can."""
-        return None
-
-    @abstractmethod
     def fit_stack(self, values: Sequence[Array], target: Array) -> tuple[Any, Array]:
         """Fit a stack on these rows.
 
@@ -175,12 +172,9 @@ class TaskMath(ABC):
         Raises:
             CombineError: the task has none, or there are too few rows.
         """
+        raise CombineError(self.no_stack)
 
     # Calibration
-
-    def explain_no_calibration(self) -> str | None:
-        """Returns why predictions of this task are not calibrated; None where they are."""
-        return None
 
     def fit_calibration(self, values: Array, target: Array) -> float:
         """The factor, 1.0 for none, that makes the NLL on these rows least."""

@@ -7,7 +7,6 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ensemble.combine.methods import Criterion
 from ensemble.combine.metrics import (
@@ -29,7 +28,6 @@ from ensemble.combine.metrics import (
 from ensemble.combine.tasks.base import Statistic, TaskMath
 from ensemble.combine.tasks.stacks import Stacker, fit_class_stack
 from ensemble.combine.tasks.temperature import fit_temperature_of, scale_probabilities
-from ensemble.spec.task import CLASSIFICATION
 
 SUM_TOLERANCE = 0.02
 """How far a row's sum may be from 1: a softmax rounded to bfloat16 (8 bits) is off by up to about this much."""
@@ -44,6 +42,7 @@ class ClassificationMath(TaskMath):
     criteria: ClassVar[tuple[str, ...]] = ("nll", "accuracy", "brier")
     calibration: ClassVar[str | None] = "temperature"
     tail: ClassVar[int] = 1
+    axes: ClassVar[tuple[str, ...]] = ("C",)
 
     def explain_invalid(self, values: Array) -> str | None:
         """Returns why `values` are not probabilities of classes; None where they are, within rounding."""
@@ -85,9 +84,6 @@ class ClassificationMath(TaskMath):
             raise CombineError(
                 f"targets must be classes 0 ... {values.shape[-1] - 1}, found {low if low < 0 else high}"
             )
-
-    def _tail_names(self) -> tuple[str, ...]:
-        return ("C",)
 
     def statistics(self, values: Array, target: Array) -> list[Statistic]:
         """accuracy, nll, ece, ece_debiased, brier, and from six classes on top5_accuracy."""
@@ -198,71 +194,3 @@ def _nll(true: Array) -> float:
 def _nll_slope(view: Array) -> Array:
     slope: Array = -1 / (np.maximum(view, EPSILON) * len(view))
     return slope
-
-
-MATH = ClassificationMath(CLASSIFICATION)
-
-
-def _measure(probabilities: ArrayLike, target: ArrayLike) -> dict[str, float]:
-    return MATH.measure(np.asarray(probabilities, dtype=np.float64), np.asarray(target))
-
-
-def accuracy(probabilities: ArrayLike, target: ArrayLike) -> float:
-    """Fraction of rows whose largest probability is the target's (ties: the lowest class)."""
-    return _measure(probabilities, target)["accuracy"]
-
-
-def nll(probabilities: ArrayLike, target: ArrayLike) -> float:
-    """Mean negative log-likelihood in nats, probabilities clipped from below at `EPSILON`."""
-    return _measure(probabilities, target)["nll"]
-
-
-def brier(probabilities: ArrayLike, target: ArrayLike) -> float:
-    """Mean over rows of the squared distance to the one-hot target: 0 (perfect) to 2 (Brier 1950)."""
-    return _measure(probabilities, target)["brier"]
-
-
-def ece(probabilities: ArrayLike, target: ArrayLike, bins: int = BINS) -> float:
-    """Expected calibration error with equal-width bins of the largest probability (Guo et al. 2017, eq. 3)."""
-    curve = reliability(probabilities, target, bins)
-    total = sum(count for _, _, count in curve)
-    return float(sum(count * abs(right - confidence) for confidence, right, count in curve) / total)
-
-
-def reliability(probabilities: ArrayLike, target: ArrayLike, bins: int = BINS) -> Curve:
-    """The reliability curve: (mean confidence, accuracy, rows) of each bin that holds a row, by confidence."""
-    p, t = np.asarray(probabilities, dtype=np.float64), np.asarray(target)
-    MATH.check_target(p, t)
-    return MATH.reliability(p, t, bins)
-
-
-def all_metrics(probabilities: ArrayLike, target: ArrayLike) -> dict[str, float]:
-    """All figures of one set of class probabilities: accuracy, nll, ece, ece_debiased, brier, top5_accuracy."""
-    return _measure(probabilities, target)
-
-
-def apply_temperature(probabilities: ArrayLike, temperature: float) -> Array:
-    """softmax(log(probabilities) / temperature): [n, C] -> float64 [n, C]; unchanged for a temperature of 1."""
-    return MATH.calibrate(np.asarray(probabilities), temperature)
-
-
-def fit_temperature(probabilities: ArrayLike, target: ArrayLike) -> float:
-    """The temperature of least NLL; 1.0 where it gains nothing."""
-    return MATH.fit_calibration(np.asarray(probabilities), np.asarray(target))
-
-
-def weighted_weights(probabilities: Sequence[Array], target: Array) -> Array:
-    """The mixture weights of least NLL: a convex problem on the simplex (see `methods.minimize_loss`)."""
-    return MATH.weighted_weights(probabilities, target)
-
-
-def greedy_weights(
-    probabilities: Sequence[Array], target: Array, criterion: str = "nll", rounds: int = 50
-) -> Array:
-    """Greedy selection by "nll", "brier" or "accuracy" (see `methods.select_greedily`)."""
-    return MATH.greedy_weights(probabilities, target, criterion, rounds)
-
-
-def fit_stack(probabilities: Sequence[Array], target: Array) -> tuple[Stacker, Array]:
-    """Fit a stack; see `stacks.fit_class_stack`."""
-    return MATH.fit_stack(probabilities, target)

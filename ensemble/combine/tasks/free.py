@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import numpy as np
 
-from ensemble.combine.methods import Criterion
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks.base import Statistic, TaskMath
 
@@ -15,11 +14,15 @@ NO_MIX = (
     "nothing says how outputs of the task free are combined: declare Ensemble.combine as a function "
     "combine(values [m, n, ...]) -> [n, ...]"
 )
-NO_CALIBRATION = "nothing says what outputs of the task free mean, so nothing is calibrated"
 
 
 class FreeMath(TaskMath):
     """Whatever the recipe's outputs are."""
+
+    no_stack: ClassVar[str | None] = NO_MIX
+    no_calibration: ClassVar[str | None] = (
+        "nothing says what outputs of the task free mean, so nothing is calibrated"
+    )
 
     def explain_invalid(self, values: Array) -> str | None:
         """Returns why `values` are no outputs; None where they are."""
@@ -44,23 +47,3 @@ class FreeMath(TaskMath):
     def mix(self, values: Sequence[Array], weights: Array) -> NoReturn:
         """There is no way but the user's function."""
         raise CombineError(NO_MIX)
-
-    def criterion(self, target: Array, name: str) -> Criterion:
-        """There is none."""
-        raise CombineError(NO_MIX)
-
-    def guess(self, values: Array, target: Array) -> NoReturn:
-        """There is none."""
-        raise CombineError(NO_MIX)
-
-    def explain_no_stack(self) -> str:
-        """There is no way but the user's function."""
-        return NO_MIX
-
-    def fit_stack(self, values: Sequence[Array], target: Array) -> NoReturn:
-        """There is none."""
-        raise CombineError(NO_MIX)
-
-    def explain_no_calibration(self) -> str:
-        """Nothing is known of the outputs."""
-        return NO_CALIBRATION

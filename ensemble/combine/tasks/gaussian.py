@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import numpy as np
 
 from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import Array, CombineError, Figures, MetricSums, Positions, find_known, flatten
+from ensemble.combine.metrics import Array, Figures, MetricSums, Positions, find_known, flatten
 from ensemble.combine.tasks.base import Statistic
 from ensemble.combine.tasks.regression import FloatMath, find_errors, finish_points, point_columns
 
@@ -24,8 +24,6 @@ LEVELS = tuple(np.linspace(0.05, 0.95, 19).round(2).tolist())
 SMALLEST = 1e-30
 """Smallest variance whose logarithm is taken."""
 
-NO_STACK = "a regression on the members' means would have no variance: combine by 'weighted' or 'greedy'"
-
 
 class GaussianMath(FloatMath):
     """Means and variances; an ensemble's are the moments of the mixture."""
@@ -33,6 +31,10 @@ class GaussianMath(FloatMath):
     criteria: ClassVar[tuple[str, ...]] = ("nll", "crps", "rmse", "mae")
     calibration: ClassVar[str | None] = "variance_scale"
     tail: ClassVar[int] = 1
+    axes: ClassVar[tuple[str, ...]] = ("2",)
+    no_stack: ClassVar[str | None] = (
+        "a regression on the members' means would have no variance: combine by 'weighted' or 'greedy'"
+    )
 
     def explain_invalid(self, values: Array) -> str | None:
         """Returns why `values` are not means and variances [n, ..., 2]; None where they are."""
@@ -42,9 +44,6 @@ class GaussianMath(FloatMath):
         if why is None and not values[..., 1].min() > 0:
             return f"a variance is {values[..., 1].min():.3g}; variances must be above 0"
         return why
-
-    def _tail_names(self) -> tuple[str, ...]:
-        return ("2",)
 
     def mix(self, values: Sequence[Array], weights: Array) -> Array:
         """The moments of the mixture, float64 [n, ..., 2]."""
@@ -107,14 +106,6 @@ class GaussianMath(FloatMath):
         """Mean and variance of the targets."""
         known = target[find_known(target)]
         return np.broadcast_to([known.mean(), max(known.var(), SMALLEST)], values.shape)
-
-    def explain_no_stack(self) -> str:
-        """A regression on means has no variance."""
-        return NO_STACK
-
-    def fit_stack(self, values: Sequence[Array], target: Array) -> NoReturn:
-        """There is none."""
-        raise CombineError(NO_STACK)
 
     def fit_calibration(self, values: Array, target: Array) -> float:
         """The factor of all variances that makes the NLL least, the mean of error^2 / variance (Laves et al. 2020,

@@ -6,18 +6,14 @@ better to average probabilities or quantiles?"): ascending where its members' ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, NoReturn
+from typing import ClassVar
 
 import numpy as np
 
 from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import Array, CombineError, Figures, MetricSums, find_known, flatten
+from ensemble.combine.metrics import Array, Figures, MetricSums, find_known, flatten
 from ensemble.combine.tasks.base import Statistic
 from ensemble.combine.tasks.regression import FloatMath, find_errors
-
-NO_STACK = "regressions of single quantiles may cross: combine by 'weighted' or 'greedy'"
-NO_CALIBRATION = "quantiles have no factor to calibrate; see the conformal intervals"
 
 
 class QuantilesMath(FloatMath):
@@ -25,6 +21,9 @@ class QuantilesMath(FloatMath):
 
     criteria: ClassVar[tuple[str, ...]] = ("pinball",)
     tail: ClassVar[int] = 1
+    axes: ClassVar[tuple[str, ...]] = ("Q",)
+    no_stack: ClassVar[str | None] = "regressions of single quantiles may cross: combine by 'weighted' or 'greedy'"
+    no_calibration: ClassVar[str | None] = "quantiles have no factor to calibrate; see the conformal intervals"
 
     def explain_invalid(self, values: Array) -> str | None:
         """Returns why `values` are not the task's quantiles [n, ..., Q]; None where they are."""
@@ -32,9 +31,6 @@ class QuantilesMath(FloatMath):
         if values.ndim < 2 or values.shape[-1] != levels:
             return f"outputs of shape {list(values.shape)} are not {levels} quantiles [n, ..., {levels}]"
         return super().explain_invalid(values)
-
-    def _tail_names(self) -> tuple[str, ...]:
-        return ("Q",)
 
     def statistics(self, values: Array, target: Array) -> list[Statistic]:
         """pinball (the mean over levels), crossing (the share of positions whose quantiles do not ascend), and of
@@ -72,18 +68,6 @@ class QuantilesMath(FloatMath):
     def guess(self, values: Array, target: Array) -> Array:
         """The quantiles of the targets."""
         return np.broadcast_to(np.quantile(target[find_known(target)], self.task.levels), values.shape)
-
-    def explain_no_stack(self) -> str:
-        """Regressions of single quantiles may cross."""
-        return NO_STACK
-
-    def fit_stack(self, values: Sequence[Array], target: Array) -> NoReturn:
-        """There is none."""
-        raise CombineError(NO_STACK)
-
-    def explain_no_calibration(self) -> str:
-        """There is no factor."""
-        return NO_CALIBRATION
 
 
 def _finish(sums: Array) -> Figures:

@@ -16,8 +16,6 @@ from ensemble.combine.metrics import Array, CombineError, Figures, MetricSums, P
 from ensemble.combine.tasks.base import Statistic, TaskMath
 from ensemble.combine.tasks.stacks import PointStacker, fit_point_stack
 
-NO_SPREAD = "points have no spread to calibrate; predict mean and variance (task gaussian) or quantiles"
-
 ROUNDING = 1e-13
 """A difference of sums that is smaller, relative to them, is one of rounding."""
 
@@ -46,6 +44,9 @@ class RegressionMath(FloatMath):
     """Points; an ensemble's are the weighted mean of its members'."""
 
     criteria: ClassVar[tuple[str, ...]] = ("rmse", "mae")
+    no_calibration: ClassVar[str | None] = (
+        "points have no spread to calibrate; predict mean and variance (task gaussian) or quantiles"
+    )
 
     def statistics(self, values: Array, target: Array) -> list[Statistic]:
         """rmse, mae, r2 and pearson."""
@@ -64,10 +65,6 @@ class RegressionMath(FloatMath):
     def guess(self, values: Array, target: Array) -> Array:
         """The mean of the targets."""
         return np.broadcast_to(target[find_known(target)].mean(), values.shape)
-
-    def explain_no_calibration(self) -> str:
-        """Points have no spread."""
-        return NO_SPREAD
 
     def fit_stack(self, values: Sequence[Array], target: Array) -> tuple[PointStacker, Array]:
         """A ridge regression with coefficients not below 0 (see `stacks`)."""

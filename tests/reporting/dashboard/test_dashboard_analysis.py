@@ -11,10 +11,12 @@ import pytest
 import run_events as runs
 from event_dicts import fold
 
-from ensemble.combine import all_metrics, mix, reliability
+from ensemble.combine import find_math
+from ensemble.combine.methods import mix
 from ensemble.reporting.dashboard import analysis
 from ensemble.reporting.dashboard.analysis import read_importances, read_quality
 from ensemble.search.importance import MOST_TRIALS, compute_importances
+from ensemble.spec.task import CLASSIFICATION
 from ensemble.store import MemberState, RunDir, RunState
 
 Event = dict[str, Any]
@@ -24,6 +26,9 @@ Event = dict[str, Any]
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, list[Event]]:
     events = runs.list_run()
     return RunDir(runs.write_run(tmp_path_factory.mktemp("run"), events, range(8))), events
+
+
+MATH = find_math(CLASSIFICATION)
 
 
 def quality_of(run: tuple[RunDir, list[Event]]) -> dict[str, Any]:
@@ -38,13 +43,13 @@ def test_quality_has_the_metrics_of_each_finished_member_and_of_the_combined_eve
     assert document["missing"] is None and document["split"] == "test" and document["rows"] == 2000
     assert sorted(document["members"]) == [f"member-{i}" for i in (0, 1, 2, 3, 4, 5, 7)]
     p, _, target = runs.predictions(4)
-    assert document["members"]["member-4"] == pytest.approx(all_metrics(p, target))
+    assert document["members"]["member-4"] == pytest.approx(MATH.measure(p, target))
     combined = next(e for e in run[1] if e["type"] == "combined")
     assert document["combined"] == combined["metrics"]["ensemble"]
     assert document["combination"]["so_far"] is False and document["combination"]["weights"] == combined["weights"]
     best = runs.predictions(int(document["best"][7:]))[0]
     assert document["best"] == combined["best_member"]
-    assert document["curves"]["best"] == reliability(best, target)
+    assert document["curves"]["best"] == MATH.reliability(best, target)
     assert document["curves"]["combined"] == combined["reliability"]["ensemble"]
 
 
@@ -54,11 +59,11 @@ def test_the_gain_curve_is_the_average_of_the_members_added_so_far_each_added_on
     assert [point["members"] for point in gain] == list(range(1, 8)) and len(set(added)) == 7
     _, _, target = runs.predictions(0)
     alone = {member: runs.predictions(int(member[7:]))[0] for member in added}
-    assert added[0] == min(added, key=lambda m: all_metrics(alone[m], target)["nll"])
+    assert added[0] == min(added, key=lambda m: MATH.measure(alone[m], target)["nll"])
     for k, point in enumerate(gain, start=1):
-        expected = all_metrics(mix([alone[m] for m in added[:k]], np.full(k, 1 / k)), target)
+        expected = MATH.measure(mix([alone[m] for m in added[:k]], np.full(k, 1 / k)), target)
         assert {name: point[name] for name in expected} == pytest.approx(expected)
-    second = {m: all_metrics((alone[added[0]] + alone[m]) / 2, target)["nll"] for m in added[1:]}
+    second = {m: MATH.measure((alone[added[0]] + alone[m]) / 2, target)["nll"] for m in added[1:]}
     assert added[1] == min(second, key=lambda m: second[m])
 
 

@@ -1,0 +1,166 @@
+"""`Evaluator`: evaluates a member, and saves its predictions.
+
+The weights that are evaluated, and those that predictions are saved of, are those that count for the member: see
+`ensemble.train.best_weights`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
+
+from ensemble.spec.task import CLASSIFICATION, Task, as_task
+from ensemble.train.averaging import LossProbe
+from ensemble.train.call import Observation
+from ensemble.train.gather import Means, find_first, gather_rows
+from ensemble.train.job import StopTraining, TrainingError
+from ensemble.train.seeding import seed_everything, step_seed
+from ensemble.train.state import TrainState
+
+if TYPE_CHECKING:
+    from pipelines import Batch
+
+Measure = Callable[[nn.Module, "Batch"], Mapping[str, Any]]
+
+
+class Evaluator:
+    """Evaluates one member on one of its ranks; `TrainContext` has the methods of the same names.
+
+    Attributes:
+        measure: the last one; None before the first.
+        predictions: digests of the predictions that were saved, by split.
+    """
+
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self.measure: Measure | None = None
+        self.predictions: dict[str, str] = {}
+        self._has_warned = False
+        state.data.on_resident_wait = state.report_progress
+
+    def evaluate(self, measure: Measure, split: str) -> dict[str, float]:
+        """The means of metrics over all samples of a split, of all ranks."""
+        state = self._state
+        self.renew_statistics(measure)
+        if split not in state.effects.splits:
+            return {}
+        means = Means()
+        with self.evaluating() as model:
+            for batch in self.batches(split):
+                with state.precision.autocast():
+                    values = measure(model, batch)
+                means.add(values, len(batch["index"]))
+        return means.over_all(state.comm)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[nn.Module]:
+        """Yield the model in evaluation mode, with the weights that count."""
+        self.renew_known_statistics()
+        with self._applying() as model:
+            yield model
+
+    @contextlib.contextmanager
+    def _applying(self) -> Iterator[nn.Module]:
+        optimization = self._state.optimization
+        model = optimization.model
+        training = model.training
+        with optimization.kept.applied():
+            optimization.share_buffers()
+            model.eval()
+            try:
+                with torch.no_grad():
+                    yield model
+            finally:
+                model.train(training)
+
+    def renew_statistics(self, measure: Measure) -> None:
+        """Compute the running statistics of batch normalization for averaged weights, where they are stale."""
+        self.measure, state, kept = measure, self._state, self._state.optimization.kept
+        if not kept.statistics_are_stale:
+            return
+        seed_everything(step_seed(state.identity.seed, state.comm.rank, state.global_step), state.device)
+
+        def batches() -> Iterator[Batch]:
+            for batch in state.data.reread(state.at.epoch, state.collate):
+                if len(batch["index"]):
+                    yield batch
+                state.report_progress()
+
+        with self._applying() as model, state.precision.autocast():
+            update_bn(batches(), LossProbe(model, measure))
+            kept.renew_statistics()
+
+    def renew_known_statistics(self) -> None:
+        """`renew_statistics` for a train function that has not done it: by the last `measure`, or by the call of
+        the model that was observed. Where neither is known, the function may do it itself; the log says so.
+        """
+        state, seen = self._state, self._state.observer.seen
+        call = None if seen is None else seen.call
+        if not state.optimization.kept.statistics_are_stale:
+            return
+        if self.measure is not None:
+            self.renew_statistics(self.measure)
+        elif call is not None:
+            self.renew_statistics(lambda model, batch: {"outputs": call.call(model, batch)})
+        elif not self._has_warned:
+            self._has_warned = True
+            state.reporter.log(
+                "averaged weights need running statistics of their own, and it is not known how the model is "
+                "called: they have the average of those in training, unless the train function computes them "
+                "within member.evaluating(); use member.evaluate(measure), or call member.validate_with(measure) "
+                "before the loop"
+            )
+
+    def batches(self, split: str) -> Iterator[Batch]:
+        """Yield this rank's batches of a resident split."""
+        state, busy = self._state, self._state.gpu_busy
+        for batch in state.data.split(split, state.collate):
+            is_within_step = state.micro_batches is not None  # which is measured as a whole
+            if busy is not None and not is_within_step:
+                busy.begin()
+            yield batch
+            if busy is not None and not is_within_step:
+                busy.end()
+            state.report_progress()
+            # A function of the user's may have changed what is to be saved, and several ranks must agree.
+            if not is_within_step and state.comm.world == 1 and not state.is_own_loop:
+                self.interrupt_evaluation()
+
+    def interrupt_evaluation(self) -> None:
+        """Execute a command while the member is evaluated; a resume evaluates it from the beginning.
+
+        The checkpoint is written once the loop has been left: until then the model may have other weights than
+        those in training.
+        """
+        state, at = self._state, self._state.at
+        command = state.poll_command()
+        if command == "stop":
+            raise StopTraining("stopped", is_unsaved=state.saved_at != (at.epoch, at.step))
+        if command == "cancel":
+            raise StopTraining("cancelled")
+
+    def save_predictions(self, split: str, task: str | Task | None, *rows: Tensor | None) -> None:
+        """Save the predictions of all ranks for a split.
+
+        Args:
+            rows: values, index and target of this rank's; None where it has none.
+        """
+        state = self._state
+        if state.optimization.kept.is_in_use and not state.is_over:
+            raise TrainingError(
+                "member.predictions() comes after the end of member.epochs(): only then are the weights known "
+                "that are kept"
+            )
+        declared = as_task("task", task) or as_task("Recipe.task", getattr(state.ensemble.recipe, "task", None))
+        declared = declared or (state.observer.seen or Observation()).task
+        record = find_first(state.comm, None if declared is None else declared.as_record())
+        what = CLASSIFICATION if record is None else Task.from_record(record)
+        values, index, target = (gather_rows(state.comm, part) for part in rows)
+        if state.comm.rank == 0 and values is not None and index is not None:
+            digest = state.effects.save_predictions(split, what, values, index, target, state.target)
+            self.predictions[split] = digest

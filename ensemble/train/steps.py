@@ -1,0 +1,122 @@
+"""`TrainingSteps`: the steps of a member's epochs, from a batch to new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from ensemble.spec.losses import NamedLoss
+from ensemble.train.accumulation import MicroBatches
+from ensemble.train.data import describe_not_finite
+from ensemble.train.job import Diverged, TrainingError
+from ensemble.train.lifecycle import Lifecycle
+from ensemble.train.mixup import MixedBatch, mix
+from ensemble.train.seeding import seed_everything, step_seed
+from ensemble.train.state import TrainState
+
+if TYPE_CHECKING:
+    from pipelines import Batch
+
+
+class TrainingSteps:
+    """The steps of one member on one of its ranks; `TrainContext` has the methods of the same names.
+
+    Attributes:
+        validate: evaluates the member within an epoch; None: nothing was given.
+    """
+
+    def __init__(self, state: TrainState, life: Lifecycle) -> None:
+        self._state, self._life = state, life
+        self.validate: Callable[[], Mapping[str, float]] | None = None
+        self._has_stepped = self._has_mixed = False
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield this rank's batches of the epoch in training, each of which gets its step."""
+        state, optimization = self._state, self._state.optimization
+        for batch in state.data.epoch(state.at.epoch, state.collate):
+            self._life.begin()
+            self._validate_where_due()
+            before = state.global_step
+            if state.gpu_busy is not None:
+                state.gpu_busy.begin()
+            seed_everything(step_seed(state.identity.seed, state.comm.rank, before), state.device)
+            with state.throughput.synchronizing():
+                optimization.share_buffers()
+            state.micro_batches = MicroBatches(batch, state.identity.accumulate)
+            if state.is_own_loop:
+                state.observer.begin(optimization.model, batch)
+            if len(batch["index"]):
+                yield batch
+            else:
+                self.backward(None)
+                self.step()
+            if state.global_step != before + 1:
+                raise TrainingError("member.step() must be called exactly once for each batch of member.batches()")
+
+    def _validate_where_due(self) -> None:
+        """Evaluate the member within its epoch, also after a resume from before it, but not twice."""
+        every, state, at = self._state.identity.validate_every, self._state, self._state.at
+        is_place = bool(every) and 0 < at.step < state.steps_per_epoch and state.global_step % every == 0
+        if not is_place or (at.validations and at.validations[-1][0] == at.step):
+            return
+        if self.validate is None:
+            raise TrainingError(
+                "validate_every= evaluates within epochs: call member.validate_with(measure) before the loop"
+            )
+        with state.throughput.pausing():
+            self._life.add_validation(self.validate())
+
+    def mixup(self, batch: Batch) -> MixedBatch:
+        """Mix the samples of a training batch, or of a part of it, as it is declared."""
+        state, own, loss = self._state, self._state.identity, getattr(self._state.ensemble.recipe, "loss", None)
+        seen = state.observer.seen
+        inputs: Sequence[str] = () if seen is None or seen.call is None else seen.call.fields
+        if isinstance(loss, NamedLoss) and not state.is_own_loop:
+            inputs = loss.find_inputs(batch)
+        step, weighted = state.global_step, own.weights is not None
+        mixed = mix(batch, state.target, own.mixup, own.seed, state.comm.rank, step, inputs, weighted=weighted)
+        self._has_mixed = True
+        if own.mixup:  # its fields are what the model is called with
+            state.observer.begin(state.optimization.model, mixed)
+        return mixed
+
+    def backward(self, losses: Tensor | None) -> None:
+        """Compute this rank's part of the gradient of the global batch's mean loss.
+
+        Args:
+            losses: [b]; None from a rank without samples.
+        """
+        state = self._state
+        if state.micro_batches is None:
+            raise TrainingError("member.backward() is for the losses of a batch of member.batches()")
+        part, is_last = state.micro_batches.pop()
+        weight = None if state.identity.weights is None else part["weight"]
+        command = self._life.choose_action() if is_last else None
+        state.optimization.begin(command, losses, part, weight, last=is_last)
+
+    def step(self) -> None:
+        """Exchange the gradients, step the optimizer and the schedule, and execute commands."""
+        state, at = self._state, self._state.at
+        parts, state.micro_batches = state.micro_batches, None
+        if parts is None or not parts.is_complete:
+            raise TrainingError("member.step() comes after member.backward(losses), once for each batch")
+        batch = parts.batch
+        is_unmixed = bool(state.identity.mixup) and not self._has_mixed and len(batch["index"]) > 0
+        if is_unmixed and state.global_step == 0:  # later a loop may leave it out
+            raise TrainingError("mixup= is declared, and nothing is mixed: train on member.mixup(batch)")
+        try:
+            result = state.optimization.end(batch, state.throughput.synchronizing())
+        except Diverged as error:
+            where = f"epoch {at.epoch}, step {at.step}{describe_not_finite(batch)}"
+            state.effects.end_diverged(Diverged(f"{error}, {where}"))
+            at.step += 1
+            return
+        if state.gpu_busy is not None:
+            state.gpu_busy.end()
+        is_epoch_over = at.step + 1 == state.steps_per_epoch
+        if not self._has_stepped or is_epoch_over:
+            self._has_stepped = True
+            state.observer.agree(is_epoch_over=is_epoch_over)
+        self._life.end_step(result, batch.global_size)
