@@ -18,7 +18,7 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._columns import make_number, resolve_type
 from pipelines.sources._files import File, Paths, check_names, find_files
-from pipelines.sources._rows import TextRows, find_rows
+from pipelines.sources._rows import RowSplitter, TextRows, find_rows
 
 Columns = Sequence[str] | Mapping[str, Any]
 
@@ -228,32 +228,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-class RowSplitter:
-    """Splits a row, without its line break, into values, as Python's `csv` does."""
-
-    def __init__(self, delimiter: str, quote: str | None) -> None:
-        self._delimiter, self._quote = delimiter, quote or ""
-        self._value: re.Pattern[str] | None = None
-        if quote is not None:
-            d, q = re.escape(delimiter), re.escape(quote)
-            # A quoted value, and what follows its closing quote; or a plain one. Then a delimiter, or the end.
-            value = rf"(?:{q}((?:[^{q}]|{q}{q})*){q}([^{d}]*)|([^{d}]*))({d}|\Z)"
-            self._value = re.compile(value, re.DOTALL)
-
-    def __call__(self, row: str) -> list[str]:
-        quote = self._quote
-        if self._value is None or quote not in row:
-            return row.split(self._delimiter)
-        values, place, more = [], 0, True
-        while more:
-            found = self._value.match(row, place)
-            assert found is not None
-            quoted, rest, plain, end = found.groups()
-            values.append(plain if quoted is None else quoted.replace(quote + quote, quote) + rest)
-            place, more = found.end(), bool(end)
-        return values
 
 
 def _convert(text: str, kind: str) -> Any:

@@ -1,4 +1,4 @@
-"""Base of the sources of text files: where the rows begin, found in one pass and without parsing them.
+"""Base of the sources of text files: where rows begin, found in one pass without parsing, and their values.
 
 A line break inside a quoted field of CSV is part of the row (RFC 4180). A quote opens such a field only at its
 beginning, and two of them inside it are one; anywhere else it is a character as any other, as Python's `csv` and
@@ -7,6 +7,7 @@ Arrow have it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -87,6 +88,32 @@ class RowScanner:
             is_quoted = not is_quoted
             marks.append(place)
         return np.array(marks, np.int64)
+
+
+class RowSplitter:
+    """Splits a row, without its line break, into values, as Python's `csv` does."""
+
+    def __init__(self, delimiter: str, quote: str | None) -> None:
+        self._delimiter, self._quote = delimiter, quote or ""
+        self._value: re.Pattern[str] | None = None
+        if quote is not None:
+            d, q = re.escape(delimiter), re.escape(quote)
+            # A quoted value, and what follows its closing quote; or a plain one. Then a delimiter, or the end.
+            value = rf"(?:{q}((?:[^{q}]|{q}{q})*){q}([^{d}]*)|([^{d}]*))({d}|\Z)"
+            self._value = re.compile(value, re.DOTALL)
+
+    def __call__(self, row: str) -> list[str]:
+        quote = self._quote
+        if self._value is None or quote not in row:
+            return row.split(self._delimiter)
+        values, place, more = [], 0, True
+        while more:
+            found = self._value.match(row, place)
+            assert found is not None
+            quoted, rest, plain, end = found.groups()
+            values.append(plain if quoted is None else quoted.replace(quote + quote, quote) + rest)
+            place, more = found.end(), bool(end)
+        return values
 
 
 def find_rows(file: File, delimiter: bytes = b",", quote: bytes | None = None) -> npt.NDArray[np.int64]:

@@ -18,8 +18,7 @@ from property_examples import examples
 
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
-from pipelines.sources._csv import RowSplitter
-from pipelines.sources._rows import RowScanner
+from pipelines.sources._rows import RowScanner, RowSplitter
 
 
 @given(text=st.text('ab,"\n\r', max_size=30), size=st.integers(1, 9))
