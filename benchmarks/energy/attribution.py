@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.energy.beds import ProcessorBed, SyntheticGpuBed
+from benchmarks.energy.beds import Measured, ProcessorBed, SyntheticGpuBed, measure
 from benchmarks.energy.member import Member
-from benchmarks.energy.processes import Measured, measure
 from benchmarks.energy.synthetic import DRIVER, IDLE, LINEAR, OTHER, Load
 from ensemble.bench.charts import PREDICTED, Panel, bar_panel
 from ensemble.bench.energy import nvml_stand_in

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.energy.attribution import judge_errors
-from benchmarks.energy.beds import ProcessorBed
+from benchmarks.energy.beds import Bed, ProcessorBed, measure
 from benchmarks.energy.member import Member
-from benchmarks.energy.processes import Bed, measure
 from benchmarks.energy.synthetic import CONCAVE, DRIVER, OTHER
 from ensemble.bench.charts import PREDICTED, Panel, bar_panel
 from ensemble.bench.results import Outcome, Report, group_by, median_rows, series_of, tabulate

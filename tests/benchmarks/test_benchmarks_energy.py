@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from benchmarks.__main__ import main
 from benchmarks.energy import attribution
+from benchmarks.energy.beds import Measured
 from benchmarks.energy.member import Member
-from benchmarks.energy.processes import Measured
 from benchmarks.energy.shapley import SPLITS, Coalition, Window, list_coalitions, shapley_values, split_energy
 from benchmarks.energy.synthetic import CONCAVE, IDLE, IDLE_W, LINEAR, take_turns
 from ensemble.bench.energy import nvml_stand_in

@@ -22,8 +22,6 @@ from ensemble.comm.autotune.decide import (  # noqa: E402
     choose_groups,
     choose_ways,
     drop_losers,
-    extrapolate_s,
-    has_enough_rounds,
     next_trial,
     sample_sizes,
 )
@@ -126,22 +124,6 @@ def test_parts_of_hosts_that_turn_out_worse_are_dropped_hosts_and_the_flat_way_n
     flat, hosts, better, near, bad = ({1024: s, 4096: 2 * s} for s in (9.0, 1.0, 0.5, 1.05, 1.2))
     assert drop_losers([flat, hosts, better, near, bad]) == [0, 1, 2, 3]
     assert drop_losers([flat, hosts]) == [0, 1]
-
-
-def test_what_is_clear_is_measured_less_often_and_nothing_beyond_the_time() -> None:
-    clear, close = [1.0, 2.0], [1.0, 1.1]
-    assert not has_enough_rounds([clear] * 3, 1000.0) and has_enough_rounds([clear] * 4, 1000.0)
-    assert not has_enough_rounds([close] * 7, 1000.0) and has_enough_rounds([close] * 8, 1000.0)
-    assert not has_enough_rounds([clear], 6.0) and has_enough_rounds([clear], 5.9), (
-        "a second round takes three more"
-    )
-    assert not has_enough_rounds([[1.0]], 1000.0), "four times at least while there is time"
-
-
-def test_what_the_next_size_takes_is_known_from_the_last_two() -> None:
-    assert extrapolate_s([(1000, 0.5)], 4000) == 0.5
-    assert extrapolate_s([(1000, 0.5), (2000, 0.7)], 4000) == pytest.approx(1.1)
-    assert extrapolate_s([(1000, 0.5), (2000, 0.4)], 4000) == 0.4, "never less than the last"
 
 
 def test_one_disturbed_measurement_does_not_put_the_usual_setting_out() -> None:
