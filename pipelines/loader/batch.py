@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,16 +83,7 @@ class Batch(dict[str, Any]):
 
     def clone(self) -> Batch:
         """A copy in memory of its own."""
-
-        def clone(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.clone()
-
-        copy = Batch(
-            {name: map_tensors(value, clone) for name, value in self.items()},
-            epoch=self.epoch,
-            step=self.step,
-            global_size=self.global_size,
-        )
+        copy = self._change(lambda tensor: tensor.clone())
         copy._staging = self._staging
         return copy
 
@@ -105,13 +96,11 @@ class Batch(dict[str, Any]):
 
         device = torch.device(device)
         if device.type == "cuda" and self._staging is not None:
-            fields = self._staging.copy(self, device, non_blocking)
-        else:
+            return self._staging.copy(self, device, non_blocking)
+        return self._change(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-            def move(tensor: torch.Tensor) -> torch.Tensor:
-                return tensor.to(device, non_blocking=non_blocking)
-
-            fields = {name: map_tensors(value, move) for name, value in self.items()}
+    def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        fields = {name: map_tensors(value, change) for name, value in self.items()}
         return Batch(fields, epoch=self.epoch, step=self.step, global_size=self.global_size)
 
 
@@ -127,8 +116,8 @@ class Staging:
         self._done: list[Any] = [None, None]
         self._turn = 0
 
-    def copy(self, batch: Batch, device: torch.device, non_blocking: bool) -> dict[str, Any]:
-        """The fields of the batch, each tensor on `device`."""
+    def copy(self, batch: Batch, device: torch.device, non_blocking: bool) -> Batch:
+        """The batch with each tensor on `device`."""
         import torch
 
         self._turn ^= 1
@@ -146,11 +135,11 @@ class Staging:
             pinned.copy_(value)
             return pinned.to(device, non_blocking=non_blocking)
 
-        fields = {name: map_tensors(value, move) for name, value in batch.items()}
+        moved = batch._change(move)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
         self._done[self._turn] = event
-        return fields
+        return moved
 
 
 def empty_batch(fields: dict[str, Field], rows: int) -> dict[str, torch.Tensor]:

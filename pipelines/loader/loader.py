@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.checks import (
-    check_function,
-)
+from pipelines.checks import check_function
 from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
 from pipelines.ipc import messages

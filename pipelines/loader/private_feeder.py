@@ -20,10 +20,9 @@ import numpy as np
 
 from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
+from pipelines.loader.ring_reader import RingReader
 from pipelines.order.rank_rows import RankRows
 from pipelines.order.stream import Block, Stream
-from pipelines.samples.fields import INDEX
-from pipelines.samples.poison_records import has_poison
 from pipelines.shm import ring
 from pipelines.workers.buffers import Buffers
 from pipelines.workers.worker_pool import WorkerPool
@@ -99,8 +98,7 @@ class PrivateFeeder:
         try:
             self._layout = ring.Layout(pipeline.fields, capacity)
             self._fd = buffers.ring_buffer.read_only_fd
-            self._view: ring.RingView | None = None
-            self._lent: tuple[int, int, list[str]] = (0, 0, [])
+            self._reader: RingReader | None = None
             self._pool = WorkerPool(
                 buffers, self._selector, next_block, on_done, timeout_s=prepare_timeout_s,
                 is_forked=True, blocks_in_flight=_MAX_BLOCKS_IN_FLIGHT, rows=rows,
@@ -137,7 +135,7 @@ class PrivateFeeder:
 
         Returns:
             The status of each row (`pipelines.samples.fields`), and the fields: views, valid until the next call,
-            or copies (`RingView.read_batch`).
+            or copies (`RingReader.read_batch`).
 
         Raises:
             LoaderTimeout: it takes longer than `timeout_s`.
@@ -147,49 +145,36 @@ class PrivateFeeder:
         start, stop = (epoch * self.rows.per_epoch + row for row in (first, last))
         self._move_to(start)
         self._wait(stop, epoch, step)
-        if self._view is None:
-            self._view = ring.RingView(self._fd, self._layout, wraps=True)
+        if self._reader is None:
+            view = ring.RingView(self._fd, self._layout, wraps=True)
+            self._reader = RingReader(view, self._poison_records)
         slot = start % self._stream.capacity
-        ok = self._view.read_status(slot, slot + stop - start)
-        if has_poison(ok):
-            slots = np.arange(start, stop) % self._stream.capacity
-            ok = self._poison_records.learn(ok, self._view.columns[INDEX][slots])
-        tensors, views = self._view.read_batch(slot, slot + stop - start, copy=copy)
-        self._lent = (slot, slot + stop - start, views)
-        return ok, tensors
+        slots = slot, slot + stop - start
+        return self._reader.read_status(*slots), self._reader.read_batch(*slots, copy=copy)
 
     def keep_batch(self) -> None:
         """Let the batch that was read last stay valid: the ring is read through another mapping from now on."""
-        first, last, names = self._lent
-        self._lent = (0, 0, [])
-        if names and self._view is not None:
-            self._view.copy_pages(first, last, names)
-            self._view.close()
-            self._view = None
+        if self._reader is not None and self._reader.keep():
+            self._reader.view.close()
+            self._reader = None
 
     def end_epoch(self, epoch: int) -> None:
         """Release all of an epoch; the next one is prepared meanwhile."""
         self._move_to((epoch + 1) * self.rows.per_epoch)
         self._handle_events(0.0)
 
-    def release_batch(self) -> None:
-        """End the lease of the batch that was read last, and undo what was written into it."""
-        first, last, names = self._lent
-        self._lent = (0, 0, [])
-        if names and self._view is not None:
-            self._view.restore(first, last, names)
-
     def close(self) -> None:
         """End the workers; the batch that was read last stays valid."""
         self._close()
-        if self._view is not None:
-            self._view.close()
+        if self._reader is not None:
+            self._reader.view.close()
 
     # --- the ring ---------------------------------------------------------------------------------------
 
     def _move_to(self, position: int) -> None:
         """Release all positions below this one; continue there if it is another than the next."""
-        self.release_batch()
+        if self._reader is not None:
+            self._reader.release()
         reader = self._stream.readers.get(_READER)
         if reader is not None and reader.position <= position <= self._stream.head:
             self._stream.release(_READER, position)

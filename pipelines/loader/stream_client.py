@@ -9,13 +9,11 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from pipelines.description import PipelineDescription
 from pipelines.ipc import messages
+from pipelines.loader.ring_reader import RingReader
 from pipelines.samples.fields import GOOD, INDEX, OK, Field, describe_fields
 from pipelines.samples.memory_order import copy_in_layout
-from pipelines.samples.poison_records import has_poison
 from pipelines.samples.structure import Inferred, Structure
 from pipelines.shm.ring import Layout, RingView
 from pipelines.verification.reader import StreamOrigin
@@ -115,28 +113,9 @@ def _find_fields(pipeline: PipelineDescription, answer: dict[str, Any]) -> dict[
     return pipeline.fields
 
 
-class _Lease:
-    """A client's connection, and the batch that the consumer currently holds as views of the ring."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.view: RingView | None = None
-        self.lent: tuple[int, int, list[str]] = (0, 0, [])  # slots [first, last) of these fields
-
-    def release_batch(self) -> None:
-        """End the lease of the batch, and undo what was written into it."""
-        first, last, names = self.lent
-        if names and self.view is not None:
-            self.lent = (0, 0, [])
-            self.view.restore(first, last, names)
-
-    def detach(self) -> None:
-        """Copy the batch's pages, so that it stays valid, and leave the stream."""
-        first, last, names = self.lent
-        if names and self.view is not None:
-            self.lent = (0, 0, [])
-            self.view.copy_pages(first, last, names)
-        self.connection.close()
+def _leave(connection: socket.socket, reader: RingReader) -> None:
+    reader.keep()
+    connection.close()
 
 
 class StreamClient:
@@ -163,11 +142,7 @@ class StreamClient:
         hello = messages.pack("hello", **pipeline.describe_for_peers(), **place)
         self._connection, answer, descriptor = _request(address, hello, on_wait)
         self._on_wait = on_wait
-        self._lease = _Lease(self._connection)
-        self._poison_records = pipeline.poison_records
-        self._poison_records.codes.update(map(tuple, answer["poison"]))
-        # A loader that was not closed leaves the stream with its last reference.
-        self._detach = weakref.finalize(self, self._lease.detach)
+        pipeline.poison_records.codes.update(map(tuple, answer["poison"]))
         assert descriptor is not None
         if on_wait is not None:
             messages.set_receive_timeout(self._connection, _WAIT_S)
@@ -178,12 +153,15 @@ class StreamClient:
         own = pipeline.take_stages(self.stages).token
         self.stream = _describe_stream(answer, answer["prepared_by"] == own, self._connection)
         try:
-            self._layout = Layout(self._find_fields(pipeline, answer), self.capacity)
+            layout = Layout(self._find_fields(pipeline, answer), self.capacity)
+            self._reader = RingReader(RingView(descriptor, layout, wraps=True), pipeline.poison_records)
         except BaseException:
-            os.close(descriptor)
-            self._detach()
+            self._connection.close()
             raise
-        self._view = self._lease.view = self._map_ring(descriptor)
+        finally:
+            os.close(descriptor)
+        # A loader that was not closed leaves the stream with its last reference.
+        self._detach = weakref.finalize(self, _leave, self._connection, self._reader)
         self._ready = 0
 
     def _find_fields(self, pipeline: PipelineDescription, answer: dict[str, Any]) -> dict[str, Field]:
@@ -194,12 +172,6 @@ class StreamClient:
         assert isinstance(layouts, dict)  # else the feeder refuses
         self._layouts = layouts
         return fields
-
-    def _map_ring(self, descriptor: int) -> RingView:
-        try:
-            return RingView(descriptor, self._layout, wraps=True)
-        finally:
-            os.close(descriptor)
 
     def wait(self, *, released: int, want: int) -> None:
         """Release all positions below `released`, and wait until all below `want` are ready.
@@ -229,36 +201,33 @@ class StreamClient:
         _, descriptor = _retry_on_timeout(lambda: messages.receive_json(self._connection), self._on_wait)
         if descriptor is None:
             raise messages.ConnectionLost("the feeder sent no new memory")
-        self._view.close()
-        self._view = self._lease.view = self._map_ring(descriptor)
+        old = self._reader.view
+        old.close()
+        try:
+            self._reader.view = RingView(descriptor, old.layout, wraps=True)
+        finally:
+            os.close(descriptor)
 
     def release(self, position: int) -> None:
         """Release all positions below `position`, and undo what was written into the last batch."""
         self._send_release(position, 0)
 
     def _send_release(self, position: int, want: int) -> None:
-        self._lease.release_batch()
+        self._reader.release()
         if position > self.position:
             self.position = position
         messages.send(self._connection, messages.WANT.pack(b"W", position, want))
 
     def read_status(self, start: int, stop: int) -> bytes:
-        """The status of the positions [start, stop): 1 for a sample, 0 for one that could not be prepared.
-
-        Poison records are remembered, so that this process does not prepare them.
-        """
+        """The status of the positions [start, stop) (`RingReader.read_status`)."""
         first = start % self.capacity
-        ok = self._view.read_status(first, first + stop - start)
-        if not has_poison(ok):
-            return ok
-        slots = np.arange(start, stop) % self.capacity
-        return self._poison_records.learn(ok, self._view.columns[INDEX][slots])
+        return self._reader.read_status(first, first + stop - start)
 
     def read_served(self, pipeline: PipelineDescription, epoch: int, place: int) -> ServedSample:
         """The sample at a place of an epoch, as it is in the ring, copied."""
         structure = pipeline.structure if self.stages == len(pipeline.stages) else self._structure
         return ServedSample.read(
-            self._view.columns,
+            self._reader.view.columns,
             (epoch * len(pipeline) + place) % self.capacity,
             stages=self.stages,
             epoch=epoch,
@@ -271,7 +240,7 @@ class StreamClient:
 
         The sample is None if the ring cannot hold it in that form: it has to be prepared in full.
         """
-        columns, slot = self._view.columns, position % self.capacity
+        columns, slot = self._reader.view.columns, position % self.capacity
         index = int(columns[INDEX][slot])
         if columns[OK][slot] != GOOD:
             return index, None
@@ -280,19 +249,14 @@ class StreamClient:
         return index, {name: copy_in_layout(columns[name][slot], form) for name, form in self._layouts.items()}
 
     def read_batch(self, start: int, stop: int, *, copy: bool) -> dict[str, torch.Tensor]:
-        """The fields at the positions [start, stop): views, valid until released, or copies
-        (`RingView.read_batch`).
-        """
+        """The fields at the positions [start, stop) (`RingReader.read_batch`)."""
         first = start % self.capacity
-        last = first + stop - start
-        tensors, views = self._view.read_batch(first, last, copy=copy)
-        self._lease.lent = (first, last, views)
-        return tensors
+        return self._reader.read_batch(first, first + stop - start, copy=copy)
 
     def close(self) -> None:
         """Leave the stream; the last batch stays valid."""
         self._detach()
-        self._view.close()
+        self._reader.view.close()
 
 
 def _describe_stream(answer: dict[str, Any], is_same_object: bool, connection: socket.socket) -> StreamOrigin:
