@@ -27,14 +27,11 @@ class TensorBoard:
     """
 
     name: ClassVar[str] = "tensorboard"
+    modules: ClassVar[tuple[str, ...]] = ("tensorboard",)
     dir: str | None = None
 
     def __post_init__(self) -> None:
         _check_text("TensorBoard.dir", self.dir)
-
-    def list_modules(self) -> tuple[str, ...]:
-        """The modules that it needs."""
-        return ("tensorboard",)
 
 
 @option_class
@@ -55,7 +52,8 @@ class MLflow:
         _check_text("MLflow.uri", self.uri)
         _check_text("MLflow.experiment", self.experiment)
 
-    def list_modules(self) -> tuple[str, ...]:
+    @property
+    def modules(self) -> tuple[str, ...]:
         """The modules that it needs."""
         local = self.uri is None or not self.uri.startswith("http")
         return ("mlflow", "sqlalchemy", "alembic") if local else ("mlflow",)
@@ -73,16 +71,13 @@ class WandB:
     """
 
     name: ClassVar[str] = "wandb"
+    modules: ClassVar[tuple[str, ...]] = ("wandb",)
     project: str | None = None
     mode: Literal["offline", "online"] = "offline"
 
     def __post_init__(self) -> None:
         _check_text("WandB.project", self.project)
         check_choice("WandB.mode", self.mode, WANDB_MODES)
-
-    def list_modules(self) -> tuple[str, ...]:
-        """The modules that it needs."""
-        return ("wandb",)
 
 
 LoggerOptions = TensorBoard | MLflow | WandB
@@ -119,7 +114,7 @@ def check_installed(loggers: Any) -> None:
         SpecError: something is not; the message says which extra to install.
     """
     for logger in resolve_loggers(loggers):
-        missing = [name for name in logger.list_modules() if importlib.util.find_spec(name) is None]
+        missing = [name for name in logger.modules if importlib.util.find_spec(name) is None]
         if missing:
             raise SpecError(
                 f"Ensemble.loggers has {logger.name!r}, but {' and '.join(missing)} cannot be imported: "

@@ -15,10 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from ensemble.interrupts import Terminated, repeat_lost_signals
-from ensemble.spec.bytecode import without_bytecode
 from ensemble.spec.ensemble import Ensemble
-from ensemble.spec.hidden_modules import check_hidden_modules
 from ensemble.spec.settings import Setting, read_setting, split_setting
+from ensemble.spec.user_imports import check_hidden_modules, without_bytecode
 from ensemble.spec.validation import SpecError, unknown_name
 from pipelines.errors import PipelineError
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.bytecode import without_bytecode
+from ensemble.spec.user_imports import without_bytecode
 from ensemble.store.declaration import DeclarationUnpickler
 from ensemble.store.digests import digest_bytes, open_checked
 from ensemble.store.errors import DamagedError, explain_format

@@ -25,13 +25,15 @@ from ensemble.store import (
     weights_sha256,
 )
 from ensemble.train.data_identity import describe_difference, training_data
-from ensemble.train.job import Job, TrainingError
+from ensemble.train.job import Job, ShapeMismatchError, TrainingError
 from ensemble.train.kept_network import NotKept, pack_network, unpack_network
 from ensemble.user_code.fingerprint import code_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+#: Parameters and buffers that a message names.
+MOST_NAMED = 4
 
 #: Parts of a checkpoint without which a member that has ended cannot be used.
 _OF_USE = (
@@ -240,6 +242,32 @@ def read(
             f"{path} was trained on other data: {changed}. Read what was read before, or take a new run directory"
         )
     return state
+
+
+def check_fit(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Check that weights have the names and shapes of a model's parameters and buffers.
+
+    Args:
+        source: the member or the file whose weights they are, for the message.
+
+    Raises:
+        ShapeMismatchError: they have not; the message names those that differ.
+    """
+    from torch.nn.parameter import is_lazy
+
+    own = model.state_dict()
+    differences = [f"{name} is only in {source}" for name in weights if name not in own]
+    for name, tensor in own.items():
+        if name not in weights:
+            differences.append(f"{source} has no {name}")
+        elif not is_lazy(tensor) and tensor.shape != weights[name].shape:
+            differences.append(f"{name} is {list(tensor.shape)}, in {source} {list(weights[name].shape)}")
+    if differences:
+        more = f"; and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
+        raise ShapeMismatchError(
+            f"the model cannot start with the weights of {source}: {'; '.join(differences[:MOST_NAMED])}{more}. "
+            "Start it without them, or leave out what changes its shape"
+        )
 
 
 def keep_weights_only(path: Path, target: Path, digest: str | None) -> str:

@@ -45,6 +45,10 @@ class Diverged(TrainingError):
     """The loss is NaN or infinite."""
 
 
+class ShapeMismatchError(TrainingError):
+    """A model cannot start with the weights that were declared for it, and never will."""
+
+
 class StopTraining(BaseException):
     """Leaves a training loop on a command.
 

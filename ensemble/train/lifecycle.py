@@ -14,10 +14,9 @@ from ensemble.comm.autotune.plan import ExchangePlan
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import weights_sha256
 from ensemble.train.call import Observation
-from ensemble.train.checkpoint import Position
+from ensemble.train.checkpoint import Position, check_fit
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
-from ensemble.train.initial_weights import check_fit
 from ensemble.train.job import Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
 from ensemble.train.optimization import StepResult
 from ensemble.train.reporter import to_json_metrics

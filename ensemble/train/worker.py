@@ -18,8 +18,16 @@ from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
 from ensemble.train.effects import Effects
 from ensemble.train.forward_errors import describe_error, is_repeatable
-from ensemble.train.initial_weights import ShapeMismatchError
-from ensemble.train.job import Diverged, Inbox, Job, Outcome, SharingDiffers, StopTraining, TrainingError
+from ensemble.train.job import (
+    Diverged,
+    Inbox,
+    Job,
+    Outcome,
+    ShapeMismatchError,
+    SharingDiffers,
+    StopTraining,
+    TrainingError,
+)
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import OutputError
 from ensemble.train.recipe import run_training_loop

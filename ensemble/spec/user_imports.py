@@ -1,7 +1,8 @@
-"""Finds files of the user that hide modules: processes of a run look for modules in their folder first."""
+"""Imports of user code: without `__pycache__`, and from a folder whose files hide no other modules."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import os
 import sys
@@ -12,8 +13,18 @@ from pathlib import Path
 from ensemble.spec.validation import SpecError
 
 
+@contextlib.contextmanager
+def without_bytecode() -> Iterator[None]:
+    """Within, an import writes no `__pycache__` beside the module, whose directory may be another user's."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
 def check_hidden_modules(folder: Path) -> None:
-    """Warn of the files in a folder that hide installed packages.
+    """Warn of the files in a folder that hide installed packages: processes of a run look for modules there first.
 
     Raises:
         SpecError: a file hides a module of Python, without which its own modules and torch cannot be imported.
