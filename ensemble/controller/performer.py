@@ -149,12 +149,12 @@ class Performer:
         executor = self._executor
         if not isinstance(executor, MetricsExporter) or not executor.exports_metrics:
             return
-        from ensemble.reporting.metrics.grafana import format_dashboard
+        from ensemble.reporting.metrics import DASHBOARD
         from ensemble.reporting.metrics.projection import clean, project_lasting
 
         try:
             if not self._is_dashboard_exported:
-                executor.export_dashboard(format_dashboard())
+                executor.export_dashboard(DASHBOARD.read_text(encoding="utf-8"))
                 self._is_dashboard_exported = True
             account, state = self._status.read_account(), self._status.state
             executor.export_metrics(project_lasting(clean(self._run_dir.path.name), state, account))
