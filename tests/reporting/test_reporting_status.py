@@ -132,14 +132,6 @@ def test_a_node_that_cannot_be_used_is_named_until_it_can() -> None:
     assert not [line for line in status_gpus(fold([*events, usable])) if line.startswith("full")]
 
 
-def test_no_member_is_running_once_the_controller_is_gone() -> None:
-    events = runs.list_run(until=9.0)
-    before = {row["member"]: row["state"] for row in rows_of(events)}
-    after = {row["member"]: row["state"] for row in status_rows(project(events, "it is gone"))}
-    assert set(before.values()) & {"placed", "running"}
-    assert after == {name: "interrupted" if was in ("placed", "running") else was for name, was in before.items()}
-
-
 def written_by(path: Path, pid: int, host: str) -> tuple[RunDir, Any]:
     events = runs.list_run(until=9.0)
     events[0] = events[0] | {"pid": pid, "host": host}
