@@ -147,11 +147,11 @@ class Performer:
         metrics = self._executor.metrics
         if metrics is None:
             return
-        from ensemble.reporting.metrics.grafana import format_dashboard
+        from ensemble.reporting.metrics import DASHBOARD
         from ensemble.reporting.metrics.projection import clean, project_lasting
 
         try:
-            metrics.dashboard = metrics.dashboard or format_dashboard()
+            metrics.dashboard = metrics.dashboard or DASHBOARD.read_text(encoding="utf-8")
             account, state = self._status.read_account(), self._status.state
             metrics.report(project_lasting(clean(self._run_dir.path.name), state, account))
         except Exception as error:  # figures for people: the run goes on without them

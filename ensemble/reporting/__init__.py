@@ -10,14 +10,11 @@ from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import (
     SILENT_S,
     describe_lost_controller,
-    status_feeders,
     status_head,
     status_json,
     status_lines,
-    status_missing,
     status_notes,
     status_rows,
-    status_time_to_solution,
 )
 from ensemble.reporting.summary import summary, summary_text
 
@@ -26,14 +23,11 @@ __all__ = [
     "Progress",
     "RunProjection",
     "describe_lost_controller",
-    "status_feeders",
     "status_head",
     "status_json",
     "status_lines",
     "status_notes",
     "status_rows",
-    "status_time_to_solution",
-    "status_missing",
     "summary",
     "summary_text",
     "write_report",

@@ -44,6 +44,19 @@ class Figure:
             return f"{self.label} → {self.nominal:g}"
         return self.label + {"higher": " ↑", "lower": " ↓"}.get(self.better or "", "")
 
+    @property
+    def direction(self) -> str:
+        """In which direction it is better, in words; empty where nobody said."""
+        if self.better == "nominal":
+            return f"{self.nominal:g} is right"
+        return f"{self.better} is better" if self.better else ""
+
+    @property
+    def title(self) -> str:
+        """The label and how to read it: "NLL in nats (lower is better)"."""
+        unit = {"nats": " in nats", "target": " in units of the target"}.get(self.unit, "")
+        return self.label + unit + (f" ({self.direction})" if self.direction else "")
+
     def is_better(self, value: float, than: float) -> bool | None:
         """Whether a value is better than another; None where they are equal or no direction is known."""
         if self.better == "nominal" and self.nominal is not None:
@@ -55,6 +68,10 @@ class Figure:
     def as_record(self) -> dict[str, Any]:
         """The figure as JSON."""
         return dict(vars(self))
+
+    def as_document(self) -> dict[str, Any]:
+        """The figure as the page has it, with its names in words."""
+        return {**vars(self), "title": self.title, "direction": self.direction}
 
 
 #: The figures with standard names. `tests/reporting` holds their directions against those of objectives.
@@ -167,6 +184,11 @@ class ModelComparison:
         if self.best is None or self.is_noise:
             return None
         return self.figure.is_better(self.value, self.best)
+
+    @property
+    def tone(self) -> str:
+        """Whether that is "good" or "bad"; empty where it cannot be told."""
+        return {None: "", True: "good", False: "bad"}[self.is_better]
 
     def describe_difference(self) -> str:
         """`+0.0123 to the best member`, with "within noise" where that is all it is."""

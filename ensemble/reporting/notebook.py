@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
 from ensemble.reporting.progress import head_line
-from ensemble.reporting.ranking import best_member, finite_or_none, metric, rank_members
+from ensemble.reporting.ranking import best_member, metric, rank_members
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections import quality
 from ensemble.reporting.status import describe_lost_controller, status_head
@@ -116,10 +116,10 @@ def _describe(head: str, state: RunState, members: Sequence[MemberState], lines:
         cells = [
             member.id,
             text.hyperparameters(member.params),
-            member.state + (f" ({member.attempts})" if member.attempts > 1 else ""),
+            text.attempted(member.state, member.attempts),
             f"{member.epoch}/{member_epochs(state, member)}",
             None,
-            text.score(finite_or_none(metric(member, state.objective))),
+            text.score(metric(member, state.objective)),
             text.number(member.training_rate),
             "" if member.state != "failed" else f"{member.reason}: {member.error}",
         ]

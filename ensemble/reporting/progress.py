@@ -175,7 +175,7 @@ def table(
     rates = [text.number(m.samples_per_s) if m.state == "running" else "" for m in shown]
     columns = [
         Column("member", [member.id for member in shown]),
-        Column("state", [m.state + (f" ({m.attempts})" if m.attempts > 1 else "") for m in shown]),
+        Column("state", [text.attempted(m.state, m.attempts) for m in shown]),
         Column("epoch", [f"{m.epoch}/{member_epochs(state, m)}" for m in shown], is_number=True),
         Column("", ["━" * round(BAR * fraction_done(state, member)) for member in shown], spare=2),
         Column(state.objective, [text.score(metric(m, state.objective)) for m in shown], is_number=True),

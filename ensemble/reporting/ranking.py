@@ -20,6 +20,17 @@ def finite_or_none(value: Any) -> float | None:
     return float(value)
 
 
+def rounded(value: Any, digits: int = 6) -> float | None:
+    """A number to so many significant digits; None for what `finite_or_none` leaves out."""
+    known = finite_or_none(value)
+    return None if known is None else float(f"{known:.{digits}g}")
+
+
+def add_up(member: MemberState, name: str) -> float:
+    """The sum of a field over a member's epochs."""
+    return sum(getattr(epoch, name) or 0 for epoch in member.history)
+
+
 def metric(member: MemberState, name: str) -> float | None:
     """The member's last value of a metric on the validation split."""
     return finite_or_none(member.metrics.get(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting.text import visible
@@ -46,25 +46,15 @@ def write_report(run_dir: RunDir, events: Sequence[Event] | None = None) -> Path
 
 
 def read_documents(run_dir: RunDir, view: RunView) -> dict[str, Any]:
-    """Returns all documents of a run and the ends of the logs of members that failed.
-
-    One of the analyses that fails takes no other document with it.
-    """
+    """Returns all documents of a run and the ends of the logs of members that failed."""
     from ensemble.reporting.dashboard.analysis import read_importances, read_quality
-    from ensemble.reporting.dashboard.tables import explain_failure
-
-    def analyse(name: str, read: Callable[[RunDir, RunState], dict[str, Any]]) -> dict[str, Any]:
-        try:
-            return read(run_dir, view.state)
-        except Exception as error:
-            return {"missing": explain_failure(name, error)}
 
     no_search = {"importances": [], "method": "", "missing": NO_SEARCH}
     return {
         "state": view.state_document(),
         "curves": view.curves_document(),
-        "quality": analyse("quality", read_quality),
-        "importances": analyse("importances", read_importances) if view.state.mode == "search" else no_search,
+        "quality": read_quality(run_dir, view.state),
+        "importances": read_importances(run_dir, view.state) if view.state.mode == "search" else no_search,
         "tables": view.tables_document(),
         "logs": read_logs(run_dir, view.state),
     }

@@ -11,12 +11,7 @@ from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none, other_metrics
 from ensemble.reporting.run_projection import NOTHING, RunProjection
 from ensemble.reporting.sections.cost import FULL, describe_energy, knows_full_joules
-from ensemble.reporting.sections.feeders import (
-    bad_record_lines,
-    bottleneck_lines,
-    difference_lines,
-    unshared_lines,
-)
+from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
 from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine, describe_unusable
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
 from ensemble.reporting.sections.time_to_solution import summarize
@@ -29,7 +24,6 @@ from ensemble.store.verification import describe_hole
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ensemble.meter import Ledger
     from ensemble.store import RunDir, RunState
 
 #: Explains the number behind a state in the tables.
@@ -75,8 +69,8 @@ def status_head(run: RunProjection) -> str:
     return " · ".join([state.name or "run", word, where, text.clock(state.wall_s), objective])
 
 
-def status_failures(state: RunState, most: int = 10) -> str | None:
-    """Why members failed, a line for each; None where none did."""
+def _list_failures(state: RunState, most: int = 10) -> list[str]:
+    """Why members failed, a line for each."""
     failed = [member for member in state.members.values() if member.error]
     lines: list[str] = []
     said: dict[str | None, str] = {}
@@ -85,94 +79,50 @@ def status_failures(state: RunState, most: int = 10) -> str | None:
         first = said.setdefault(member.error, member.id)
         error = member.error if first == member.id else f"as {first} did"
         lines.append(f"{member.id}: {when} ({member.reason}): {error}")
-    more = [f"and {len(failed) - most} more"] if len(failed) > most else []
-    return "\n".join(lines + more) or None
+    return lines + ([f"and {len(failed) - most} more"] if len(failed) > most else [])
 
 
-def status_early(state: RunState, most: int = 10) -> str | None:
-    """Which members stopped early, and why, a line for each; None where none did."""
+def _list_early_stops(state: RunState, most: int = 10) -> list[str]:
+    """Which members stopped early, and why, a line for each."""
     lines = [
         describe_early_stop(member.id, member.epoch, member.early_stopping)
         for member in state.members.values()
         if member.early_stopping
     ]
-    more = [f"and {len(lines) - most} more stopped early"] if len(lines) > most else []
-    return "\n".join(lines[:most] + more) or None
+    return lines[:most] + ([f"and {len(lines) - most} more stopped early"] if len(lines) > most else [])
 
 
-def status_gpus(state: RunState) -> str | None:
-    """GPUs and nodes that are not used, and why nodes offer less than their GPUs; None where all is well."""
+def status_gpus(state: RunState) -> list[str]:
+    """GPUs and nodes that are not used, and why nodes offer less than their GPUs, a line each."""
     lines = [describe_quarantine(event) for event in state.quarantined.values()]
     if state.ended is None:
         lines += [describe_unusable(event) for event in state.unusable.values()]
-        lines += [
-            f"{name}: {node.info.no_gpus}"
-            for name, node in state.nodes.items()
-            if node.info is not None and node.info.no_gpus
-        ]
-    return "\n".join(lines) or None
-
-
-def status_missing(state: RunState) -> str | None:
-    """What the run waits for that the cluster, or others on its nodes, have not given yet; None if nothing."""
-    return f"waits for {state.waits_for}" if state.waits_for else None
-
-
-def status_feeders(state: RunState) -> str | None:
-    """Returns what limits the shared streams, lost feeders and bad records, a line each, or None."""
-    lines = [f"bottleneck: {line}" for line in bottleneck_lines(state)]
-    return "\n".join(lines + unshared_lines(state) + bad_record_lines(state) + difference_lines(state)) or None
-
-
-def status_time_to_solution(state: RunState) -> str | None:
-    """How many models a minute, and how long all took; None while no model is done, or after a resume."""
-    return "\n".join(f"{label}: {line}" for label, line in summarize(state)) or None
-
-
-def status_energy(state: RunState, ledger: Ledger) -> str | None:
-    """The joules of the run, their origin and source; None while no node has reported any."""
-    if ledger.run.energy_j is None and state.ended is None:
-        return None
-    return f"energy: {describe_energy(ledger)}"
-
-
-def status_quality(state: RunState) -> str | None:
-    """The figures of the combined model beside its best member, and how sure it is; None while there is none."""
-    lines = [*describe_figures(state), *describe_quality(state)]
-    return "\n".join(line if at else f"{label}: {line}" for at, (label, line) in enumerate(lines)) or None
-
-
-def status_attempts(state: RunState) -> str | None:
-    """What the number beside a member's state means; None where none has one."""
-    return ATTEMPTS if any(member.attempts > 1 for member in state.members.values()) else None
-
-
-def status_holes(state: RunState) -> str | None:
-    """Says which parts of the log are damaged; None where none is."""
-    return "\n".join(describe_hole(hole) for hole in state.holes) or None
-
-
-#: What writes the lines below the table of members, in their order; the run's energy follows.
-NOTES = (
-    status_holes,
-    status_attempts,
-    status_failures,
-    status_early,
-    status_gpus,
-    status_missing,
-    status_feeders,
-    status_time_to_solution,
-    status_quality,
-)
+        infos = {name: node.info for name, node in state.nodes.items()}
+        lines += [f"{name}: {info.no_gpus}" for name, info in infos.items() if info is not None and info.no_gpus]
+    return lines
 
 
 def status_notes(run: RunProjection) -> list[str]:
-    """Returns the lines below the table of members: failures, members that wait, bottlenecks, models a minute,
-    energy.
+    """Returns the lines below the table of members: failures, what members wait for, bottlenecks, models a minute,
+    the figures of the combined model, energy.
     """
-    notes = [*(note(run.state) for note in NOTES), status_energy(run.state, run.ledger)]
-    notes += [FULL] if knows_full_joules(run.ledger) else []
-    return [lines for lines in notes if lines is not None]
+    state, ledger = run.state, run.ledger
+    quality = [*describe_figures(state), *describe_quality(state)]
+    has_energy = ledger.run.energy_j is not None or state.ended is not None
+    return [
+        *map(describe_hole, state.holes),
+        *([ATTEMPTS] if any(member.attempts > 1 for member in state.members.values()) else []),
+        *_list_failures(state),
+        *_list_early_stops(state),
+        *status_gpus(state),
+        *([f"waits for {state.waits_for}"] if state.waits_for else []),
+        *(f"bottleneck: {line}" for line in bottleneck_lines(state)),
+        *pipeline_lines(state),
+        *(f"{label}: {line}" for label, line in summarize(state)),
+        *(line if at else f"{label}: {line}" for at, (label, line) in enumerate(quality)),
+        *([f"energy: {describe_energy(ledger)}"] if has_energy else []),
+        *([FULL] if knows_full_joules(ledger) else []),
+    ]
 
 
 def status_rows(run: RunProjection) -> list[dict[str, Any]]:
@@ -244,7 +194,7 @@ def _list_columns(state: RunState, rows: Sequence[dict[str, Any]]) -> Iterator[C
 
     views = ([(row[f"{view}energy_j"], row[f"{view}energy_origin"]) for row in rows] for view in ("", "full_"))
     yield Column("member", [row["member"] for row in rows])
-    yield Column("state", [row["state"] + (f" ({n})" if (n := row["attempts"]) > 1 else "") for row in rows])
+    yield Column("state", [text.attempted(row["state"], row["attempts"]) for row in rows])
     yield numbers(
         "epoch", (f"{row['epoch']}/{member_epochs(state, state.members[row['member']])}" for row in rows)
     )

@@ -128,7 +128,7 @@ def _list_members(run: RunProjection, most: int, width: int | None) -> list[tupl
         Column("", [str(place) for place, _ in enumerate(shown, start=1)], is_number=True),
         Column("member", [member.id for member in shown]),
         Column("hyperparameters", _describe_members(shown, order), folds_to=WRAPPED, spare=1),
-        Column("state", [m.state + (f" ({m.attempts})" if m.attempts > 1 else "") for m in shown]),
+        Column("state", [text.attempted(m.state, m.attempts) for m in shown]),
         *_figures(run, order, shown),
     ]
     styles = ["dim", *("dim" if member.state in UNFINISHED else "" for member in shown)]

@@ -60,6 +60,11 @@ def count(many: int, what: str) -> str:
     return f"{many} {what}" if many == 1 else f"{many} {what}s"
 
 
+def attempted(word: str, attempts: int) -> str:
+    """A member's state, with the number of its attempts where there are several: `finished (2)`."""
+    return f"{word} ({attempts})" if attempts > 1 else word
+
+
 def joules_head(origins: Iterable[str]) -> str:
     """A column's head: `J (estimated)` where all its figures have one origin, else `J`: each says its own."""
     known = set(origins) - {"unavailable"}
@@ -125,6 +130,16 @@ def joules(energy_j: float | None) -> str:
         if abs(energy_j) >= size:
             return f"{energy_j / size:.3g} {unit}"
     return f"{energy_j:.3g} J"
+
+
+def watts(power_w: float | None) -> str:
+    """Power in W, kW, MW with three digits."""
+    if power_w is None or not math.isfinite(power_w):
+        return ABSENT
+    for size, unit in ((1e6, "MW"), (1e3, "kW")):
+        if abs(power_w) >= max(size, 1e4):
+            return f"{power_w / size:.3g} {unit}"
+    return f"{number(power_w)} W"
 
 
 def emissions(grams: float) -> str:

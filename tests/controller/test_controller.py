@@ -29,7 +29,7 @@ from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.finalize import Finalizer
 from ensemble.executors import EventHandler
 from ensemble.executors.base import MetricsExporter
-from ensemble.reporting import status_feeders, status_missing
+from ensemble.reporting.sections.feeders import pipeline_lines
 from ensemble.run import Request
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, Recipe, Resources, Search, SpecError, uniform
@@ -465,7 +465,7 @@ def test_a_feeder_that_dies_is_started_again_a_few_times(tmp_path: Path) -> None
     assert [event.get("restarts") for event in told[1:6:2]] == [1, 2, 3]
     assert {(event["node"], event["cohort"]) for event in told} == {("sim", 0)}
     assert told[-1]["detail"] == "lost 4 times: killed"
-    lines = status_feeders(state) or ""
+    lines = str(pipeline_lines(state))
     assert "sim, stream group 0: sharing ended for good, its members prepare for themselves: lost 4 times" in lines
     assert [n.level for n in collect_notices(log) if "sim, stream group 0" in n.text] == [
         *["warning", "info"] * 3,
@@ -633,16 +633,16 @@ def test_a_run_waits_for_what_its_cluster_has_not_given_and_says_so(tmp_path: Pa
 
     def look(event: dict[str, Any]) -> None:
         if event is MISSING or event is GIVEN:
-            seen.append(status_missing(fold(read_events(RunDir(tmp_path / "run").events))))
+            seen.append(fold(read_events(RunDir(tmp_path / "run").events)).waits_for)
 
     executor = OnCluster([MISSING, GIVEN, {**MISSING, "missing": ""}], before=look)
     state = run(tmp_path / "run", an_ensemble(members=[{"n": 0}, {"n": 1}]), executor)
-    assert seen == [None, "waits for Ray: 2 x (1 cores)"]
+    assert seen == [None, "Ray: 2 x (1 cores)"]
     assert [(m.state, m.attempts) for m in state.members.values()] == [("finished", 1)] * 2
     assert executor.requests[0] == (["member-0", "member-1"], [])
     assert ([], ["member-0", "member-1"]) in executor.requests, "nothing more is asked for"
     assert executor.requests[-1] == ([], []), "and all can be given back"
-    assert status_missing(state) is None
+    assert not state.waits_for
 
 
 def test_a_node_that_was_given_back_gets_no_member_until_it_is_there_again(tmp_path: Path) -> None:

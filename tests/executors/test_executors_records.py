@@ -11,7 +11,7 @@ from finished_runs import hashes, of_kind
 
 import ensemble
 from ensemble import Resources
-from ensemble.reporting import status_feeders
+from ensemble.reporting.sections.feeders import pipeline_lines
 
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
 
@@ -35,8 +35,8 @@ def test_members_train_without_the_records_that_kill(
     assert declared.stream.poison_records.codes == {}, "the next run of it may find the file mended"
     found = {(event["split"], event["index"]) for event in of_kind(tmp_path / "run", "bad_record")}
     assert found == {("train", 7), ("train", 70)}
-    assert "sample 7 of train (arrays(" in (
-        status_feeders(fold(read_events(tmp_path / "run" / "events.jsonl"))) or ""
+    assert "sample 7 of train (arrays(" in str(
+        pipeline_lines(fold(read_events(tmp_path / "run" / "events.jsonl")))
     )
     attempts = [row["attempts"] for row in result.members]
     if sharing == "auto":

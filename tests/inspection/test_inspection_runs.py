@@ -23,7 +23,6 @@ import ensemble
 from ensemble import SpecError
 from ensemble.cli.parser import main
 from ensemble.inspection.comparison import format_comparison
-from ensemble.reporting.dashboard.runs import RunList
 from ensemble.store import RunDir, StoreError, load_predictions, save_predictions
 from ensemble.store.digests import digest_file
 
@@ -61,14 +60,6 @@ def test_a_second_run_in_one_process_is_not_charged_for_the_first(tmp_path: Path
     used = time.process_time() - began
     rows = {Path(row.run_dir).name: row for row in ensemble.list_runs(tmp_path)}
     assert 0 < rows["second"].cpu_s < 1.05 * used, "CPU-seconds of the run, and of the process meanwhile"
-
-
-def test_the_list_of_the_page_says_the_same(folder: Path) -> None:
-    page = {row["dir"]: row for row in RunList(folder, is_one=False).update({})}
-    for row in ensemble.list_runs(folder):
-        known = page[row["run_dir"]]
-        assert known["state"]["word"] == row["state"] and known["best"]["value"] == row["best"]
-        assert sum(known["counts"].values()) == row["members"] and known["started"] == row["started"]
 
 
 def test_states_of_runs_that_did_not_finish(tmp_path: Path) -> None:

@@ -226,18 +226,16 @@ def test_a_part_that_fails_takes_no_other_with_it(
     full: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ensemble.cli.parser import main
-    from ensemble.reporting.dashboard import analysis, tables
+    from ensemble.reporting.dashboard import tables
 
     def broken(*_: object) -> Any:
         raise ZeroDivisionError("no such luck")
 
     broken.__module__ = "ensemble.reporting.sections.impact"
-    monkeypatch.setattr(analysis, "read_quality", broken)
     monkeypatch.setattr(tables, "TABLES", [broken, *tables.TABLES[:-1]])
     shutil.copytree(full.parent, tmp_path / "copy")
     assert main(["report", str(tmp_path / "copy")]) == 0
     assert "Traceback" not in capsys.readouterr().err
     documents = read_documents(tmp_path / "copy" / "report.html")
-    assert documents["quality"] == {"missing": "Quality cannot be shown: ZeroDivisionError: no such luck."}
     assert documents["tables"]["missing"] == ["Impact cannot be shown: ZeroDivisionError: no such luck."]
     assert len(documents["tables"]["tables"]) == 3

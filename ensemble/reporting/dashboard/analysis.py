@@ -13,6 +13,7 @@ import numpy as np
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.reporting.dashboard.class_figures import describe_classes
 from ensemble.reporting.dashboard.task_plots import plot_task
+from ensemble.reporting.dashboard.tiles import describe_quality
 from ensemble.reporting.model_figures import list_figures
 from ensemble.reporting.ranking import finite_or_none, rank_members
 from ensemble.reporting.sections import quality as quality_tables
@@ -74,11 +75,12 @@ def read_quality(run_dir: RunDir, state: RunState) -> Document:
         - `disagreement`: how far two members differ on the same samples, in a `unit`: "share" or "value".
         - `tables`: uncertainty, conformal prediction, shifted samples (`sections.quality`).
         - `missing`: why there is nothing.
+        - what of it is in words (`tiles.describe_quality`).
     """
     try:
         return _measure(run_dir, state)
     except Exception as error:
-        return _nothing(f"The saved predictions cannot be compared: {_explain(error)}.")
+        return _nothing(state, f"The saved predictions cannot be compared: {_explain(error)}.")
 
 
 def _explain(error: Exception) -> str:
@@ -104,12 +106,12 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         if test.members and test.target is not None:
             split, shown = "test", test
     if not shown.members or (shown.target is None and shown.task.kind != "free"):
-        return _nothing("No member has saved predictions with their true targets yet.")
+        return _nothing(state, "No member has saved predictions with their true targets yet.")
     task_math = find_math(shown.task)
     rows = dict(zip(shown.members, shown.values, strict=True))
     best = combined.best_member
     best = best if best in rows else shown.members[0]  # they are ranked
-    document = _nothing(None) | {
+    document = EMPTY | {
         "task": shown.task.kind,
         "split": split,
         "rows": len(shown.index),
@@ -142,32 +144,39 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         document["plots"] = plot_task(shown.task, models, shown.target, combined.classes)
     ranking = (state.objective, state.direction)
     names = [*(document["combined"] or {}), *(name for each in document["members"].values() for name in each)]
-    document["figures"] = [figure.as_record() for figure in list_figures(names, shown.task, ranking)]
-    return document
+    document["figures"] = [figure.as_document() for figure in list_figures(names, shown.task, ranking)]
+    return document | describe_quality(document, ranking, shown.task, has_ended=state.ended is not None)
 
 
-def _nothing(missing: str | None) -> Document:
-    return {
-        "task": "classification",
-        "figures": [],
-        "split": "valid",
-        "rows": 0,
-        "members": {},
-        "combined": None,
-        "combination": None,
-        "intervals": None,
-        "noise": None,
-        "best": None,
-        "curves": {},
-        "plots": [],
-        "classes": None,
-        "criterion": None,
-        "gain": [],
-        "disagreement": None,
-        "tables": [],
-        "left_out": 0,
-        "missing": missing,
-    }
+#: The document before anything is known.
+EMPTY: Document = {
+    "task": "classification",
+    "figures": [],
+    "split": "valid",
+    "rows": 0,
+    "members": {},
+    "combined": None,
+    "combination": None,
+    "intervals": None,
+    "noise": None,
+    "best": None,
+    "curves": {},
+    "plots": [],
+    "classes": None,
+    "criterion": None,
+    "gain": [],
+    "disagreement": None,
+    "tables": [],
+    "left_out": 0,
+    "missing": None,
+}
+
+
+def _nothing(state: RunState, missing: str) -> Document:
+    """The document where nothing can be compared: what the run says of its combined model, and why."""
+    combination = None if state.combined is None else _describe_combination(state.combined)
+    document = EMPTY | {"combination": combination, "missing": missing}
+    return document | describe_quality(document, (state.objective, state.direction), has_ended=False)
 
 
 def _choose_members(run_dir: RunDir, state: RunState) -> list[str]:
@@ -208,11 +217,15 @@ def _list_split_metrics(task_math: TaskMath, measured: Mapping[str, float]) -> l
     return [name for name in measured if name in KNOWN and task_math.task.kind in KNOWN[name].kinds]
 
 
+def _describe_combination(combined: Combined) -> Document:
+    names = ("method", "members", "weights", "temperature", "calibration", "note", "reason")
+    return {name: getattr(combined, name) for name in names} | {"so_far": False}
+
+
 def _describe_combined(combined: Combined) -> Document:
     """The fields of the combined model that the run has made."""
-    names = ("method", "members", "weights", "temperature", "calibration", "note", "reason")
     fields: Document = {
-        "combination": {name: getattr(combined, name) for name in names} | {"so_far": False},
+        "combination": _describe_combination(combined),
         "intervals": combined.intervals,
         "noise": combined.noise,
     }

@@ -15,16 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ensemble.events import Combined
 from ensemble.reporting import text
 from ensemble.reporting.dashboard.link import link_modules, read_modules
-from ensemble.reporting.model_figures import compare
 
 STATIC = Path(__file__).parent / "static"
 #: Fields of the documents in `compose_report`'s order.
 DOCUMENTS = ("state", "curves", "quality", "importances", "tables", "logs")
 MOST_PARAMS = 6  # hyperparameters in the table for readers without JavaScript
-MOST_FIGURES = 5  # of the combined model
 
 escape = html.escape
 
@@ -97,9 +94,9 @@ def _describe_plainly(state: Mapping[str, Any]) -> str:
     run = state["run"]
     word, tone = run["state"]["word"], run["state"]["tone"]
     tiles = "".join(
-        f'<div class="tile"><dt>{escape(label)}</dt><dd class="figure">{escape(figure)}</dd>'
-        f'<dd class="note">{escape(note)}</dd></div>'
-        for label, figure, note in list_head_figures(run)
+        f'<div class="tile"><dt>{escape(tile["label"])}</dt><dd class="figure">{escape(tile["figure"])}</dd>'
+        f'<dd class="note">{escape(tile["note"])}</dd></div>'
+        for tile in run["tiles"]
     )
     return (
         f'<div id="plain"><h1>{escape(str(run["name"]))}</h1>'
@@ -107,32 +104,6 @@ def _describe_plainly(state: Mapping[str, Any]) -> str:
         f'<p class="soft">The figures and all other views need JavaScript.</p><dl class="tiles">{tiles}</dl>'
         f"<h2>Members</h2>{_tabulate_members(state)}</div>"
     )
-
-
-def list_head_figures(run: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Returns (label, figure, note) of the main figures of a run.
-
-    Args:
-        run: the section `run` of the document `state`.
-    """
-    counts, totals, best = run["counts"], run["totals"], run["best"]
-    others = ", ".join(f"{many} {state}" for state, many in counts.items() if state != "finished")
-    all_members = max(sum(counts.values()), run["declared"] or 0)
-    found = [("Members finished", f"{counts.get('finished', 0)} of {all_members}", others)]
-    if best is not None:
-        found.append((f"Best {run['objective']} in validation", text.score(best["value"]), best["member"]))
-    combined = None if run["combined"] is None else Combined(**run["combined"])
-    for each in compare(combined, (run["objective"], run["direction"]))[:MOST_FIGURES]:
-        found.append((f"Combined {each.figure.heading}", text.score(each.value), each.describe_difference()))
-    note = f"{text.number(totals['consumed'])} consumed of {text.number(totals['prepared'])} prepared"
-    reuse = totals["reuse"]
-    return [
-        *found,
-        ("Reuse of prepared samples", text.ABSENT if reuse is None else f"{reuse:.2f}×", note),
-        ("CPU time", text.cpu(totals["cpu_s"]) if totals["cpu_s"] else text.ABSENT, ""),
-        (f"Energy ({totals['energy_origin']})", text.joules(totals["energy_j"]), ""),
-        ("Wall time", text.duration(run["wall_s"]), ""),
-    ]
 
 
 def _tabulate_members(state: Mapping[str, Any]) -> str:

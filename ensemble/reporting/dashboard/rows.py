@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NodeChanged, Power
-from ensemble.reporting.ranking import finite_or_none, metric
+from ensemble.reporting.ranking import add_up, finite_or_none, metric, rounded
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections import cost as cost_section
-from ensemble.reporting.sections import time_to_solution
+from ensemble.reporting.sections import impact, time_to_solution
 from ensemble.reporting.time_left import fraction_done, member_epochs, member_left_s
 
 if TYPE_CHECKING:
@@ -17,55 +17,22 @@ if TYPE_CHECKING:
     from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
 
+#: Significant digits of metrics, so that four decimals are those of the log's number.
+DIGITS = 9
 #: What `member_row` returns, in its order.
 COLUMNS = (
-    *(
-        "id",
-        "number",
-        "state",
-        "epoch",
-        "epochs",
-        "step",
-        "steps",
-        "done",
-        "metric",
-        "metrics",
-        "params",
-        "options",
-    ),
-    *(
-        "workers",
-        "node",
-        "place",
-        "devices",
-        "shares",
-        "cohort",
-        "attempts",
-        "failures",
-        "samples_per_s",
-        "left_s",
-    ),
-    *(
-        "waited",
-        "synced",
-        "memory_gb",
-        "error",
-        "reason",
-        "advice",
-        "first_epoch",
-        "checkpoint",
-        "lineage",
-        "code",
-    ),
+    "id", "number", "state", "epoch", "epochs", "step", "steps", "done", "metric", "metrics", "params", "options",
+    "workers", "node", "place", "devices", "shares", "cohort", "attempts", "failures", "samples_per_s", "left_s",
+    "waited", "synced", "memory_gb", "error", "reason", "advice", "first_epoch", "checkpoint", "lineage", "code",
     "private",
-)
+)  # fmt: skip
 COST_COLUMNS = (
-    *("cpu_s", "energy_j", "origin", "full_cpu_s", "full_energy_j", "full_origin", "idle_j"),
-    *("mean_w", "peak_w", "gpu_s"),
-)
+    "cpu_s", "energy_j", "origin", "full_cpu_s", "full_energy_j", "full_origin", "idle_j", "mean_w", "peak_w",
+    "gpu_s",
+)  # fmt: skip
 _OPTIONS = (
-    *("precision", "optimizer", "schedule", "batch_size", "accumulate", "compression", "communicator", "seed"),
-)
+    "precision", "optimizer", "schedule", "batch_size", "accumulate", "compression", "communicator", "seed",
+)  # fmt: skip
 _USUAL = {"accumulate": 1}
 
 #: What helps against a failure, by its reason.
@@ -88,39 +55,51 @@ def member_row(run: RunProjection, member: MemberState) -> list[Any]:
     state, own = run.state, member.identity
     memory_gb = member.history[-1].memory_gb if member.history else None
     checkpoint = member.checkpoint.epoch if member.checkpoint is not None else None
-    train_s, waited_s, sync_s = (_add_up(member, name) for name in ("train_s", "waited_s", "sync_s"))
+    train_s, waited_s, sync_s = (add_up(member, name) for name in ("train_s", "waited_s", "sync_s"))
     left_s = member_left_s(state, member) if state.ended is None and not run.is_lost else None
     failed = member.reason if member.error else None
-    workers = own.get("workers", 1)
-    return [
-        *(member.id, member.number, run.member_word(member)),
-        *(member.epoch, member_epochs(state, member)),
-        *(
-            member.step,
-            member.steps,
-            _round(fraction_done(state, member)),
-            _score(metric(member, state.objective)),
-        ),
-        {name: _score(value) for name, value in member.metrics.items()},
-        {name: _plain(value) for name, value in own.get("params", {}).items()},
-        _describe_options(own),
-        *(workers, member.node, member.place, [d for d in member.devices if d is not None]),
-        {"cpus": own.get("cpus_per_worker"), "gpus": own.get("gpus_per_worker")},
-        *(member.cohort, member.attempts, member.failures, _short(member.training_rate), _short(left_s)),
-        *(_share(waited_s, train_s), _share(sync_s, train_s), _short(memory_gb)),
-        *(member.error, member.reason, ADVICE.get(failed or "") if failed else None, member.first_epoch),
-        *(checkpoint, own.get("lineage"), member.code, _private_share(member)),
-    ]
+    row = {
+        "id": member.id,
+        "number": member.number,
+        "state": run.member_word(member),
+        "epoch": member.epoch,
+        "epochs": member_epochs(state, member),
+        "step": member.step,
+        "steps": member.steps,
+        "done": round(fraction_done(state, member), 4),
+        "metric": rounded(metric(member, state.objective), DIGITS),
+        "metrics": {name: rounded(value, DIGITS) for name, value in member.metrics.items()},
+        "params": {name: _plain(value) for name, value in own.get("params", {}).items()},
+        "options": _describe_options(own),
+        "workers": own.get("workers", 1),
+        "node": member.node,
+        "place": member.place,
+        "devices": [d for d in member.devices if d is not None],
+        "shares": {"cpus": own.get("cpus_per_worker"), "gpus": own.get("gpus_per_worker")},
+        "cohort": member.cohort,
+        "attempts": member.attempts,
+        "failures": member.failures,
+        "samples_per_s": rounded(member.training_rate),
+        "left_s": rounded(left_s),
+        "waited": _share(waited_s, train_s),
+        "synced": _share(sync_s, train_s),
+        "memory_gb": rounded(memory_gb),
+        "error": member.error,
+        "reason": member.reason,
+        "advice": ADVICE.get(failed or "") if failed else None,
+        "first_epoch": member.first_epoch,
+        "checkpoint": checkpoint,
+        "lineage": own.get("lineage"),
+        "code": member.code,
+        "private": _private_share(member),
+    }
+    return [row[name] for name in COLUMNS]
 
 
 def _private_share(member: MemberState) -> float | None:
     """Returns the share of its batches that a member prepared for itself."""
-    shared, private = (_add_up(member, name) for name in ("shared_batches", "private_batches"))
+    shared, private = (add_up(member, name) for name in ("shared_batches", "private_batches"))
     return _share(private, shared + private)
-
-
-def _add_up(member: MemberState, name: str) -> float:
-    return sum(getattr(epoch, name) or 0 for epoch in member.history)
 
 
 def list_spans(member: MemberState) -> list[list[Any]]:
@@ -159,12 +138,12 @@ def _describe_node(state: RunState, name: str, power: Power | None, *, is_over: 
             {
                 "id": gpu,
                 "name": _at(info.gpus, i),
-                "memory_gb": _short(memory),
-                "free_gb": None if memory is None or free is None else _short(memory * free),
+                "memory_gb": rounded(memory),
+                "free_gb": None if memory is None or free is None else rounded(memory * free),
                 "share": _at(info.gpu_shares, i),
                 "parent": _at(info.gpu_parents, i),
                 "use": None if activity is None else _share(sum(seconds for *_, seconds in activity), length),
-                "watts": _short(part.energy_j / length) if part is not None and length else None,
+                "watts": rounded(part.energy_j / length) if part is not None and length else None,
                 "quarantined": broken.detail if broken else None,
             }
         )
@@ -173,12 +152,12 @@ def _describe_node(state: RunState, name: str, power: Power | None, *, is_over: 
     return {
         "name": name,
         "cpus": info.cpus if known else None,
-        "memory_gb": _short(info.memory_gb),
+        "memory_gb": rounded(info.memory_gb),
         "gpus": gpus,
-        "watts": None if is_over else _short(state.nodes[name].watts),
+        "watts": None if is_over else rounded(state.nodes[name].watts),
         "watts_origin": power.origin if power.parts is not None else described.get("origin"),
         "power_source": described.get("source"),
-        "cpu_use": _short(busy / length) if busy is not None and length and not is_over else None,
+        "cpu_use": rounded(busy / length) if busy is not None and length and not is_over else None,
         "note": info.no_gpus or None,
         "gone": known is not None and not known.cpus and not known.gpus,
     }
@@ -197,6 +176,7 @@ def describe_cost(run: RunProjection) -> dict[str, Any]:
     for each in ledger.full_rows if state.ended is not None else ():  # of a large run they take half a second
         if each.energy_j is not None and each.member is not None:
             full_j[each.role] = full_j.get(each.role, 0.0) + each.energy_j
+    lines = [list(line) for line in (*cost_section.summarize(state, ledger), *time_to_solution.summarize(state))]
     return {
         "members": {
             "columns": list(COST_COLUMNS),
@@ -213,9 +193,8 @@ def describe_cost(run: RunProjection) -> dict[str, Any]:
             }
             for role, total in roles.items()
         ],
-        "lines": [
-            list(line) for line in (*cost_section.summarize(state, ledger), *time_to_solution.summarize(state))
-        ],
+        "lines": lines,
+        "reading": impact.METHOD if any(label == "emissions" for label, _ in lines) else None,
         "by_member_role": by_member_role,
     }
 
@@ -242,23 +221,7 @@ def _at(values: Sequence[Any], i: int) -> Any:
 
 
 def _share(part: float | None, whole: float) -> float | None:
-    return None if part is None or not whole else _round(min(1.0, part / whole))
-
-
-def _round(value: float) -> float:
-    return round(value, 4)
-
-
-def _score(value: Any) -> float | None:
-    """A metric to nine significant digits, so that four decimals of it are those of the log's number."""
-    known = finite_or_none(value)
-    return None if known is None else float(f"{known:.9g}")
-
-
-def _short(value: Any) -> float | None:
-    """A number to six significant digits; None for what is none."""
-    known = finite_or_none(value)
-    return None if known is None else float(f"{known:.6g}")
+    return None if part is None or not whole else round(min(1.0, part / whole), 4)
 
 
 def _plain(value: Any) -> Any:

@@ -8,15 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ensemble.events import NOT_COMBINED
 from ensemble.meter.origin import weakest
 from ensemble.reporting import text
+from ensemble.reporting.dashboard.tiles import describe_tiles
 from ensemble.reporting.model_figures import list_figures, read_task
 from ensemble.reporting.ranking import other_metrics, varied_parameters
 from ensemble.reporting.run_projection import RunProjection
-from ensemble.reporting.sections.feeders import (
-    bad_record_lines,
-    bottleneck_lines,
-    difference_lines,
-    unshared_lines,
-)
+from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
 from ensemble.reporting.sections.time_to_solution import summarize
 from ensemble.reporting.status import status_gpus
 
@@ -81,7 +77,7 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
     state, members = run.state, run.state.members.values()
     head = describe_head(directory, run)
     is_driven = state.ended is None and run.driver is None and state.started is not None
-    return {
+    found = {
         **head,
         "run_id": state.run_id,
         "executor": state.executor,
@@ -92,7 +88,6 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
         "declared": state.declared,
         "samples": (state.header.data or {}).get("samples"),  # of the training data, in an epoch
         "ended": None if state.ended is None else state.ended.t,
-        "wall_s": state.wall_s,
         "left_s": left_s if is_driven else None,
         "combined": None if state.combined is None else {name: getattr(state.combined, name) for name in COMBINED},
         "metrics": [state.objective, *other_metrics(state)],
@@ -104,6 +99,7 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
         "driver": run.driver,
         "actions": _actions(head["counts"]) if is_driven else [],
     }
+    return found | {"tiles": describe_tiles(found)}
 
 
 def _name_figures(state: RunState) -> dict[str, Any]:
@@ -112,7 +108,7 @@ def _name_figures(state: RunState) -> dict[str, Any]:
     names = dict.fromkeys([*other_metrics(state), *(combined.get("ensemble") or {})])
     ranking = (state.objective, state.direction)
     found = list_figures([state.objective, *names], read_task(state.combined), ranking)
-    return {each.name: each.as_record() for each in found}
+    return {each.name: each.as_document() for each in found}
 
 
 def _facts(run: RunProjection) -> Iterator[tuple[str, str, str]]:
@@ -128,11 +124,10 @@ def _facts(run: RunProjection) -> Iterator[tuple[str, str, str]]:
         yield "measuring", f"a few steps of {text.count(len(state.measuring), 'member')}, to pack them", ""
     for line in bottleneck_lines(state):
         yield "limited by", line, ""
-    for line in (*unshared_lines(state), *bad_record_lines(state), *difference_lines(state)):
+    for line in pipeline_lines(state):
         yield "pipeline", line, "warn"
-    if (gpus := status_gpus(state)) is not None:
-        for line in gpus.splitlines():
-            yield "GPUs", line, "warn"
+    for line in status_gpus(state):
+        yield "GPUs", line, "warn"
     for label, line in summarize(state):
         yield label, line, ""
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.run_projection import RunProjection
@@ -21,9 +21,6 @@ from ensemble.reporting.status import SILENT_S, describe_lost_controller
 from ensemble.store import RunDir, RunStatus, StoreError
 from ensemble.store.event_handlers import EVENT_ERRORS
 from ensemble.store.files import write_json
-
-if TYPE_CHECKING:
-    pass
 
 LEVELS = 2
 SCAN_S = 2.0

@@ -17,7 +17,7 @@ from ensemble.reporting.dashboard.feed import Feed, LogReader, encode, encode_me
 from ensemble.reporting.dashboard.hub import Runs
 from ensemble.reporting.dashboard.member_log import read_chunk
 from ensemble.reporting.dashboard.security import MOST_STREAMS, BrowserSession, Guard, Refused
-from ensemble.reporting.metrics.endpoint import add_metrics
+from ensemble.reporting.metrics.collector import add_metrics
 from ensemble.store import StoreError
 
 STATIC = Path(__file__).parent / "static"

@@ -19,7 +19,7 @@ from typing import Any
 
 from ensemble.reporting.loggers.base import Logger, LostRecordsError, as_text
 from ensemble.reporting.loggers.points import DeclaredMember, EpochEnded, Point, RunEnd
-from ensemble.store import RunDir, RunState
+from ensemble.store import RunState
 from ensemble.store.files import make_directory
 from ensemble.store.member import ENDED
 
@@ -171,9 +171,7 @@ class MLflowLogger(Logger):
                 return found
 
 
-def make(run_dir: RunDir, options: Mapping[str, Any]) -> Logger:
-    """The logger; imports nothing of MLflow."""
-    return MLflowLogger(run_dir, options)
+LOGGER = MLflowLogger
 
 
 def _milliseconds(t: float) -> int:

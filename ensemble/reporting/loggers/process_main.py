@@ -40,7 +40,7 @@ Say = Callable[[dict[str, Any]], None]
 def make_logger(name: str, run_dir: RunDir, options: Mapping[str, Any]) -> Logger:
     """The logger of a name; imports no library."""
     module = importlib.import_module(f"ensemble.reporting.loggers.{name}")
-    logger: Logger = module.make(run_dir, options)
+    logger: Logger = module.LOGGER(run_dir, options)
     return logger
 
 

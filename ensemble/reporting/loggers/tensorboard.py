@@ -24,7 +24,7 @@ from typing import Any
 
 from ensemble.reporting.loggers.base import Logger, LostRecordsError, as_text
 from ensemble.reporting.loggers.points import DeclaredMember, EpochEnded, MemberEnd, Point, RunEnd, WentBack
-from ensemble.store import RunDir, RunState
+from ensemble.store import RunState
 from ensemble.store.files import make_directory
 
 RUN = ""  # the run's own file, beside the members' folders
@@ -117,9 +117,7 @@ class TensorBoardLogger(Logger):
         return self._root / member / self._file_name
 
 
-def make(run_dir: RunDir, options: Mapping[str, Any]) -> Logger:
-    """The logger; imports nothing of TensorBoard."""
-    return TensorBoardLogger(run_dir, options)
+LOGGER = TensorBoardLogger
 
 
 class _Encoder:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ensemble.reporting.loggers.base import Logger
 from ensemble.reporting.loggers.points import OPTIONS, MemberEnd, Point, RunEnd, epoch_values
-from ensemble.store import MemberState, RunDir, RunState
+from ensemble.store import MemberState, RunState
 from ensemble.store.files import make_directory
 
 RUN = ""  # stands for the run of the whole ensemble
@@ -109,9 +109,7 @@ class WandBLogger(Logger):
         )
 
 
-def make(run_dir: RunDir, options: Mapping[str, Any]) -> Logger:
-    """The logger; imports nothing of wandb."""
-    return WandBLogger(run_dir, options)
+LOGGER = WandBLogger
 
 
 def _describe(member: MemberState, end: MemberEnd) -> Iterator[tuple[str, Any]]:

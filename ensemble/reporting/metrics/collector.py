@@ -1,4 +1,4 @@
-"""Follows the event logs of runs, and collects their metrics for a scrape.
+"""Follows the event logs of runs, and serves their metrics at `/metrics` of an aiohttp application.
 
 Each log is read once, then only what is new in it, when a scraper asks. A run has series while its log grows and
 for `KEPT_S` after its last event, by the clock of the file system, so that its final values are scraped.
@@ -6,10 +6,15 @@ for `KEPT_S` after its last event, by the clock of the file system, so that its 
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -22,8 +27,8 @@ from ensemble.store import RunDir, RunStatus, StoreError
 ListRuns = Callable[[], Mapping[str, Path]]
 
 
-class RunCollector(Collector):
-    """Collects the metrics of runs; for a `CollectorRegistry` of prometheus_client.
+class Exposition(Collector):
+    """Collects the metrics of runs, and renders them in the format that is asked for; any thread may call it.
 
     Args:
         list_runs: called at each scrape.
@@ -39,6 +44,15 @@ class RunCollector(Collector):
     ) -> None:
         self._list_runs, self._most_members, self._clock = list_runs, most_members, clock
         self._statuses: dict[Path, RunStatus] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        self._lock = threading.Lock()
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Returns the body and the content type for an `Accept` header: OpenMetrics where that is accepted."""
+        encode, content_type = choose_encoder(accept)
+        with self._lock:
+            return encode(self._registry), content_type
 
     def describe(self) -> Iterable[Metric]:
         """The families, without samples: the registry asks for them instead of reading all logs."""
@@ -85,3 +99,21 @@ def _make_metric(family: Family) -> Metric:
     if family.kind == "counter":
         return CounterMetricFamily(family.stem, family.help, unit=family.unit)
     return GaugeMetricFamily(family.stem, family.help, unit=family.unit)
+
+
+def add_metrics(app: web.Application, list_runs: ListRuns, folders: Iterable[str]) -> None:
+    """Adds `metrics` to folders of an application.
+
+    Args:
+        list_runs: the runs to show, called at each scrape, in another thread than the application's.
+        folders: their paths, with the slash.
+    """
+    exposition = Exposition(list_runs)
+
+    async def answer(request: web.Request) -> web.Response:
+        accept = request.headers.get("Accept", "")
+        body, content_type = await asyncio.to_thread(exposition.render, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    for folder in folders:
+        app.router.add_get(folder + "metrics", answer)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.reporting.ranking import finite_or_none
+from ensemble.reporting.ranking import rounded
 
 #: A label, empty where it is that of the line before, and a text.
 Line = tuple[str, str]
@@ -52,5 +52,4 @@ def _plain(cell: Cell) -> Any:
         return [shown, key if isinstance(key, str) else _plain(key)]
     if cell is None or isinstance(cell, str):
         return cell
-    known = finite_or_none(cell)
-    return None if known is None else float(f"{known:.6g}")
+    return rounded(cell)

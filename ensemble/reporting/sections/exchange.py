@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.ranking import rank_members
+from ensemble.reporting.ranking import add_up, rank_members
 from ensemble.reporting.sections import Cell, Line, Table
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
 
 def summarize(state: RunState, ledger: Ledger) -> list[Line]:
     """Returns the share of time and the bytes that members of several workers spent on exchanging gradients."""
-    known = [m for m in state.members.values() if m.identity.get("workers", 1) > 1 and _add_up(m, "train_s") > 0]
+    known = [m for m in state.members.values() if m.identity.get("workers", 1) > 1 and add_up(m, "train_s") > 0]
     if not known:
         return []
-    sync_s, train_s, sent = (sum(_add_up(m, name) for m in known) for name in ("sync_s", "train_s", "sent_bytes"))
+    sync_s, train_s, sent = (sum(add_up(m, name) for m in known) for name in ("sync_s", "train_s", "sent_bytes"))
     line = (
         f"{text.count(len(known), 'member')} of several workers: {sync_s / train_s:.0%} of the time synchronizing"
     )
@@ -68,8 +68,8 @@ def measure_member(member: MemberState) -> dict[str, str | float | None]:
     Shares are of the seconds of its epochs without evaluation. What was sent is in bytes, to the other workers, by
     each worker on the average, by the formulas of `ensemble.comm.communicator.count_sent_bytes`.
     """
-    own, train_s = member.identity, _add_up(member, "train_s")
-    sync_s, waited_s = _add_up(member, "sync_s"), _add_up(member, "waited_s")
+    own, train_s = member.identity, add_up(member, "train_s")
+    sync_s, waited_s = add_up(member, "sync_s"), add_up(member, "waited_s")
     shares = (
         (1 - (sync_s + waited_s) / train_s, sync_s / train_s, waited_s / train_s) if train_s > 0 else [None] * 3
     )
@@ -89,17 +89,13 @@ def measure_member(member: MemberState) -> dict[str, str | float | None]:
         "communicator": name_of("communicator"),
         **dict(zip(SHARES, shares, strict=True)),
         "waited, s": waited_s or None,
-        "shared batches": _add_up(member, "shared_batches"),
-        "own batches": _add_up(member, "private_batches"),
-        SENT: _add_up(member, "sent_bytes"),
+        "shared batches": add_up(member, "shared_batches"),
+        "own batches": add_up(member, "private_batches"),
+        SENT: add_up(member, "sent_bytes"),
         "loss scale": next(scales, None),
-        "skipped steps": _add_up(member, "skipped_steps"),
+        "skipped steps": add_up(member, "skipped_steps"),
         "planned": None if member.plan is None else describe_plan(member.plan),
     }
-
-
-def _add_up(member: MemberState, name: str) -> float:
-    return sum(getattr(epoch, name) or 0 for epoch in member.history)
 
 
 def describe_plan(plan: Mapping[str, Any]) -> str:

@@ -95,26 +95,22 @@ def _advise(state: RunState, cohort: int, busy: float, feeders: Mapping[str, Fee
     return f"{text.count(workers, 'worker')} on {cpus:g} cores, lighter stages or more cores would help"
 
 
-def bad_record_lines(state: RunState, most: int = 3) -> list[str]:
-    """Returns a line for each record that ended or hung the process that prepared it."""
-    found = [describe_bad_record(event) for event in state.bad_records.values()]
-    return found[:most] + (
-        [f"and {text.count(len(found) - most, 'more such record')}"] if len(found) > most else []
-    )
-
-
-def difference_lines(state: RunState, most: int = 3) -> list[str]:
-    """Returns a line for each member and split whose shared samples were not those of its own pipeline."""
-    found = [describe_difference(event) for event in state.differences.values()]
-    return found[:most] + (
-        [f"and {text.count(len(found) - most, 'more such difference')}"] if len(found) > most else []
-    )
-
-
-def unshared_lines(state: RunState, most: int = 3) -> list[str]:
-    """Returns a line for each feeder that ended and was not replaced."""
+def pipeline_lines(state: RunState, most: int = 3) -> list[str]:
+    """Returns lines on feeders that ended and were not replaced, on records that ended or hung the process that
+    prepared them, and on members whose shared samples were not those of their own pipeline; so many of each.
+    """
     gone = [
         describe_end_of_sharing(e) if isinstance(e, SharingEnded) else describe_lost_feeder(e)
         for e in state.unshared.values()
     ]
-    return gone[:most] + ([f"and {text.count(len(gone) - most, 'more feeder')} lost"] if len(gone) > most else [])
+    bad = [describe_bad_record(event) for event in state.bad_records.values()]
+    different = [describe_difference(event) for event in state.differences.values()]
+    lines = []
+    for found, what, end in (
+        (gone, "more feeder", " lost"),
+        (bad, "more such record", ""),
+        (different, "more such difference", ""),
+    ):
+        lines += found[:most]
+        lines += [f"and {text.count(len(found) - most, what)}{end}"] if len(found) > most else []
+    return lines

@@ -19,8 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_met
 from ensemble.cli.parser import main
 from ensemble.executors.metrics import MetricSample
 from ensemble.executors.ray.metrics import MOST_STREAMS, RayMetrics, find_dashboards
+from ensemble.reporting.metrics import DASHBOARD
 from ensemble.reporting.metrics import families as f
-from ensemble.reporting.metrics.grafana import RAY_GPU_POWER, RAY_PREFIX, format_dashboard
 from ensemble.reporting.metrics.projection import LASTING
 
 ROOT = Path(__file__).parents[3]
@@ -89,7 +89,7 @@ def test_a_watched_run_shows_rays_dashboard_and_reports_through_ray(tmp_path: Pa
 
         wait_until(is_training, "Ray does not export that two members train")
         series = scrape(directory)
-        names = {RAY_PREFIX + family.name for family in LASTING}
+        names = {"ray_" + family.name for family in LASTING}
         assert {name for name in series if "ensemble" in name} <= names
         assert not any("member" in labels for name in names for labels, _ in series.get(name, []))
         assert any(value > 0 for _, value in series["ray_ensemble_run_cpu_seconds_total"])
@@ -98,7 +98,7 @@ def test_a_watched_run_shows_rays_dashboard_and_reports_through_ray(tmp_path: Pa
         assert any(re.match(r"watched/[^/]+/agent-", actor["name"]) for actor in actors)
         made = find_dashboards(directory / "session_latest") / "ensemble_grafana_dashboard.json"
         wait_until(made.exists, "the dashboard for Grafana is not beside Ray's")
-        assert made.read_text() == format_dashboard()
+        assert made.read_text() == DASHBOARD.read_text()
         go.touch()
         assert process.wait() == 0, log.read_text()
         assert not token_file.parent.exists()
@@ -122,7 +122,7 @@ def test_rays_figure_beside_ours_has_its_name_and_labels() -> None:
 
     source = Path(ray.__file__).parent / "dashboard" / "modules" / "reporter" / "reporter_agent.py"
     text = source.read_text()
-    assert f'"{RAY_GPU_POWER.removeprefix(RAY_PREFIX)}": Gauge(' in text
+    assert '"node_gpu_power_milliwatts": Gauge(' in text
     assert '"GpuIndex"' in text
 
 

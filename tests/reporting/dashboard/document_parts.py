@@ -170,4 +170,4 @@ def make_quality(rng: random.Random, ids: list[str]) -> Document:
 
 def list_figures(*names: str) -> list[Document]:
     """What a document says of figures."""
-    return [figure.as_record() for figure in model_figures.list_figures(names)]
+    return [figure.as_document() for figure in model_figures.list_figures(names)]

@@ -13,6 +13,9 @@ from typing import Any
 
 from document_parts import list_figures, make_combined, make_cost, make_node, make_quality, make_stream
 
+from ensemble.reporting.dashboard.analysis import EMPTY
+from ensemble.reporting.dashboard.tiles import describe_quality, describe_tiles
+
 START = 1_795_000_000.0
 COLUMNS = (
     "id", "number", "state", "epoch", "epochs", "step", "steps", "done", "metric", "metrics", "params",
@@ -69,7 +72,7 @@ def make_documents(
         "curves": {"offset": offset, "thinned": False, "members": curves},
         "quality": make_quality(rng, ranked[:6])
         if ended and ranked
-        else {"missing": "No member has finished yet."},
+        else EMPTY | {"missing": "No member has finished yet."},
         "importances": {
             "importances": [["lr", 0.62], ["width", 0.27], ["depth", 0.11]],
             "method": "fANOVA",
@@ -77,6 +80,14 @@ def make_documents(
         },
         "tables": _make_tables(names),
     }
+
+
+def put_into_words(documents: dict[str, Document]) -> dict[str, Document]:
+    """The documents with what the server says of them in words."""
+    run, quality = documents["state"]["run"], documents["quality"]
+    words = describe_quality(quality, ("accuracy", "max"), has_ended=run["ended"] is not None)
+    state = documents["state"] | {"run": run | {"tiles": describe_tiles(run)}}
+    return documents | {"state": state, "quality": quality | words}
 
 
 def _make_tables(names: list[str]) -> Document:

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from documents import put_into_words
+
 import ensemble.reporting.dashboard as dashboard
+from ensemble.reporting.dashboard.tiles import describe_tiles
 
 STATIC = Path(dashboard.__file__).parent / "static"
 KEY = "6b0f"
@@ -75,6 +78,8 @@ class PageServer:
 
     def push(self, change: dict[str, Any]) -> None:
         """Sends a change to every page, and to those that come back from before it."""
+        if "run" in change:
+            change = change | {"run": change["run"] | {"tiles": describe_tiles(change["run"])}}
         self._changes[change["offset"]] = f"id: {change['offset']}\ndata: {json.dumps(change)}\n\n"
         self.send("run", self._changes[change["offset"]])
 
@@ -146,7 +151,7 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
                 begin = self.headers["Last-Event-ID"] or parse_qs(urlsplit(self.path).query)["from"][0]
                 self._stream("run", server.changes_since(int(begin)))
             elif (name := path.split("/")[-1]) in server.documents:
-                self._json(server.documents[name])
+                self._json(put_into_words(server.documents)[name])
             else:
                 self.send_error(404)
 

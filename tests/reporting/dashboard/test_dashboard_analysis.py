@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import run_events as runs
@@ -13,8 +14,10 @@ from event_dicts import fold
 
 from ensemble.combine import find_math
 from ensemble.combine.methods import mix
+from ensemble.events import Combined
 from ensemble.reporting.dashboard import analysis
 from ensemble.reporting.dashboard.analysis import read_importances, read_quality
+from ensemble.reporting.dashboard.tiles import describe_combined
 from ensemble.search.importance import MOST_TRIALS, compute_importances
 from ensemble.spec.task import CLASSIFICATION
 from ensemble.store import MemberState, RunDir, RunState
@@ -214,3 +217,17 @@ def test_what_cannot_be_judged_is_said() -> None:
     assert "the same accuracy" in read_importances(RunDir("."), state)["missing"]
     state = searched(4)
     assert "need 5 finished members" in read_importances(RunDir("."), state)["missing"]
+
+
+def test_the_tile_of_the_combined_model_says_where_it_was_measured_and_whether_it_is_one_member_alone() -> None:
+    metrics = {"ensemble": {"nll": 0.3, "accuracy": 0.93}, "best": {"accuracy": 0.91}}
+    combined = Combined(
+        method="greedy", members=["m0", "m1"], split="test", metrics=metrics, weights={"m0": 0.6, "m1": 0.4}
+    )
+    tile = describe_combined(combined, ("accuracy", "max"))
+    assert (tile.label, tile.figure, tile.tone) == ("Combined accuracy, on test", "0.9300", "good")
+    assert tile.note == "+0.0200 to the best member, which has 0.9100 there"
+    noisy = describe_combined(msgspec.structs.replace(combined, noise=["accuracy"]), ("accuracy", "max"))
+    assert "within noise" in noisy.note and noisy.tone == ""
+    alone = msgspec.structs.replace(combined, weights={"m0": 1.0, "m1": 0.0})
+    assert describe_combined(alone, ("accuracy", "max")).note == "m0 alone: no other member is part of it"

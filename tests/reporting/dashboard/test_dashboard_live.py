@@ -1,105 +1,21 @@
-"""The live page of a real run: its driver, `ensemble dashboard` and Chromium, each a process of its own."""
+"""The live page of a real run: `ensemble dashboard` and Chromium, each a process of its own."""
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from dashboard_process import Server, serve
 from event_dicts import fold, read_events
-from leftovers import wait_until as wait_for
-from page_steps import HANG_S, show, wait_until
+from page_steps import show, wait_until
 
 import ensemble
-from ensemble.events import to_dict
 from ensemble.store import RunDir, RunState
-from ensemble.store.log_lines import read_events_from
 
 pytestmark = pytest.mark.browser
-
-HERE = Path(__file__).parent
-MEMBERS = ("member-0", "member-1", "member-2", "member-3")
-SAID, CONFIRM = ".toasts .toast", "dialog button[type=submit]"
-
-
-class Driver:
-    """The process that drives the run, and what its log says."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self.output = run_dir.parent / f"{run_dir.name}.txt"
-        self.start()
-
-    def start(self) -> None:
-        self._events, self._offset = list[dict[str, Any]](), 0
-        with self.output.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "live_driver.py"), str(self.run_dir)],
-                env={**os.environ, "PYTHONPATH": str(HERE.parents[2])},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def read(self) -> list[dict[str, Any]]:
-        """All events; those that were read before are not read again."""
-        found, self._offset = read_events_from(self.run_dir / "events.jsonl", self._offset)
-        self._events += map(to_dict, found)
-        return self._events
-
-    def fold(self) -> RunState:
-        return fold(self.read())
-
-    def wait_for_epochs(self, many: int = 1) -> None:
-        """Waits until each member has ended so many epochs since now."""
-        wait_for(lambda: self.has_started(), "the run begins")
-        before = len(self.read())
-
-        def is_so() -> bool:
-            assert self.process.poll() is None, self.output.read_text()[-3000:]
-            ended = [e["member"] for e in self.read()[before:] if e["type"] == "epoch"]
-            return all(ended.count(member) >= many for member in MEMBERS)
-
-        wait_for(is_so, "all members train")
-
-    def has_started(self) -> bool:
-        assert self.process.poll() is None, self.output.read_text()[-3000:]
-        return (self.run_dir / "events.jsonl").exists()
-
-    def find_answer(self, verb: str) -> dict[str, Any] | None:
-        """What the run has answered to the last request of this kind."""
-        return next((e for e in reversed(self.read()) if e["type"] == "request" and e["verb"] == verb), None)
-
-    def stop(self) -> None:
-        """Ends the run as Ctrl-C twice does."""
-        for _ in range(2):
-            if self.process.poll() is None:
-                self.process.send_signal(signal.SIGINT)
-                try:
-                    self.process.wait(HANG_S)
-                except subprocess.TimeoutExpired:
-                    continue
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-
-
-@pytest.fixture
-def on_local(tmp_path: Path) -> Iterator[Driver]:
-    """A run in which all four members train."""
-    driver = Driver(tmp_path / "run")
-    try:
-        driver.wait_for_epochs()
-        yield driver
-    finally:
-        driver.stop()
 
 
 @pytest.fixture
@@ -227,84 +143,16 @@ def test_the_page_of_a_real_run_follows_its_log_and_draws_every_view(finished_ru
 
 
 @pytest.mark.more
-def test_what_is_asked_from_the_page_is_done_and_said(page: Any, on_local: Driver) -> None:
-    """Every view shows it. Pause, resume, clone, cancel, stop: the log has the answer, and the page says it."""
-    with serve(on_local.run_dir) as server:
-        enter(page, server)
-        assert all(text in page.inner_text("#app") for text in ("4 running", "Stop the run …"))
-        check_views(page, on_local.fold)
-
-        def wait_for_answer(verb: str, said: str) -> None:
-            wait_until(page, lambda: on_local.find_answer(verb) is not None)
-            answer = on_local.find_answer(verb)
-            assert answer is not None and answer["done"], answer
-            wait_until(page, lambda: any(said in each for each in page.locator(SAID).all_inner_texts()))
-
-        show(page, "member?member=member-1")
-        page.click("text=Pause")
-        wait_for_answer("pause", "pause member-1: ")
-        page.wait_for_selector(".member-head .pill >> text=paused")
-        page.click("button >> text=Resume")
-        wait_for_answer("resume", "resume member-1: ")
-        page.wait_for_selector(".member-head .pill >> text=running")
-
-        page.click("text=Clone with changes …")
-        page.fill("dialog input[name=lr]", "0.01")
-        page.check("dialog input[value=warm]")
-        page.click(CONFIRM)
-        wait_for_answer("add", "a clone of member-1: ")
-        show(page, "members")
-        page.wait_for_selector("tr[data-member=member-4] >> text=running")
-        identity = on_local.fold().members["member-4"].identity
-        assert identity["params"]["lr"] == 0.01 and identity["lineage"]["from"] == "member-1"
-        assert "clone of member-1" in show(page, "member?member=member-4")
-
-        show(page, "member?member=member-3")
-        page.click("text=Cancel …")
-        page.click(CONFIRM)
-        wait_for_answer("cancel", "cancel member-3: ")
-        page.wait_for_selector(".member-head .pill >> text=cancelled")
-
-        show(page, "overview")
-        page.click("text=Stop the run …")
-        page.click(CONFIRM)
-        wait_for_answer("stop", "stop: ")
-        page.wait_for_selector("header .pill >> text=stopped")
-        assert page.locator("text=Stop the run …").count() == 0
-        assert on_local.process.wait(HANG_S) is not None
-        assert page.text_content(".connection") == "run ended"
-
-
-@pytest.mark.slow
-def test_a_lost_controller_is_said_and_the_resumed_run_goes_on(page: Any, on_local: Driver) -> None:
-    with serve(on_local.run_dir) as server:
-        enter(page, server)
-        on_local.process.send_signal(signal.SIGKILL)
-        on_local.process.wait()
-        page.wait_for_selector("header .pill >> text=interrupted")
-        text = page.inner_text("[data-view=overview]")
-        assert f"process {on_local.process.pid}" in text and f"ensemble resume {on_local.run_dir}" in text
-        assert page.locator("text=Stop the run …").count() == 0
-        on_local.start()
-        page.wait_for_selector("header .pill >> text=running")
-        on_local.wait_for_epochs()
-        page.wait_for_selector("text=Stop the run …")
-        assert "is gone" not in page.inner_text("[data-view=overview]")
-        show(page, "timeline")
-        assert page.locator("[data-mark=attempt]").count() == 2 * len(MEMBERS)
-
-
-@pytest.mark.slow
-def test_a_lost_server_is_said_and_what_to_do(own_tab: Any, on_local: Driver) -> None:
+def test_a_lost_server_is_said_and_what_to_do(own_tab: Any, finished_run: RunDir) -> None:
     tab = own_tab
-    with serve(on_local.run_dir) as server:
+    with serve(finished_run.path) as server:
         enter(tab, server)
         server.close(signal.SIGKILL)
-        tab.wait_for_selector(".connection >> text=connection lost")
+        tab.wait_for_selector(".connection >> text=its page is no longer served")
         tab.wait_for_selector(".trouble >> text=ensemble dashboard")
         assert "does not answer" in tab.inner_text(".trouble")
-        with serve(on_local.run_dir, "--port", str(server.port)) as again:
+        with serve(finished_run.path, "--port", str(server.port)) as again:
             tab.wait_for_selector(".trouble >> text=key is not valid any more")
             enter(tab, again)
-            tab.wait_for_selector(".connection:text-is('live')")
+            tab.wait_for_selector(".connection >> text=run ended")
             assert not tab.is_visible(".trouble")

@@ -38,6 +38,7 @@ FORMATS = {
     "score": text.score,
     "cpu": text.cpu,
     "joules": text.joules,
+    "watts": text.watts,
 }
 NUMBERS = st.one_of(
     st.floats(min_value=1e-6, max_value=1e13),
@@ -66,7 +67,7 @@ def _is_tie(found: str, wanted: str) -> bool:
 
 
 def test_what_is_absent_is_a_dash_and_never_a_zero(call: Call) -> None:
-    names = [*FORMATS, "watts", "memory", "share", "clock", "moment", "value"]
+    names = [*FORMATS, "memory", "share", "clock", "moment", "value"]
     assert call("format.js", "(m, names) => names.map((name) => m[name](null))", names) == ["–"] * len(names)
 
 
@@ -75,12 +76,12 @@ def test_counts_clocks_and_shares(call: Call) -> None:
         "format.js",
         """(m) => [m.count(1, "member"), m.count(10000, "member"), m.clock(3723), m.clock(7),
              m.share(0.68), m.share(0.004),
-             m.gain(0.5, 0.75), m.gain(0.75, 0.5), m.watts(690), m.watts(23400), m.joules(201234, "measured"),
+             m.watts(690), m.watts(23400), m.joules(201234, "measured"),
              m.hyperparameters({ lr: 0.1, width: 32, name: "a\\u202eb" })]""",
     )
     assert shown == [
         *("1 member", "10,000 members", "1:02:03", "0:07", "68 %", "0.4 %"),
-        *("−0.2500", "+0.2500", "690 W", "23.4 kW", "201 kJ (measured)"),
+        *("690 W", "23.4 kW", "201 kJ (measured)"),
         "lr 0.1, width 32, name a\\u202eb",
     ]
 
@@ -333,14 +334,6 @@ def test_the_clock_goes_on_and_stands_still_at_the_end(call: Call) -> None:
     assert call("store.js", code, make_documents(2, ended=True)) == 0
 
 
-# -- logs ------------------------------------------------------------------------------------------
-
-
-def test_a_log_is_read_without_colours_and_overwritten_text(call: Call) -> None:
-    raw = "\x1b[31mred\x1b[0m\r\n10 %\r20 %\r100 %\nplain\ttab\x00\u202eend\n"
-    assert call("log_tail.js", "(m, raw) => m.cleanLog(raw)", raw) == "red\n100 %\nplain\ttab��end\n"
-
-
 # -- curves ----------------------------------------------------------------------------------------
 
 
@@ -370,9 +363,8 @@ def test_the_best_so_far_is_bettered_up_to_the_best_of_all_curves(call: Call, di
     documents = make_documents(40)
     documents["state"]["run"]["direction"] = direction
     curves = documents["curves"]["members"].values()
-    code = "(m, run, curves) => [m.bestSoFar({ run, curves: null }), m.bestSoFar({ run, curves })]"
-    absent, steps = call("views/step_chart.js", code, documents["state"]["run"], documents["curves"])
-    assert absent is None
+    code = "(m, run, curves) => m.listImprovements({ run, curves })"
+    steps = call("curve_series.js", code, documents["state"]["run"], documents["curves"])
     assert steps[-1][1] == best(value for curve in curves for value in curve["values"]["accuracy"])
     assert [step[:2] for step in steps] == sorted(
         (step[:2] for step in steps), key=lambda step: (step[0], step[1] if direction == "max" else -step[1])
@@ -481,17 +473,13 @@ def test_streams_of_several_nodes_add_up_to_one(call: Call) -> None:
 # -- figures of models -----------------------------------------------------------------------------
 
 
-def test_a_figure_is_better_in_its_own_direction_and_noise_is_neither(call: Call) -> None:
+def test_a_figure_is_better_in_its_own_direction(call: Call) -> None:
     figures = make_documents(2)["state"]["run"]["figures"]
     nominal = {"name": "coverage", "label": "coverage", "better": "nominal", "nominal": 0.9, "unit": ""}
     unknown = {"name": "angle", "label": "angle", "better": None, "nominal": None, "unit": ""}
     asked = [[figures["accuracy"], 0.9, 0.8], [figures["nll"], 0.9, 0.8], [nominal, 0.88, 0.95], [unknown, 1, 2]]
     code = "(m, asked) => asked.map(([figure, a, b]) => m.isBetter(figure, a, b))"
     assert call("figures.js", code, asked) == [True, False, True, None]
-    code = "(m, figure, noise) => m.compareToBest(figure, 0.5, 0.75, noise)"
-    assert call("figures.js", code, figures["nll"], []) == ["−0.2500 to the best member", "good"]
-    assert call("figures.js", code, figures["accuracy"], []) == ["−0.2500 to the best member", "bad"]
-    assert call("figures.js", code, figures["nll"], ["nll"]) == ["−0.2500 to the best member, within noise", ""]
 
 
 # -- scales and trials -----------------------------------------------------------------------------
@@ -596,22 +584,3 @@ def test_a_document_that_takes_long_holds_up_no_other(call: Call) -> None:
     }"""
     asked, loaded = call("documents.js", code)
     assert loaded == ["curves"] and asked == ["importances", "curves"] * 2, "anew for another run"
-
-
-def test_a_combined_model_says_where_it_was_measured_and_whether_it_is_one_member_alone(call: Call) -> None:
-    metrics = {"ensemble": {"accuracy": 0.93}, "best": {"accuracy": 0.91}}
-    figures = [{"name": "accuracy", "label": "accuracy", "better": "higher"}]
-    run = {
-        "objective": "accuracy",
-        "combined": {"metrics": metrics, "split": "test", "weights": {"m0": 0.6, "m1": 0.4}},
-    }
-    own = {"run": run | {"figures": {each["name"]: each for each in figures}}, "quality": None}
-    tile = "(m, store) => m.combinedTile(store)"
-    label, value, note, _ = call("views/overview.js", tile, own)
-    assert (label, value, note) == (
-        "Combined accuracy, on test",
-        "0.9300",
-        "+0.0200 to the best member, which has 0.9100 there",
-    )
-    run["combined"]["weights"] = {"m0": 1.0, "m1": 0.0}
-    assert call("views/overview.js", tile, own)[2] == "m0 alone: no other member is part of it"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from documents import COLUMNS, HOSTILE, make_change, make_documents
 from page_server import KEY, PageServer
-from page_steps import DRAWN, Open, check_width, show, wait_until
+from page_steps import DRAWN, Open, check_width, figure, show, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
@@ -60,8 +60,7 @@ def test_the_overview_says_how_the_run_stands(tab: Any, open_page: Open) -> None
     assert tab.locator("[data-mark='notice']").count() == 3
     curves = documents["curves"]["members"].values()
     highest = max(value for curve in curves for value in curve["values"]["accuracy"])
-    tab.wait_for_selector("svg.step-chart path.step-line[d^=M]")
-    assert tab.text_content(".step-value") == f"{highest:.4f}", "drawn from the curves"
+    wait_until(tab, lambda: f"accuracy {highest:.4f} of" in figure(tab, "Best so far").inner_text())
     tab.click(".state-legend button:has-text('failed')")
     tab.wait_for_selector("[data-view='members']:not([data-drawn='0'])")
     assert tab.url.endswith("#members?filter=state%3Afailed")
@@ -165,13 +164,11 @@ def test_a_run_without_its_controller_does_not_look_alive(tab: Any, open_page: O
     server = open_page(documents)
     wait_until(tab, lambda: tab.text_content(".connection") == "live")
     assert tab.locator("[data-mark='driver']").is_hidden()
-    assert "now" in tab.locator(".step-chart").text_content()
     run = documents["state"]["run"] | {"driver": DRIVER, "state": {"word": "interrupted", "tone": "bad"}}
     server.push({"offset": 123457, "now": documents["state"]["now"], "run": run})
     tab.wait_for_selector("[data-mark='driver']")
     wait_until(tab, lambda: tab.text_content(".connection") == "standing still")
     assert "left" not in tab.text_content(".progress-head")
-    wait_until(tab, lambda: "now" not in tab.locator(".step-chart").text_content())
     for view in ("members", "timeline", "placement", "cost"):
         show(tab, view)
         said = tab.text_content("[data-mark='driver']")
@@ -235,8 +232,10 @@ def test_a_member_has_a_figure_for_each_metric(tab: Any, open_page: Open) -> Non
     open_page(documents, "#member?member=member-0")
     curve = documents["curves"]["members"]["member-0"]
     tab.wait_for_selector("figure >> text=accuracy")
-    assert tab.locator("[data-member='member-0'][data-mark='line']").count() == 2
-    assert tab.locator("[data-member='member-0'][data-mark='training']").count() == 1
+    loss = figure(tab, "loss").locator("canvas")
+    loss.scroll_into_view_if_needed()
+    tab.wait_for_function("canvas => canvas.dataset.marks !== undefined", arg=loss.element_handle())
+    assert int(loss.get_attribute("data-marks")) == 2 * len(curve["epoch"]), "in training and in validation"
     tab.click("figure:has-text('accuracy') button:has-text('as a table')")
     shown = tab.eval_on_selector_all("figure tbody tr", "rows => rows.map(row => row.cells[1].textContent)")
     assert shown == [f"{value:.4f}" for value in reversed(curve["values"]["accuracy"])]

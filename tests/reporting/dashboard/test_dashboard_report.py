@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import run_events as runs
-from documents import HOSTILE, make_documents
+from documents import HOSTILE, make_documents, put_into_words
 from page_steps import show, wait_until
 
 from ensemble.reporting import write_report
@@ -58,7 +58,7 @@ def open_views(tab: Any, page: Path) -> list[str]:
 def save(tmp_path: Path, documents: dict[str, Any]) -> Path:
     """Writes a report of documents made by hand."""
     page = tmp_path / "report.html"
-    page.write_bytes(compose_report({"logs": {}, **documents}).encode(errors="backslashreplace"))
+    page.write_bytes(compose_report({"logs": {}, **put_into_words(documents)}).encode(errors="backslashreplace"))
     return page
 
 

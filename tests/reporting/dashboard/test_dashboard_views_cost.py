@@ -66,19 +66,6 @@ def test_joules_bear_their_origin_and_the_full_view_adds_the_shared_work(tab: An
     assert tab.locator("[data-view=cost] [data-role=shared]").count() > 0
 
 
-def test_the_tables_have_what_the_bars_show_and_more(tab: Any, open_page: Open) -> None:
-    open_page(make_documents(8, seed=2), "#cost")
-    members = figure(tab, "Members")
-    members.get_by_role("button", name="as a table").press("Enter")
-    assert members.locator("tbody tr").count() == 8
-    heads = members.locator("thead th").all_inner_texts()
-    assert {"full CPU time", "full energy", "idle energy", "mean W", "peak W", "GPU time"} <= set(heads)
-    assert "measured, full estimated" in members.locator("tbody tr").first.inner_text()
-    roles = figure(tab, "The whole run by role")
-    roles.get_by_role("button", name="as a table").press("Enter")
-    assert "190 kJ" in roles.locator("tbody tr").first.inner_text()
-
-
 def test_estimated_joules_are_never_shown_as_measured(tab: Any, open_page: Open) -> None:
     documents = make_documents(8, seed=2)
     open_page(documents, "#cost")
@@ -177,6 +164,7 @@ def test_a_change_of_the_cost_is_shown_and_the_selection_is_shared(tab: Any, ope
     cost["members"]["rows"]["member-2"][AT["cpu_s"]] = 777.0
     cost["by_member_role"]["member-2"]["train"][0] = 777.0
     cost["lines"].append(["emissions", "12 gCO2e estimated (given: 380 g/kWh)"])
+    cost["reading"] = "By the location-based method."
     server.push({"offset": documents["state"]["offset"] + 1, "now": START + 400, "cost": cost})
     tab.wait_for_function("() => document.querySelector('[data-member=member-2]').innerText.includes('777 s')")
     assert names(tab)[0] == "member-2"

@@ -22,7 +22,7 @@ from run_events import START, Event, list_run, measured, write_run
 from task_events import TASKS, make_combined
 
 from ensemble.meter.account import Account
-from ensemble.reporting.metrics.endpoint import Exposition
+from ensemble.reporting.metrics.collector import Exposition
 from ensemble.reporting.metrics.families import FAMILIES
 from ensemble.reporting.metrics.projection import KEPT_S, project
 from ensemble.store import RunDir, RunStatus

@@ -2,6 +2,7 @@
 
 import { card } from "./card.js";
 import { fill, h, svg } from "./dom.js";
+import { significant, value } from "./format.js";
 import { makeScale } from "./scales.js";
 import { Stage } from "./stage.js";
 
@@ -21,7 +22,7 @@ export class Chart extends Stage {
     this.make = null; // makes what is to be drawn
     this.places = [];
     this.active = -1;
-    this.card = card({ ...options, onShown: () => this.refresh() });
+    this.card = card({ table: () => this.tabulate(), ...options, onShown: () => this.refresh() });
     this.legend = h("div", { class: "chart-legend" });
     fill(this.card.body, this.legend, this.root);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
@@ -87,6 +88,16 @@ export class Chart extends Stage {
     this.legendKey = key;
     fill(this.legend, shown.map((each) => h("span", { class: "chart-key" }, swatch(each), each.name)));
     this.legend.hidden = shown.length === 0;
+  }
+
+  /** The points as they are drawn; what is the same in all of them is left out. */
+  tabulate() {
+    const { x, y, series } = this.make();
+    const shown = ({ label }, given) => (label !== undefined ? label(given) : typeof given === "number" ? significant(given, 4) : value(given));
+    const rows = series.filter((each) => !each.still).flatMap((each) => each.points.filter((point) => point.y !== null)
+      .map((point) => [point.id ?? "", each.name ?? "", shown(x, point.x), shown(y, point.y)]));
+    const kept = ["member", "", x.title ?? this.options.title, y.title ?? "value"].map((name, i) => [name, i]).filter(([, i]) => i > 1 || new Set(rows.map((row) => row[i])).size > 1);
+    return { head: kept.map(([name]) => name), rows: rows.map((row) => kept.map(([, i]) => row[i])) };
   }
 
   point(event) {

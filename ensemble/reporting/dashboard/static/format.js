@@ -74,13 +74,6 @@ export function score(value) {
   return Math.abs(value) < 100 ? value.toFixed(4) : significant(value, 4);
 }
 
-/** The signed difference of two metrics, `+0.0123`. */
-export function gain(better, than) {
-  if (!isNumber(better) || !isNumber(than)) return ABSENT;
-  const difference = better - than;
-  return `${difference < 0 ? "−" : "+"}${Math.abs(difference).toFixed(4)}`;
-}
-
 /** CPU-seconds: in seconds up to ten hours, then in CPU-hours. */
 export function cpu(seconds) {
   if (!isNumber(seconds)) return ABSENT;

@@ -6,20 +6,9 @@ import { count } from "./format.js";
 const MOST_LINES = 4000;
 const MOST_WAITING = 2 ** 20; // characters that are kept while it is paused or hidden
 const DRAW_MS = 200;
-const ESCAPES = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\))/g;
-const CONTROL = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
 
-/** Text of a log without colours and control characters; of a line that was overwritten, what stands there at last. */
-export function cleanLog(text) {
-  return text.replace(ESCAPES, "").replace(/\r\n/g, "\n").replace(/[^\n]*\r/g, "").replace(CONTROL, "\ufffd");
-}
-
-/** Shows a member's log; `{ root, close() }`. A frozen source shows the end that it holds. */
-export function logTail(page, member) {
-  return new LogTail(page, member);
-}
-
-class LogTail {
+/** Shows a member's log in `root`, as the server has cleaned it; a frozen source shows the end that it holds. */
+export class LogTail {
   constructor(page, member) {
     this.waiting = "";
     this.pieces = []; // [text node, its number of line ends], oldest first
@@ -88,7 +77,7 @@ class LogTail {
     this.timer = null;
     if (this.paused || document.hidden) return;
     const whole = this.waiting.lastIndexOf("\n") + 1 || this.waiting.length; // half a line waits for its end
-    const text = cleanLog(this.waiting.slice(0, whole));
+    const text = this.waiting.slice(0, whole);
     this.waiting = this.waiting.slice(whole);
     if (text === "") return;
     const node = document.createTextNode(text);

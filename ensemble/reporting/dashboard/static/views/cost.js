@@ -5,6 +5,7 @@ import { card, choice } from "../card.js";
 import { fill, h, setText } from "../dom.js";
 import { cpu, joules, number, share, timeUnit, visible, watts } from "../format.js";
 import { SERIES } from "../store.js";
+import { Tiles } from "../tiles.js";
 
 const SHOWN = 40; // members with a bar of their own, until the reader asks for all
 const GAP_S = 2; // between two samples of power, from which on nobody measured
@@ -12,10 +13,9 @@ const ROLES = {
   startup: "#9aa5b4", prepare: "#d97a2b", feed: "#c9992a", verify: "#a3b34a", train: "#3b82c4", profile: "#4f9d9d", orchestrate: "#8a6fd1", ray: "#24a0b3", idle: "#b3a68c",
   other: "#6d7683",
 };
+const TILES = new Set(["cpu", "energy", "power", "wall"]);
 const UNUSED = new Set(["idle", "other"]);
 const ESTIMATED = "Estimated joules are CPU-seconds with a weight, from how busy the processors were. They were not measured: not evidence of a saving.";
-const EMISSIONS = "Emissions are kWh × PUE × carbon intensity by the location-based method: offsets are never subtracted, the manufacture of the machines is not " +
-  "included. All is of the whole run, failed and pruned members included.";
 const SORTS = [["direct", "direct use"], ["full", "full use"], ["number", "number"], ["name", "name"]];
 
 export const costView = {
@@ -23,10 +23,7 @@ export const costView = {
   title: "Cost",
   needs: [],
   shown: (store) => store.run !== null,
-  mount(root, page) {
-    const view = new CostView(root, page);
-    return { update: (changed) => view.update(changed), close: () => view.close() };
-  },
+  mount: (root, page) => new CostView(root, page),
 };
 
 class CostView {
@@ -37,18 +34,19 @@ class CostView {
     this.isFull = false;
     this.sort = "direct";
     this.all = false;
-    this.tiles = h("dl", { class: "tiles" });
+    this.tiles = new Tiles(page);
     this.origin = h("p", { class: "before-figures warn", role: "note", hidden: true }, ESTIMATED);
-    this.roles = card({ title: "The whole run by role", table: () => this.tabulateRoles() });
-    this.members = card({ title: "Members", table: () => this.tabulateMembers() });
+    this.roles = card({ title: "The whole run by role" });
+    this.members = card({ title: "Members" });
     this.power = new Chart({ title: "Power over time", height: 300, table: () => this.tabulatePower() });
     this.lines = h("section", { class: "card" });
     this.rows = h("div", {});
     this.note = h("p", { class: "reading" });
     this.more = h("button", { type: "button", onclick: () => this.set({ all: !this.all }) });
     this.legend = h("div", { class: "chart-legend" });
-    fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more);
-    fill(root, this.tiles, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.card.root, this.lines));
+    this.tables = h("p", { class: "reading" }, "All figures as tables: ", h("a", { href: page.link("details") }, "Details"), ".");
+    fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more, this.tables);
+    fill(root, this.tiles.root, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.card.root, this.lines));
   }
 
   close() {
@@ -78,7 +76,7 @@ class CostView {
     const isNew = this.first || changed.has("view") || changed.has("reset");
     this.first = false;
     const { store } = this.page;
-    if (isNew || changed.has("cost") || changed.has("run")) this.drawTiles();
+    if (isNew || changed.has("run")) this.tiles.draw(store.run.tiles.filter(({ key }) => TILES.has(key)));
     if (isNew || changed.has("cost")) {
       this.drawRoles();
       this.drawLines();
@@ -96,22 +94,6 @@ class CostView {
     return found;
   }
 
-  drawTiles() {
-    const { run, cost } = this.page.store;
-    const totals = run.totals ?? {};
-    const roles = (cost?.roles ?? []).filter((each) => !UNUSED.has(each.role));
-    const top = [...roles].sort((a, b) => b.cpu_s - a.cpu_s)[0];
-    const origin = totals.energy_origin ?? "unavailable";
-    const known = Number.isFinite(totals.energy_j);
-    const power = Number.isFinite(totals.watts);
-    const spent = roles.reduce((sum, each) => sum + each.cpu_s, 0);
-    const nodes = (cost?.roles ?? []).filter((each) => each.energy_j !== null).reduce((sum, each) => sum + each.energy_j, 0);
-    fill(this.tiles,
-      tile("CPU time", cpu(totals.cpu_s), top && spent ? `measured; ${share(top.cpu_s / spent)} ${top.word}` : "measured"),
-      tile(known ? `Energy (${origin})` : "Energy", known ? joules(totals.energy_j) : "unavailable", known ? (nodes > totals.energy_j * 1.001 ? `of ${joules(nodes)} for the whole of the nodes` : "of the run's processes") : "no node has a power source that could be read"),
-      tile(power ? `Power now (${totals.watts_origin ?? "unavailable"})` : "Power now", power ? watts(totals.watts) : "–", run.ended === null ? "of all nodes" : "the run has ended"));
-  }
-
   drawRoles() {
     const { cost } = this.page.store;
     const roles = cost?.roles ?? [];
@@ -126,7 +108,6 @@ class CostView {
     if (roles.some((each) => each.energy_j)) bars.push(this.roleBar(`joules (${origins})`, roles, (each) => each.energy_j ?? 0, joules));
     else bars.push(h("p", { class: "absent" }, "There is no energy to share out: no node has a power source that could be read, or none has reported."));
     fill(this.roles.body, bars);
-    this.roles.update();
   }
 
   roleOrigins() {
@@ -197,7 +178,6 @@ class CostView {
     this.more.hidden = rows.length <= SHOWN;
     setText(this.more, this.all ? `only ${SHOWN}` : `all ${number(rows.length)}`);
     setText(this.note, this.all || rows.length <= SHOWN ? "" : `${number(rows.length - SHOWN)} other members: ${this.quantity === "cpu" ? cpu(left) : joules(left)} together.`);
-    this.members.update();
   }
 
   memberRow(row, total, most, isMixed) {
@@ -265,25 +245,7 @@ class CostView {
     const lines = this.page.store.cost?.lines ?? [];
     this.lines.hidden = lines.length === 0;
     const row = ([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))];
-    fill(this.lines, h("h3", {}, "In words"), lines.some(([label]) => label === "emissions") ? h("p", { class: "reading" }, EMISSIONS) : null, h("dl", { class: "said" }, lines.map(row)));
-  }
-
-  tabulateRoles() {
-    const { cost } = this.page.store;
-    const own = (role) => sumOf(Object.entries(cost.by_member_role).filter(([id]) => id !== "").map(([, roles]) => (Object.hasOwn(roles, role) ? roles[role][1] : null)));
-    const rows = cost.roles.map((each) => [visible(each.word), cpu(each.cpu_s || null), joules(each.energy_j), joules(own(each.role)), joules(each.full_j), each.energy_j === null ? "unavailable" : each.origin]);
-    return { head: ["role", "CPU time", "energy", "direct: members' own", "full: what members bear", "origin of energy"], rows };
-  }
-
-  tabulateMembers() {
-    const { cost } = this.page.store;
-    const at = Object.fromEntries(cost.members.columns.map((name, i) => [name, i]));
-    const rows = this.listRows().rows.map(({ id, name }) => {
-      const row = cost.members.rows[id];
-      const of = (column) => row[at[column]] ?? null;
-      return [name, cpu(of("cpu_s")), cpu(of("full_cpu_s")), joules(of("energy_j")), joules(of("full_energy_j")), joules(of("idle_j")), watts(of("mean_w")), watts(of("peak_w")), cpu(of("gpu_s")), [...new Set([of("origin"), of("full_origin")].filter(Boolean))].join(", full ")];
-    });
-    return { head: ["member", "CPU time", "full CPU time", "energy", "full energy", "idle energy", "mean W", "peak W", "GPU time", "origin of energy"], rows };
+    fill(this.lines, h("h3", {}, "In words"), this.page.store.cost?.reading ? h("p", { class: "reading" }, this.page.store.cost.reading) : null, h("dl", { class: "said" }, lines.map(row)));
   }
 
   tabulatePower() {
@@ -311,11 +273,6 @@ function rangeOf(from, to) {
   return `${from.toFixed(1)} – ${to.toFixed(1)}`;
 }
 
-function sumOf(amounts) {
-  const known = amounts.filter((each) => each !== null && each !== undefined);
-  return known.length ? known.reduce((sum, each) => sum + each, 0) : null;
-}
-
 function colourOf(role) {
   return Object.hasOwn(ROLES, role) ? ROLES[role] : SERIES[9];
 }
@@ -326,8 +283,4 @@ function part(role, of, title) {
 
 function key(role, words) {
   return h("span", { class: "chart-key" }, h("span", { class: "chart-dot", style: { background: role === "shared" ? "#8a94a3" : colourOf(role) } }), words);
-}
-
-function tile(label, figure, note) {
-  return h("div", { class: "tile" }, h("dt", {}, label), h("dd", { class: "figure" }, figure), h("dd", { class: "note" }, note));
 }

@@ -2,7 +2,7 @@
 
 import { AXES, band, bandPositions, extent, positions, quantile, smooth } from "../curve_series.js";
 import { fill, h, setText } from "../dom.js";
-import { betterWords, findFigure } from "../figures.js";
+import { findFigure } from "../figures.js";
 import { clock, count, hyperparameters, number, score, visible } from "../format.js";
 import { LineChart, limits } from "../line_chart.js";
 import { card, choice, roving, tick } from "../card.js";
@@ -20,10 +20,7 @@ export const curvesView = {
   title: "Curves",
   needs: ["curves"],
   shown: () => true,
-  mount(root, page) {
-    const view = new CurvesView(root, page);
-    return { update: (changed) => view.update(changed), close: () => view.close() };
-  },
+  mount: (root, page) => new CurvesView(root, page),
 };
 
 /** What a figure is called on the page. */
@@ -262,7 +259,7 @@ class CurvesView {
 
   reading(metric, lines, front, quartiles) {
     const others = lines.length - front.length;
-    const parts = [count(lines.length, "member"), betterWords(findFigure(this.store.run.figures, metric))].filter(Boolean);
+    const parts = [count(lines.length, "member"), findFigure(this.store.run.figures, metric).direction].filter(Boolean);
     if (others && front.length) parts.push(`${number(others)} of them pale`);
     if (quartiles) parts.push("band: quartiles and median of those that came so far");
     if (metric === "loss" && front.some((line) => this.series(line.id, "train_loss").ys.length)) parts.push("dotted: loss on the training batches");

@@ -4,10 +4,11 @@ import { Chart } from "../canvas_chart.js";
 import { card } from "../card.js";
 import { extent } from "../scales.js";
 import { fill, h, setText } from "../dom.js";
-import { betterWords, byFigure, capital, compareToBest, findFigure, heading, intervalWords } from "../figures.js";
-import { count, number, score, share, significant, visible } from "../format.js";
+import { byFigure, findFigure, intervalWords } from "../figures.js";
+import { count, number, score, share, visible } from "../format.js";
 import { plainTable } from "../plain_table.js";
 import { HIGHLIGHT, NEUTRAL, SERIES } from "../store.js";
+import { Tiles } from "../tiles.js";
 import { confusionCard } from "./confusion.js";
 import { disagreementCard } from "./matrix.js";
 import { plotChart } from "./task_plots.js";
@@ -27,10 +28,7 @@ export const ensembleView = {
   title: "Ensemble",
   needs: ["quality"],
   shown: (store) => store.run !== null,
-  mount(root, page) {
-    const view = new EnsembleView(root, page);
-    return { update: (changed) => view.update(changed), close: () => view.close() };
-  },
+  mount: (root, page) => new EnsembleView(root, page),
 };
 
 class EnsembleView {
@@ -41,10 +39,10 @@ class EnsembleView {
     this.charts = [];
     this.head = h("h2", { class: "first-head" });
     this.note = h("p", { class: "reading", role: "status" });
-    this.tiles = h("dl", { class: "tiles" });
+    this.tiles = new Tiles(page);
     this.absent = h("p", { class: "absent", hidden: true });
     this.grid = h("div", { class: "grid below" });
-    fill(root, this.head, this.note, this.tiles, this.absent, this.grid);
+    fill(root, this.head, this.note, this.tiles.root, this.absent, this.grid);
   }
 
   /** The cards of a task; those of another one are taken down. */
@@ -59,9 +57,9 @@ class EnsembleView {
     this.compared = compared;
     this.versus = card({ title: "Combined model and members", table: () => this.tabulateMembers() });
     this.calibration = words === undefined ? null : new Chart({ title: "Calibration", width: "half", height: 320, reading: words.reading, table: () => this.tabulateBins() });
-    this.bins = words === undefined ? null : new Chart({ title: `Samples by ${words.x}`, width: "half", height: 320, table: () => this.tabulateBins(), reading: "How many samples each bin of the calibration holds: where there are few, its dots say little." });
+    this.bins = words === undefined ? null : new Chart({ title: `Samples by ${words.x}`, width: "half", height: 320, reading: "How many samples each bin of the calibration holds: where there are few, its dots say little." });
     this.plots = plots.map((plot) => [plot.id, plotChart(plot)]);
-    this.gains = task === "free" ? [] : compared.map((figure) => [figure, new Chart({ title: `Gain of each added member, ${heading(figure)}`, width: "half", height: 280, pick, table: () => this.tabulateGain() })]);
+    this.gains = task === "free" ? [] : compared.map((figure) => [figure, new Chart({ title: `Gain of each added member, ${visible(figure.title)}`, width: "half", height: 280, pick })]);
     this.weights = card({ title: "Weights of the combination", width: "half", table: () => this.tabulateWeights() });
     this.matrix = disagreementCard(this.page);
     this.confusion = confusionCard();
@@ -84,7 +82,7 @@ class EnsembleView {
     const isNew = this.drawn !== quality || changed.has("view");
     this.drawn = quality;
     this.quality = quality?.missing === null || quality?.missing === undefined ? quality : null;
-    this.combination = this.quality?.combination ?? fromRun(store.run.combined);
+    this.combination = this.quality?.combination ?? null;
     this.drawHead();
     if (quality === null) return this.explainAll("The saved predictions are being compared.");
     if (this.quality === null) return this.explainAll(quality.missing);
@@ -112,42 +110,16 @@ class EnsembleView {
   /** One sentence in the place of all figures. */
   explainAll(reason) {
     this.grid.hidden = true;
-    setText(this.absent, sentence(reason));
+    setText(this.absent, visible(reason));
     this.absent.hidden = false;
   }
 
-  /** What the combined model is, in the words of the run; what it would be, where the run has none yet. */
+  /** What the combined model is, in the words of the server; what it would be, where the run has none yet. */
   drawHead() {
-    const { quality, combination } = this;
-    const soFar = combination?.so_far === true;
-    const running = this.page.store.run.ended === null;
-    setText(this.head, soFar ? "What the combined model would be so far" : "The combined model");
-    const words = [];
-    if (soFar) words.push(`Not the run's result: ${count(Object.keys(quality.members).length, "finished member")} combined by greedy selection. ${running ? "The run combines its members at its end, as it was declared." : "The run ended without combining its members."}`);
-    else if (combination?.note) words.push(`${sentence(combination.note)}`);
-    if (combination?.reason) words.push(`${combination.members?.length ? "Note" : "None"}: ${sentence(combination.reason)}`);
-    if (quality !== null && quality.rows) words.push(`All figures are of the same ${number(quality.rows)} samples of the ${quality.split} split.`);
-    if (quality !== null && quality.split === "valid") words.push("Members were selected on these samples, so the combined figures are optimistic.");
-    if (quality?.left_out) words.push(`${count(quality.left_out, "finished member")} not compared: without usable predictions, or too many to hold at once.`);
-    setText(this.note, words.join(" "));
-    fill(this.tiles, this.listTiles());
-    this.tiles.hidden = this.tiles.children.length === 0;
-  }
-
-  listTiles() {
-    const { quality, combination } = this;
-    const combined = quality?.combined;
-    const tiles = [];
-    for (const figure of combined ? quality.figures : []) {
-      const value = combined[figure.name];
-      if (!Number.isFinite(value)) continue;
-      const [words, tone] = compareToBest(figure, value, quality.members[quality.best]?.[figure.name], quality.noise);
-      const interval = intervalWords(quality.intervals?.ensemble?.[figure.name]);
-      const about = [betterWords(figure), interval && `95 % interval ${interval}`].filter(Boolean).join("; ");
-      tiles.push(tile(capital(figure.label), score(value), words, tone, about));
-    }
-    if (combination?.members?.length) tiles.push(tile("Method", combination.method, `${count(combination.members.length, "member")} with a weight; ${describeCalibration(combination)}`));
-    return tiles;
+    const { quality } = this.page.store;
+    setText(this.head, quality?.title ?? "The combined model");
+    setText(this.note, visible(quality?.origin ?? ""));
+    this.tiles.draw(quality?.tiles ?? []);
   }
 
   drawVersus() {
@@ -168,7 +140,7 @@ class EnsembleView {
       const at = (given) => 4 + (92 * (given - low)) / span;
       const rows = shown.map((id) => this.dotRow(id, members[id][metric], combined?.[metric], at, id === best ? spans.best : undefined));
       if (combined) rows.unshift(dotRow("combined", combined[metric], combined[metric], at, "combined", HIGHLIGHT, spans.combined));
-      const title = heading(figure);
+      const title = visible(figure.title);
       return h("div", { class: "dots", role: "list", "aria-label": title, "data-metric": metric }, h("p", { class: "dots-title" }, title), rows);
     });
     fill(this.versus.body, h("div", { class: "dot-blocks" }, blocks));
@@ -261,7 +233,7 @@ class EnsembleView {
   drawWeights() {
     const weights = Object.entries(this.combination?.weights ?? {}).sort((a, b) => b[1] - a[1]);
     if (weights.length === 0) {
-      this.weights.explain(this.combination?.reason ? sentence(this.combination.reason) : "No members have been combined.");
+      this.weights.explain(this.combination?.reason ? visible(this.combination.reason) : "No members have been combined.");
       return;
     }
     this.weights.explain(null);
@@ -294,41 +266,14 @@ class EnsembleView {
     return { head: ["model", x, y, "samples"], rows };
   }
 
-  tabulateGain() {
-    const names = this.quality.figures.filter(({ name }) => this.quality.gain.some((each) => Number.isFinite(each[name])));
-    const rows = this.quality.gain.map((each) => [String(each.members), visible(each.added), ...names.map(({ name }) => score(each[name]))]);
-    return { head: ["members", "added", ...names.map(({ label }) => visible(label))], rows };
-  }
-
   tabulateWeights() {
     const rows = Object.entries(this.combination.weights).sort((a, b) => b[1] - a[1]).map(([id, part]) => [visible(id), share(part)]);
     return { head: ["member", "weight"], rows };
   }
 }
 
-function fromRun(combined) {
-  return combined === null || combined === undefined ? null : { ...combined, so_far: false };
-}
-
-function sentence(text) {
-  const clean = visible(text).trim();
-  return /[.!?]$/.test(clean) ? clean : `${clean}.`;
-}
-
 function binOf(confidence) {
   return (Math.max(0, Math.ceil(confidence * BINS) - 1) / BINS).toFixed(2);
-}
-
-function tile(label, figure, note, tone = "", about = "") {
-  return h("div", { class: "tile" }, h("dt", {}, label), h("dd", { class: "figure" }, figure), h("dd", { class: `note ${tone}` }, note), about && h("dd", { class: "note" }, about));
-}
-
-function describeCalibration({ temperature, calibration }) {
-  const method = calibration?.method ?? "temperature";
-  const factor = calibration ? calibration.value : temperature;
-  if (!Number.isFinite(factor) || factor === 1 || calibration?.method === null) return calibration?.reason ? `not calibrated: ${visible(calibration.reason)}` : "not calibrated";
-  if (method === "variance_scale") return `variances times ${significant(factor, 3)}: ${factor > 1 ? "it was too sure" : "it was not sure enough"}`;
-  return `temperature ${significant(factor, 3)}: ${factor > 1 ? "softened, it was too sure" : "sharpened, it was not sure enough"}`;
 }
 
 function dotRow(name, given, combined, at, tag, colour, span) {

@@ -3,11 +3,12 @@
 import { memberButtons, verbsFor } from "../actions.js";
 import { fill, h, setAttribute, setText } from "../dom.js";
 import { ABSENT, clock, count, cpu, duration, joules, number, score, share, value, visible } from "../format.js";
-import { logTail } from "../log_tail.js";
+import { LogTail } from "../log_tail.js";
 import { longText } from "../long_text.js";
 import { STATES } from "../store.js";
+import { Tiles } from "../tiles.js";
 import { costOf } from "./member_columns.js";
-import { memberCurves } from "./member_curves.js";
+import { MemberCurves } from "./member_curves.js";
 
 export const memberView = {
   id: "member",
@@ -15,9 +16,7 @@ export const memberView = {
   tab: false,
   needs: ["curves"],
   shown: () => true,
-  mount(root, page) {
-    return new MemberPage(root, page, page.route.member);
-  },
+  mount: (root, page) => new MemberPage(root, page, page.route.member),
 };
 
 class MemberPage {
@@ -32,12 +31,12 @@ class MemberPage {
       h("div", { class: "title" }, h("h2", {}, h("span", { class: "dot large" }), visible(id ?? "")), this.state, h("div", { class: "tools" }, this.select, this.buttons)), this.lead);
     this.dot = head.querySelector(".dot");
     this.failure = h("section", { class: "card failure", "aria-label": "Why it failed", hidden: true });
-    this.tiles = h("dl", { class: "tiles", style: { "--tiles": "7" } });
-    this.curves = memberCurves(page, id);
+    this.tiles = new Tiles(page, 7);
+    this.curves = new MemberCurves(page, id);
     this.params = h("section", { class: "card half", "aria-label": "Hyperparameters" });
     this.attempts = h("section", { class: "card half", "aria-label": "Attempts" });
-    this.log = page.store.members.has(id) ? logTail(page, id) : null;
-    this.body = h("div", { class: "grid" }, h("div", {}, this.tiles), this.curves.root, this.params, this.attempts, this.log?.root);
+    this.log = page.store.members.has(id) ? new LogTail(page, id) : null;
+    this.body = h("div", { class: "grid" }, h("div", {}, this.tiles.root), this.curves.root, this.params, this.attempts, this.log?.root);
     this.absent = h("p", { class: "absent", hidden: true }, "The run has no member of this name.");
     fill(root, h("p", { class: "crumb" }, h("a", { href: page.link("members") }, "← Members")), head, this.failure, this.absent, this.body);
   }
@@ -108,8 +107,7 @@ class MemberPage {
       [`Energy (${cost(this.id, "origin") ?? "unavailable"})`, joules(cost(this.id, "energy_j")), `${joules(cost(this.id, "full_energy_j"))} with its share of all work`],
       ["Attempts", number(member.attempts), member.failures ? `${member.failures} failed` : "none failed", member.failures ? "bad" : ""],
     ];
-    fill(this.tiles, tiles.map(([label, figureText, note, tone]) =>
-      h("div", { class: "tile", "data-mark": "tile" }, h("dt", {}, label), h("dd", { class: "figure" }, figureText), h("dd", { class: `note ${tone ?? ""}` }, note))));
+    this.tiles.draw(tiles.map(([label, figure, note, tone]) => ({ label, figure, note, tone })));
   }
 
   /** This member's best epoch by the objective, from its curve; null while that is not here. */

@@ -1,7 +1,7 @@
 /** The columns of the table of members. */
 
 import { h, setAttribute, setText } from "../dom.js";
-import { findFigure, heading } from "../figures.js";
+import { findFigure } from "../figures.js";
 import { ABSENT, cpu, duration, joules, number, score, share, value, visible } from "../format.js";
 import { STATES } from "../store.js";
 
@@ -24,7 +24,7 @@ export function allColumns(store) {
     { id: "state", title: "state", about: "State", width: 118, text: true, value: (row) => row.state, show: state },
     { id: "error", title: "error", about: "Why it failed", width: 220, text: true, value: (row) => row.error, show: clipped((row) => row.error) },
     { id: "epoch", title: "epoch", about: "Finished epochs of all", width: 104, value: (row) => row.done, show: epoch },
-    { id: "metric", title: visible(run?.objective ?? "metric"), about: `The objective, ${heading(findFigure(run?.figures, run?.objective ?? ""))}, in validation`, width: metricWidth(run?.objective), value: (row) => row.metric, show: plain((row) => score(row.metric)) },
+    { id: "metric", title: visible(run?.objective ?? "metric"), about: `The objective, ${visible(findFigure(run?.figures, run?.objective ?? "").title)}, in validation`, width: metricWidth(run?.objective), value: (row) => row.metric, show: plain((row) => score(row.metric)) },
     ...others,
     ...params,
     { id: "place", title: "place", about: "Node and device", width: 158, text: true, value: (row) => row.place, show: clipped((row) => row.place) },
@@ -101,7 +101,7 @@ function metricWidth(name) {
 function metric(figure) {
   const { name } = figure;
   return {
-    id: `metric ${name}`, title: visible(name), about: `${heading(figure)}, in validation`, width: metricWidth(name),
+    id: `metric ${name}`, title: visible(name), about: `${visible(figure.title)}, in validation`, width: metricWidth(name),
     value: (row) => row.metrics?.[name] ?? null, show: plain((row) => score(row.metrics?.[name])),
   };
 }

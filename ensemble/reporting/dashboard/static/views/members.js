@@ -14,9 +14,7 @@ export const membersView = {
   title: "Members",
   needs: [],
   shown: () => true,
-  mount(root, page) {
-    return new Members(root, page);
-  },
+  mount: (root, page) => new Members(root, page),
 };
 
 class Members {

@@ -1,16 +1,17 @@
 /** How the run stands, what it has used, what limits it. */
 
 import { runButtons } from "../actions.js";
-import { fill, h, setAttribute, setText } from "../dom.js";
-import { compareToBest, findFigure } from "../figures.js";
-import { ABSENT, count, cpu, duration, joules, number, score, share, visible, watts } from "../format.js";
+import { Chart } from "../canvas_chart.js";
+import { listImprovements } from "../curve_series.js";
+import { fill, h, setText } from "../dom.js";
+import { count, duration, score, share, timeUnit, visible } from "../format.js";
 import { longText } from "../long_text.js";
 import { noticeList } from "./notices.js";
-import { bestSoFar, stepChart } from "./step_chart.js";
 import { stateBar, stateLegend } from "./state_bar.js";
+import { SERIES } from "../store.js";
+import { Tiles } from "../tiles.js";
 
 const LAST_NOTICES = 6;
-const MOST_IN_ROW = 6; // tiles in a row
 const CHART_EVERY_MS = 1000;
 
 export const overviewView = {
@@ -18,9 +19,7 @@ export const overviewView = {
   title: "Overview",
   needs: ["curves", "quality"],
   shown: () => true,
-  mount(root, page) {
-    return new Overview(root, page);
-  },
+  mount: (root, page) => new Overview(root, page),
 };
 
 class Overview {
@@ -34,21 +33,19 @@ class Overview {
     this.legend = h("div", {});
     const progress = h("section", { class: "card progress", "aria-label": "Progress" },
       h("div", { class: "progress-head" }, this.percent, this.left, this.buttons), this.bar, this.legend);
-    this.tiles = h("dl", { class: "tiles" });
-    this.cells = new Map();
+    this.tiles = new Tiles(page);
     this.facts = h("dl", { class: "facts" });
     this.limits = h("section", { class: "card rest", "aria-label": "What limits the run" }, h("h3", {}, "What limits the run"), this.facts);
-    this.chart = stepChart();
-    const best = h("section", { class: "card most", "aria-label": "Best so far" }, this.chart.root);
+    this.chart = new Chart({ title: "Best so far", width: "most", height: 210, pick: (id) => page.go("member", { member: id }) });
     this.notices = h("section", { class: "card", "aria-label": "Last notices" });
-    fill(root, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles), best, this.limits, this.notices));
+    fill(root, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.chart.card.root, this.limits, this.notices));
   }
 
   update(changed) {
     const { store } = this.page;
     const any = (...names) => names.some((name) => changed.has(name)) || changed.has("view") || changed.has("reset");
     if (any("run", "clock", "members")) this.drawProgress(store);
-    if (any("run", "quality", "clock", "members")) this.drawTiles(store);
+    if (any("run", "quality")) this.drawTiles(store);
     if (any("run")) this.drawFacts(store);
     if (any("curves", "run")) this.drawChart(store);
     if (any("notices")) this.drawNotices(store);
@@ -71,22 +68,9 @@ class Overview {
     fill(this.buttons, runButtons(this.page));
   }
 
-  drawTiles(store) {
-    const tiles = [...qualityTiles(store, this.page), ...useTiles(store)].filter(Boolean);
-    const order = tiles.map(([label]) => label).join("|");
-    if (order !== this.order) {
-      this.order = order;
-      this.tiles.style.setProperty("--tiles", String(Math.ceil(tiles.length / Math.ceil(tiles.length / MOST_IN_ROW))));
-      this.cells = new Map(tiles.map(([label]) => [label, { value: h("dd", { class: "figure" }), note: h("dd", {}) }]));
-      fill(this.tiles, tiles.map(([label]) => h("div", { class: "tile", "data-mark": "tile" }, h("dt", {}, label), this.cells.get(label).value, this.cells.get(label).note)));
-    }
-    for (const [label, value, note, tone, href] of tiles) {
-      const cell = this.cells.get(label);
-      setText(cell.value, value);
-      setAttribute(cell.note, "class", `note ${tone ?? ""}`);
-      if (!href) setText(cell.note, note ?? "");
-      else if (cell.note.textContent !== note) fill(cell.note, h("a", { href }, note));
-    }
+  /** The run's tiles; while it has no combined model, what the members that have finished would be. */
+  drawTiles({ run, quality }) {
+    this.tiles.draw(run.tiles.map((tile) => (tile.key === "combined" && run.combined === null ? quality?.tile ?? tile : tile)));
   }
 
   drawFacts({ run }) {
@@ -102,7 +86,31 @@ class Overview {
     if (now - this.chartAt < CHART_EVERY_MS && store.run.ended === null && !store.run.driver && this.chartOf === (store.curves !== null)) return;
     this.chartAt = now;
     this.chartOf = store.curves !== null;
-    this.chart.draw(bestSoFar(store), store.run);
+    if (!this.chartOf) this.chart.explain("Reading the curves …");
+    else this.drawBest(listImprovements(store), store.run);
+  }
+
+  drawBest(steps, run) {
+    if (steps.length === 0) {
+      this.chart.explain("No epoch has ended yet.");
+      return;
+    }
+    const start = run.started ?? steps[0][0];
+    const until = Math.max(run.ended ?? run.updated ?? 0, steps.at(-1)[0]);
+    const [scale, unit] = timeUnit(until - start);
+    const objective = visible(run.objective ?? "metric");
+    const [at, best, member] = steps.at(-1);
+    this.chart.read(`${objective} ${score(best)} of ${visible(member)} after ${duration(at - start)}, the best of any epoch; ${steps.length === 1 ? "set once" : `bettered ${steps.length - 1} times`}.`);
+    const points = steps.map(([t, y, id]) => ({ id, x: (t - start) / scale, y, text: `${visible(id)}\n${objective} ${score(y)}\nafter ${duration(t - start)}` }));
+    this.chart.draw({
+      x: { kind: "linear", values: [0, (until - start) / scale], title: `${unit} since the start` },
+      y: { kind: "linear", values: points.map(({ y }) => y), pad: 0.08 },
+      series: [
+        { colour: SERIES[0], line: "steps", width: 2, still: true, points: [...points, { x: (until - start) / scale, y: best }] },
+        { colour: SERIES[0], shape: "dot", points },
+      ],
+      said: `${objective} ${score(best)}`,
+    });
   }
 
   drawNotices({ notices }) {
@@ -112,57 +120,7 @@ class Overview {
     fill(this.notices, h("h3", {}, "Notices"), noticeList(notices.slice(-LAST_NOTICES).reverse()), more);
   }
 
-  close() {}
-}
-
-function qualityTiles(store, page) {
-  const { run } = store;
-  const total = Object.values(run.counts).reduce((sum, many) => sum + many, 0);
-  const failed = run.counts.failed ?? 0;
-  const name = visible(run.objective ?? "metric");
-  const best = run.best;
-  return [
-    ["Members finished", `${number(run.counts.finished ?? 0)} of ${number(total)}`, failed ? `${failed} failed` : "none failed", failed ? "bad" : "",
-      failed ? page.link("members", { filter: "state:failed" }) : null],
-    [`Best ${name}${run.ended === null ? " so far" : ""}, ${splitWords("valid")}`, score(best?.value), best ? visible(best.member) : "no epoch has ended yet", "", best ? page.link("member", { member: best.member }) : null],
-    combinedTile(store),
-  ];
-}
-
-/** The combined model: the run's own once it has one, else what the members finished so far would be. */
-export function combinedTile({ run, quality }) {
-  const own = run.combined?.metrics?.ensemble;
-  const metrics = own ?? quality?.combined;
-  if (metrics === null || metrics === undefined) return ["Combined", ABSENT, visible(quality?.missing ?? "not before members have finished")];
-  const figures = own ? run.figures : quality.figures;
-  const key = metrics[run.objective] !== undefined ? run.objective : Object.keys(metrics)[0];
-  if (key === undefined) return ["Combined", ABSENT, "no figure of it is known"];
-  const best = own ? run.combined.metrics.best?.[key] : quality.members?.[quality.best]?.[key];
-  const figure = findFigure(figures, key);
-  const split = own ? run.combined.split : quality.split;
-  const label = `Combined ${visible(figure.label)}${own ? "" : " so far"}${split ? `, ${splitWords(split)}` : ""}`;
-  const used = Object.entries((own ? run.combined : quality.combination)?.weights ?? {}).filter(([, weight]) => weight > 0);
-  if (used.length === 1) return [label, score(metrics[key]), `${visible(used[0][0])} alone: no other member is part of it`, ""];
-  const [words, tone] = compareToBest(figure, metrics[key], best, own ? run.combined.noise : null);
-  return [label, score(metrics[key]), Number.isFinite(best) ? `${words}, which has ${score(best)} there` : words, tone];
-}
-
-/** Where figures were measured, in words: tiles side by side may be of different samples. */
-function splitWords(split) {
-  return `on ${split === "valid" ? "validation" : visible(split)}`;
-}
-
-function useTiles({ run }) {
-  const { totals } = run;
-  const isOpen = run.ended === null;
-  const nodes = typeof totals.node_energy_j === "number" ? `of ${joules(totals.node_energy_j)} for the whole of the nodes` : null;
-  const spent = [nodes, totals.mean_w ? `${watts(totals.mean_w)} on average` : null].filter(Boolean).join(", ");
-  return [
-    ["Reuse of prepared samples", typeof totals.reuse === "number" ? `${totals.reuse.toFixed(2)}×` : ABSENT, `${number(totals.consumed)} consumed of ${number(totals.prepared)} prepared`],
-    ["CPU time (measured)", cpu(totals.cpu_s), isOpen && run.wall_s ? `${number(totals.cpu_s / run.wall_s)} cores on average` : "in all"],
-    [`Energy (${totals.energy_origin ?? "unavailable"})`, joules(totals.energy_j), spent],
-    isOpen ? [`Power now (${totals.watts_origin ?? "unavailable"})`, watts(totals.watts), "all nodes"] : ["Wall time", duration(run.wall_s), "in all"],
-    isOpen ? ["Samples a second", number(totals.samples_per_s), "all running members, while training: without validation"] : null,
-    ["Models a minute", number(totals.models_per_minute), run.facts.find((fact) => /^models$/i.test(fact.label))?.text ?? "finished and pruned, from the first start to the last end"],
-  ];
+  close() {
+    this.chart.close();
+  }
 }

@@ -18,10 +18,7 @@ export const pipelineView = {
   title: "Pipeline",
   needs: [],
   shown: () => true,
-  mount(root, page) {
-    const view = new PipelineView(root, page);
-    return { update: (changed) => view.update(changed), close: () => view.store.setHover(null) };
-  },
+  mount: (root, page) => new PipelineView(root, page),
 };
 
 /** What limits a stream, of `members`, `links`, `stages`, from the sentence that says so; null where nothing is known. */
@@ -61,6 +58,10 @@ class PipelineView {
     fill(root, this.summary, this.absent, this.list, this.table.root);
     this.table.root.querySelector("button").click(); // it is a table, nothing else
     this.table.root.querySelector(".figure-controls").hidden = true;
+  }
+
+  close() {
+    this.store.setHover(null);
   }
 
   update(changed) {

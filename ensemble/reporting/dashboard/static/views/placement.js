@@ -14,10 +14,7 @@ export const placementView = {
   title: "Placement",
   needs: [],
   shown: () => true,
-  mount(root, page) {
-    const view = new PlacementView(root, page);
-    return { update: (changed) => view.update(changed), close: () => view.store.setHover(null) };
-  },
+  mount: (root, page) => new PlacementView(root, page),
 };
 
 class PlacementView {
@@ -47,6 +44,10 @@ class PlacementView {
       const piece = event.target.closest("[data-member]");
       if (piece !== null) this.store.toggle(piece.dataset.member);
     });
+  }
+
+  close() {
+    this.store.setHover(null);
   }
 
   choose(moment) {

@@ -24,10 +24,7 @@ export const searchView = {
   title: "Search",
   needs: ["importances", "curves"],
   shown: (store) => store.run !== null && store.members.size > 1 && (store.run.mode === "search" || (store.run.varied ?? []).length > 0),
-  mount(root, page) {
-    const view = new SearchView(root, page);
-    return { update: (changed) => view.update(changed), close: () => view.close() };
-  },
+  mount: (root, page) => new SearchView(root, page),
 };
 
 class SearchView {
@@ -48,7 +45,7 @@ class SearchView {
     this.importances = card({ title: "Importance of hyperparameters", width: "rest", table: () => this.tabulateImportances() });
     const chart = (title, options) => new Chart({ title, pick, height: 300, ...options });
     this.history = chart("Trials in order", { width: "most", table: () => this.tabulateTrials(true), reading: "The objective of each trial, and the best that was known after each finished one." });
-    this.pruning = chart("What was pruned when", { width: "half", table: () => this.tabulatePruning() });
+    this.pruning = chart("What was pruned when", { width: "half" });
     this.front = chart("Pareto front", { width: "half", table: () => this.tabulateFront() });
     this.slices = new Map();
     this.sliceGrid = h("div", { class: "grid" });
@@ -278,7 +275,6 @@ class SearchView {
   drawPruning() {
     const { store } = this.page;
     const found = pruningOf(this.trials, store.curves, store.run.objective);
-    this.pruned = found;
     const isSearch = store.run.mode === "search";
     this.pruning.card.root.hidden = !isSearch;
     if (!isSearch) return;
@@ -337,7 +333,7 @@ class SearchView {
     names.forEach((name, i) => {
       let chart = this.slices.get(name);
       if (chart === undefined) {
-        chart = new Chart({ title: value(name), width: "third", height: 220, pick: (id) => this.page.store.toggle(id), table: () => this.tabulateSlice(name) });
+        chart = new Chart({ title: value(name), width: "third", height: 220, pick: (id) => this.page.store.toggle(id) });
         chart.card.root.setAttribute("data-slice", name);
         this.slices.set(name, chart);
       }
@@ -371,18 +367,8 @@ class SearchView {
     };
   }
 
-  tabulateSlice(name) {
-    const rows = ranked(this.trials, this.page.store.run.direction).map((each) => [visible(each.id), value(paramOf(each, name)), score(each.value), each.state]);
-    return { head: ["trial", value(name), visible(this.page.store.run.objective), "state"], rows };
-  }
-
   tabulateImportances() {
     return { head: ["hyperparameter", "importance"], rows: (this.page.store.importances?.importances ?? []).map(([name, part]) => [value(name), share(part)]) };
-  }
-
-  tabulatePruning() {
-    const rows = this.pruned.pruned.map((each) => [visible(each.trial.id), String(each.epoch), score(each.value)]);
-    return { head: ["pruned trial", "finished epochs", visible(this.page.store.run.objective)], rows };
   }
 
   tabulateFront() {

@@ -2,20 +2,18 @@
 
 import { Chart } from "../canvas_chart.js";
 import { extent } from "../scales.js";
-import { significant, visible } from "../format.js";
+import { significant } from "../format.js";
 import { HIGHLIGHT, NEUTRAL, SERIES } from "../store.js";
 
 const COLOURS = { best: SERIES[0], combined: HIGHLIGHT, reference: NEUTRAL };
 
 /** A chart for a plot: `root`, `draw(plot, names)`, `close()`. `names`: what each model is called. */
 export function plotChart(plot) {
-  let [shown, called] = [plot, {}];
-  const chart = new Chart({ title: plot.title, width: "half", height: 320, table: () => tabulate(shown, called) });
+  const chart = new Chart({ title: plot.title, width: "half", height: 320 });
   return {
     root: chart.card.root,
     close: () => chart.close(),
     draw(next, names) {
-      [shown, called] = [next, names];
       chart.read(next.reading);
       const models = [...new Set(next.series.map(({ of }) => of).filter((of) => of !== "reference"))];
       const isLabelled = (series) => next.series.find((each) => each.of === series.of) === series;
@@ -48,10 +46,4 @@ function drawn(series, plot, names, models, isLabelled) {
       x, y, aside, text: `${name}${series.name ? `, ${series.name}` : ""}\n${plot.x.title} ${significant(x, 4)}\n${plot.y.title} ${significant(y, 4)}`,
     })),
   };
-}
-
-function tabulate({ series, x, y }, names) {
-  const rows = series.filter(({ of }) => of !== "reference").flatMap(({ of, name, points }) =>
-    points.map(([across, up]) => [`${visible(names[of])}${name ? `, ${name}` : ""}`, significant(across, 4), significant(up, 4)]));
-  return { head: ["model", x.title, y.title], rows };
 }

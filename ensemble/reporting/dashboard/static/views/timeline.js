@@ -16,10 +16,7 @@ export const timelineView = {
   title: "Timeline",
   needs: ["curves"],
   shown: () => true,
-  mount(root, page) {
-    const view = new TimelineView(root, page);
-    return { update: (changed) => view.update(changed), close: () => view.lanes.close() };
-  },
+  mount: (root, page) => new TimelineView(root, page),
 };
 
 class TimelineView {
@@ -41,6 +38,10 @@ class TimelineView {
     });
     fill(this.card.body, this.legend, this.absent, this.lanes.root);
     fill(root, this.card.root);
+  }
+
+  close() {
+    this.lanes.close();
   }
 
   set(changes) {
