@@ -65,17 +65,17 @@ def test_feeders_run_as_long_as_somebody_reads_them_or_will(tmp_path: Path) -> N
     controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}, {}])
     session = controller.session
     commands, feeders, state, node = session.commands, session.feeders, session.state, session.state.nodes.held[0]
-    assert state.count_readers() == {("sim", 0): 3} and executor.feeders == {0: 3}
+    assert state.live.count_readers() == {("sim", 0): 3} and executor.feeders == {0: 3}
     identities = [controller.ensemble.identify(number) for number in range(3)]
     key = feeders.assign_late(identities[:2], 1, node)
     assert key is not None and feeders.is_starting(key)
     assert commands.join("member-0", key, None) and commands.join("member-1", key, None)
-    assert state.count_readers() == {("sim", 0): 3, ("sim", 1): 2}
+    assert state.live.count_readers() == {("sim", 0): 3, ("sim", 1): 2}
     assert not commands.join("member-0", key, None)
     turns(controller, executor)
     address = feeders.address(key)
     assert address is not None and executor.feeders == {0: 3, 1: 2}, "its gate waits for those who come"
-    assert state.count_readers() == {("sim", 0): 1, ("sim", 1): 2} and executor.feeders_stopped == []
+    assert state.live.count_readers() == {("sim", 0): 1, ("sim", 1): 2} and executor.feeders_stopped == []
     assert feeders.assign_late(identities[2:], 1, node) == key
     assert commands.join("member-2", key, address)
     turns(controller, executor)
@@ -84,7 +84,7 @@ def test_feeders_run_as_long_as_somebody_reads_them_or_will(tmp_path: Path) -> N
         assert commands.alone(member) and not commands.alone(member)
     assert commands.join("member-2", key, address), "it has thought better of it"
     turns(controller, executor)
-    assert executor.feeders_stopped == [0] and state.list_feeders_read() == [("sim", 1)]
+    assert executor.feeders_stopped == [0] and state.live.list_feeders_read() == [("sim", 1)]
     assert controller.state.members["member-0"].cohort is None
     assert set(finish(controller, executor).values()) == {"finished"}
     assert not commands.alone("member-0"), "nobody is there any more"
@@ -106,7 +106,9 @@ def test_a_member_that_fails_alone_returns_alone(tmp_path: Path) -> None:
         controller.handle([])  # one that has failed rests for a moment
         time.sleep(0.01)
     turns(controller, executor)
-    assert executor.jobs["member-0"].feeder is None and controller.session.state.count_readers() == {("sim", 0): 1}
+    assert executor.jobs["member-0"].feeder is None and controller.session.state.live.count_readers() == {
+        ("sim", 0): 1
+    }
     assert set(finish(controller, executor).values()) == {"finished"}
 
 
