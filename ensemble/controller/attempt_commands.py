@@ -5,7 +5,6 @@ from __future__ import annotations
 from ensemble.controller.actions import Send
 from ensemble.controller.attempt import Attempt, Intent
 from ensemble.controller.session_state import SessionState
-from ensemble.spec import SpecError
 
 LINGER_S = 10.0  # how long processes of a member that has ended, or is cancelled, may take to exit
 
@@ -24,13 +23,12 @@ class AttemptCommands:
     """Commands of the rebalancer and of users to attempts.
 
     Args:
-        elastic: whether members may be given more workers.
         hang_timeout_s: how long a member that stops may take at most, as long as it reports that it works.
     """
 
-    def __init__(self, session: SessionState, *, elastic: bool, hang_timeout_s: float) -> None:
+    def __init__(self, session: SessionState, hang_timeout_s: float) -> None:
         self._session, self._live, self._actions = session, session.live, session.actions
-        self._elastic, self._hang_timeout_s = elastic, hang_timeout_s
+        self._hang_timeout_s = hang_timeout_s
 
     # -- changing between two epochs ----------------------------------------------------------------------------
 
@@ -73,12 +71,7 @@ class AttemptCommands:
 
         Returns:
             False where no command was sent: it does not run, is ending, or has as many workers.
-
-        Raises:
-            SpecError: the ensemble is not elastic.
         """
-        if not self._elastic:
-            raise SpecError(f"{member} cannot be given {workers} workers: Ensemble.elastic is False")
         live = self._live.get(member)
         asked = live is not None and live.request_widening(workers)
         if asked:

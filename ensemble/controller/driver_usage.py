@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +24,9 @@ class DriverUsage:
 
     def __init__(self, folder: Path, clock: CpuClock, loggers: LoggerProcesses, nodes: Sequence[Node]) -> None:
         here = [node.name for node in nodes if node.host == socket.gethostname()]
-        self._node = node = (here or [node.name for node in nodes] or ["driver"])[0]
+        self._node = (here or [node.name for node in nodes] or ["driver"])[0]
         self._clock, self._loggers = clock, loggers
-        self._tally = Tally(folder, lambda: clock.list_usage(node))
+        self._tally = Tally(folder, functools.partial(clock.list_usage, self._node))
         self._loggers_cpu_s = 0.0  # of the last sample
 
     def begin(self) -> Report:

@@ -81,9 +81,7 @@ class Session:
         self.launcher = Launcher(
             self.state, run_dir, awaits_pruner=awaits_pruner, hang_timeout_s=ensemble.hang_timeout_s
         )
-        self.commands = AttemptCommands(
-            self.state, elastic=ensemble.elastic, hang_timeout_s=ensemble.hang_timeout_s
-        )
+        self.commands = AttemptCommands(self.state, ensemble.hang_timeout_s)
         self.queue = MemberQueue(self.state, self.commands, ensemble, run_dir, streaming=streaming)
         self.feeders = Feeders(self.state, ensemble, run_dir, stream)
         self._profiler = Profiler(self.state.actions, run_dir, self.state.log, profiles, is_possible=can_measure)

@@ -10,7 +10,7 @@ import pytest
 from event_dicts import fold, read_events
 from test_controller import Simulated, an_ensemble
 
-from ensemble import Member, SpecError
+from ensemble import Member
 from ensemble.api import check_same
 from ensemble.controller.controller import Controller
 from ensemble.store import EventLog, RunDir, StoreError
@@ -138,14 +138,6 @@ def test_a_widened_member_returns_with_its_new_width(tmp_path: Path) -> None:
     for other in (declared(2), declared(3), declared(1, elastic=False)):
         with pytest.raises(StoreError, match="workers="):
             check_same(fold(events), other, tmp_path)
-
-
-def test_nobody_is_widened_unless_that_was_allowed(tmp_path: Path) -> None:
-    executor = Obedient(4)
-    controller = begun(tmp_path / "run", executor, members=[{}])
-    with pytest.raises(SpecError, match=r"elastic is False"):
-        controller.session.commands.widen("member-0", 2)
-    assert set(finish(controller, executor).values()) == {"finished"}
 
 
 def test_a_run_that_stops_widens_nobody(tmp_path: Path) -> None:
