@@ -1,7 +1,7 @@
 """One session of a run as a state machine without input or output: events come in, actions come out.
 
 There is no clock, file, process or thread here, so that a test can replay a whole run with faults. Everything
-that it needs to know is in the events (`ensemble.controller.performer.EventReader` completes them), and every
+that it needs to know is in the events (`ensemble.controller.performer.complete_event` completes them), and every
 decision is an action, which the controller performs. The parts of a session share one `SessionState`.
 """
 

@@ -194,6 +194,7 @@ class MeteredNode:
         self._services.sample()
         dispatch(self._selector, 0)  # what has arrived meanwhile
         self._queue.clear()
+        self._services.power.report_soon()  # each age has a report of the node
         began, before_s = time.monotonic(), time.thread_time()
         while (now := time.monotonic()) < began + seconds:
             count(SAMPLE, self._services.sample)
