@@ -149,19 +149,16 @@ class MeasureCost:
 
 @dataclass(frozen=True, slots=True)
 class RemoveCheckpoints:
-    """Remove a member's checkpoints but those of these names, and what the attempt has written after them."""
+    """Remove a member's checkpoints but those of these names.
 
-    member: str
-    attempt: int
-    kept: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveLeftovers:
-    """Remove unfinished predictions and all checkpoints but these of a member that does not run."""
+    Attributes:
+        attempt: that runs; what it has written after them stays, too. None: none runs, and unfinished predictions
+            are removed as well.
+    """
 
     member: str
     kept: Sequence[str]
+    attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +208,6 @@ Action = (
     | EndTrial
     | MeasureCost
     | RemoveCheckpoints
-    | RemoveLeftovers
     | ReduceCheckpoint
     | RemoveAttemptFiles
     | AppendMemberLog

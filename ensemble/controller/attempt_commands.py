@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from ensemble.controller.actions import Send
 from ensemble.controller.attempt import Attempt, Intent
-from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import SessionState
-from ensemble.controller.waitlist import PendingRetry
-from ensemble.spec import SpecError
 
 LINGER_S = 10.0  # how long processes of a member that has ended, or is cancelled, may take to exit
 
@@ -26,16 +23,12 @@ class AttemptCommands:
     """Commands of the rebalancer and of users to attempts.
 
     Args:
-        failures: the members that wait for a retry.
-        elastic: whether members may be given more workers.
         hang_timeout_s: how long a member that stops may take at most, as long as it reports that it works.
     """
 
-    def __init__(
-        self, session: SessionState, failures: FailureTracker, *, elastic: bool, hang_timeout_s: float
-    ) -> None:
+    def __init__(self, session: SessionState, hang_timeout_s: float) -> None:
         self._session, self._live, self._actions = session, session.live, session.actions
-        self._failures, self._elastic, self._hang_timeout_s = failures, elastic, hang_timeout_s
+        self._hang_timeout_s = hang_timeout_s
 
     # -- changing between two epochs ----------------------------------------------------------------------------
 
@@ -78,12 +71,7 @@ class AttemptCommands:
 
         Returns:
             False where no command was sent: it does not run, is ending, or has as many workers.
-
-        Raises:
-            SpecError: the ensemble is not elastic.
         """
-        if not self._elastic:
-            raise SpecError(f"{member} cannot be given {workers} workers: Ensemble.elastic is False")
         live = self._live.get(member)
         asked = live is not None and live.request_widening(workers)
         if asked:
@@ -94,7 +82,6 @@ class AttemptCommands:
 
     def stop(self, until: float) -> None:
         """Ask all attempts to write a checkpoint and end; those that have not ended at `until` are killed."""
-        self._failures.stop()
         for live in self._live.values():
             if live.advance("stop"):
                 live.intent = Intent.STOP
@@ -111,7 +98,7 @@ class AttemptCommands:
                 live.deadline = self._session.now + LINGER_S
                 self._actions.append(Send(member, "cancel"))
             return True
-        item = self.withdraw(member)
+        item = self._session.waitlist.withdraw(member)
         if item is not None:
             self._session.cancel(item[0])
         return item is not None
@@ -160,7 +147,7 @@ class AttemptCommands:
     def _release(self, live: Attempt) -> None:
         """Release the place of a member that waits for its feeders; it was never launched there."""
         session, member = self._session, live.member
-        del self._live[member]
+        self._live.free(member)
         if live.intent is Intent.CANCEL:
             session.cancel(live.identity)
         elif live.intent is Intent.PAUSE:
@@ -185,7 +172,3 @@ class AttemptCommands:
         """Whether a member is paused, or will be once its processes have exited."""
         live = self._live.get(member)
         return live.intent is Intent.PAUSE if live is not None else self._session.waitlist.is_paused(member)
-
-    def withdraw(self, member: str) -> PendingRetry | None:
-        """Remove a member from those that return, wait for a retry or are paused; None where it is not there."""
-        return self._session.waitlist.withdraw(member) or self._failures.withdraw(member)

@@ -1,4 +1,4 @@
-"""Launches attempts, handles what their workers report, and kills those that hang or do not end in time.
+"""Handles what the workers of attempts report, and kills attempts that hang or do not end in time.
 
 The table of phases in `ensemble.controller.attempt` says which event is accepted when.
 """
@@ -7,47 +7,39 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from ensemble.controller.actions import (
     AppendMemberLog,
     EndTrial,
     Kill,
-    Launch,
     RemoveAttemptFiles,
     RemoveCheckpoints,
     Send,
 )
-from ensemble.controller.attempt import (
-    Attempt,
-    AttemptPhase,
-    Intent,
-    checkpoint_position,
-    rendezvous_file,
-)
-from ensemble.controller.attempt_commands import LINGER_S, send_join
+from ensemble.controller.attempt import Attempt, AttemptPhase, Intent, checkpoint_position
+from ensemble.controller.attempt_commands import LINGER_S
 from ensemble.controller.costs import TrialCosts
-from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, lower_limit
+from ensemble.controller.failure_policy import Decision, Failure, RetryPolicy
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import SessionState
-from ensemble.schedule import Start
+from ensemble.meter.cpu import report_interval_s
 from ensemble.spec import Ensemble
-from ensemble.store import MemberState, RunDir
+from ensemble.store import RunDir
 
 log = logging.getLogger(__name__)
 
 #: What is said where a disk is full.
 KEEPS_LESS = "; Ensemble(keep_checkpoints='weights') or 'selected' keeps less of members that have ended"
 
-# Shorter than the hang timeout, so that a rank can report which other rank hangs before the member is killed.
-COLLECTIVE_SHARE = 0.7  # of the hang timeout
 NODE_LOSS_S = 75.0  # until it is known that a node was lost, or that what starts ranks there has ended
 
 #: Fields of `exited` events: why a rank was lost, through no fault of its member.
 _LOSSES = ("node_lost", "agent_lost", "gpu_lost")
 
-#: Fields of reported events that are not logged: the log sets them itself, or only the session uses them.
+PROGRESS_PER_S = 4.0  # `progress` events of all members together that are logged
 
 
 class Attempts:
@@ -57,9 +49,8 @@ class Attempts:
         awaits_pruner: whether a member waits for a prune_decision after each epoch.
 
     Attributes:
-        failures: the failures so far, and the members that wait for a retry.
+        failures: the failures so far.
         costs: the finished trials whose cost is not known yet.
-        limits: node -> most members at one time, learnt from members that ran out of memory.
     """
 
     def __init__(
@@ -67,7 +58,6 @@ class Attempts:
         session: SessionState,
         ensemble: Ensemble,
         run_dir: RunDir,
-        policy: FailurePolicy,
         *,
         awaits_pruner: bool,
     ) -> None:
@@ -75,112 +65,16 @@ class Attempts:
         self._state, self._log = session.run, session.log
         self._run_dir, self._awaits_pruner = run_dir, awaits_pruner
         self._hang_timeout_s = ensemble.hang_timeout_s
-        self.limits: dict[str, int] = {}
-        self.failures = FailureTracker(policy, session.log, memory_increases=session.run.memory_increases)
+        self.failures = FailureTracker(RetryPolicy(ensemble.retries), session.log, session.run.memory_increases)
         self.costs = TrialCosts(session, ensemble.search)
 
     def __len__(self) -> int:
         """The number of attempts, of members that wait for a retry, and of trials whose cost is not known."""
-        return len(self._live) + len(self.failures) + len(self.costs)
-
-    def find(self, event: Mapping[str, Any]) -> Attempt | None:
-        """The attempt that an event is about; None where that attempt has ended."""
-        live = self._live.get(event.get("member", ""))
-        return live if live is not None and live.number == event.get("attempt") else None
-
-    def reserve(
-        self, start: Start, feeders: Mapping[str, str | None], awaits: Collection[tuple[str, int]] = ()
-    ) -> None:
-        """Reserve the place of a member that is to be launched.
-
-        Args:
-            feeders: the known addresses of its feeders, by node; None: ranks there prepare their own batches.
-            awaits: (node, cohort) of the feeders whose addresses it needs first; none: it can be launched.
-
-        Raises:
-            RuntimeError: its previous attempt still has processes.
-        """
-        identity = start.placement.identity
-        if identity.member in self._live:
-            raise RuntimeError(f"{identity.member} was to be launched while its previous attempt has processes")
-        known = self._state.members[identity.member]
-        self._live[identity.member] = Attempt(
-            start,
-            identity,
-            known.attempts,
-            device=start.placement.describe_device(self._session.nodes.held),
-            ranks=set(range(identity.workers)),
-            last_event_at=self._session.now,
-            resumed_from=checkpoint_position(known),
-            cohort=start.cohort,
-            target_cohort=start.cohort,
-            awaits=set(awaits),
-            feeders=dict(feeders),
-        )
-        if not awaits:
-            self._launch(self._live[identity.member])
-
-    def _launch(self, live: Attempt) -> None:
-        """Launch all ranks of a member whose place is reserved."""
-        member, live.is_launched = live.member, True
-        placement, known = live.start.placement, self._state.members[member]
-        feeder = live.feeders.get(placement.node)
-        if feeder is None and live.identity.first_epoch is None:
-            live.identity = dataclasses.replace(live.identity, first_epoch=0)  # no stream to join
-        before = known.spans[-1].device if known.spans else None
-        self._log(
-            "placed",
-            member=member,
-            attempt=live.number,
-            node=placement.node,
-            devices=list(placement.devices),
-            device=live.device,
-            cohort=live.start.cohort,
-            feeder=feeder,
-            first_epoch=live.identity.first_epoch,
-            **({"nodes": list(placement.nodes)} if placement.nodes else {}),
-        )
-        if before not in (None, live.device):
-            log.warning("%s trains on another device than before: %s, and not %s", member, live.device, before)
-            self._log("device_changed", member=member, attempt=live.number, device=live.device, before=before)
-        meeting = rendezvous_file(self._run_dir, member, live.number)
-        jobs = live.make_jobs(
-            self._session.nodes.held,
-            run_dir=str(self._run_dir.path),
-            rendezvous=meeting.as_uri() if live.identity.workers > 1 else None,
-            awaits_pruner=self._awaits_pruner,
-            timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
-            checkpoints=known.list_checkpoints(),
-            exchange_plan=_find_plan(known),
-            bad=[[split, index, event.code] for (split, index), event in self._state.bad_records.items()],
-        )
-        self._actions.append(Launch(jobs, placement.devices))
-        if live.phase is AttemptPhase.STOPPING:  # the request came while it waited for its feeder
-            self._actions.append(Send(member, "cancel" if live.intent is Intent.CANCEL else "stop"))
-
-    def supply_feeder(self, key: tuple[str, int], address: str | None) -> None:
-        """Launch the members that wait for a feeder, and move those that are to read it.
-
-        Args:
-            key: its (node, cohort).
-            address: None: it could not be started; members stay where they are, or prepare their own batches.
-        """
-        for live in [live for live in self._live.values() if key in live.awaits]:
-            live.awaits.discard(key)
-            if not live.is_launched:
-                live.feeders[key[0]] = address
-                if not live.awaits:
-                    self._launch(live)
-            elif address is None:
-                live.target_cohort = live.cohort
-            else:
-                self._actions.append(send_join(live.member, key, address))
-
-    # -- events -------------------------------------------------------------------------------------------------
+        return len(self._live) + len(self._session.waitlist.deferred) + len(self.costs)
 
     def handle(self, event: dict[str, Any]) -> None:
         """Handle an event of an attempt or of one of its ranks; events of earlier attempts are dropped."""
-        live = self.find(event)
+        live = self._live.find(event)
         if live is None:
             return
         live.last_event_at = self._session.now
@@ -217,6 +111,8 @@ class Attempts:
         elif not live.advance(kind):
             log.warning("%s: dropped a %r event of an attempt that is %s", identity.member, kind, live.phase)
             return
+        if kind == "progress" and not live.is_progress_due(self._session.now, self._find_interval_s()):
+            return
         member = self._state.members[live.member]
         self._session.log_report(outcome, {**event, "checkpoint": member.checkpoint})
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
@@ -232,20 +128,30 @@ class Attempts:
             self._actions.append(Send(live.member, event["prune_decision"]))
         elif kind in ("checkpoint", "finished"):
             kept = [name for name, _ in member.list_checkpoints()]
-            self._actions.append(RemoveCheckpoints(live.member, live.number, kept))
+            self._actions.append(RemoveCheckpoints(live.member, kept, live.number))
         elif kind == "moved":
             live.record_move(event["cohort"])
             self._session.placement_due = True  # the feeder that it left may have no reader now
         if kind in ("finished", "pruned", "cancelled", "stopped") and outcome not in ("stopped", "paused"):
             self.costs.end_trial(live, outcome, event.get("metrics") or {})
 
+    def _find_interval_s(self) -> float:
+        """Seconds from one `progress` event of a member to the next that is logged."""
+        age_s = self._session.now - self._session.began
+        return max(report_interval_s(age_s), len(self._live) / PROGRESS_PER_S)
+
     def _fail_as_reported(self, live: Attempt, event: Mapping[str, Any]) -> None:
         """End an attempt by the report of a failure."""
-        position = (event["epoch"], event["step"]) if "step" in event else None
-        reason, error = event.get("reason", "error"), event.get("error", "")
-        rank = event.get("rank", 0)
-        how = {"position": position, "rank": rank, "gpu_lost": event.get("gpu_lost", False)}
-        self._fail(live, "failed", reason, error, event.get("retry", True), **how)
+        self._fail(
+            live,
+            "failed",
+            event.get("reason", "error"),
+            event.get("error", ""),
+            event.get("retry", True),
+            rank=event.get("rank", 0),
+            position=(event["epoch"], event["step"]) if "step" in event else None,
+            gpu_lost=event.get("gpu_lost", False),
+        )
 
     def handle_bad_record(self, event: dict[str, Any]) -> None:
         """Handle a record that ends or hangs its process, found by a feeder or by a second attempt."""
@@ -324,24 +230,25 @@ class Attempts:
         reason: str,
         error: str,
         is_retry_useful: bool = True,
-        node_lost: bool = False,
-        agent_lost: bool = False,
-        gpu_lost: bool = False,
-        position: tuple[int, int] | None = None,
+        *,
         rank: int = 0,
+        **known: Any,
     ) -> None:
-        placement, limits = live.start.placement, self.limits
-        member, node = live.member, placement.find_node(rank)
-        together = sum(each.start.placement.count_ranks(node) > 0 for each in self._live.values())
-        memory_limit, has_more_memory = live.identity.memory_gb, False
-        if reason == "oom" and is_retry_useful:
+        """End an attempt by a failure.
+
+        Args:
+            event: what ended it, as named in `TRANSITIONS`.
+            known: further fields of the `Failure`.
+        """
+        placement, member = live.start.placement, live.member
+        node, has_more_memory = placement.find_node(rank), False
+        if reason == "oom":
+            together = sum(each.start.placement.count_ranks(node) > 0 for each in self._live.values())
             memory_gb = {each.name: each.memory_gb for each in self._session.nodes.list_potential()}
-            has_more_memory = self.failures.grant_memory(placement, error, together, memory_gb, rank)
+            has_more_memory = self.failures.relieve(
+                placement, error, together, memory_gb, rank, may_grow=is_retry_useful
+            )
             live.identity = self.failures.grants.apply(live.identity)
-        if not has_more_memory or memory_limit is None:  # else it exceeded its own limit
-            limit = lower_limit(reason, together, limits.get(node))
-            if limit is not None:
-                limits[node] = limit
         decision = self.failures.decide(
             Failure(
                 reason=reason,
@@ -351,12 +258,9 @@ class Attempts:
                 began=live.resumed_from,
                 reached=checkpoint_position(self._state.members[member]),
                 is_retry_useful=is_retry_useful,
-                node_lost=node_lost,
-                agent_lost=agent_lost,
-                gpu_lost=gpu_lost,
                 has_more_memory=has_more_memory,
                 error=error,
-                position=position,
+                **known,
             )
         )
         live.end(event, "failed", decision, self._session.now + LINGER_S)
@@ -376,7 +280,7 @@ class Attempts:
 
     def _end(self, live: Attempt) -> None:
         """The last process of an attempt has exited: free its place."""
-        del self._live[live.member]
+        self._live.free(live.member)
         self._actions.append(RemoveAttemptFiles(live.member, live.number))
         self._session.placement_due = True
         self.costs.expect(live)
@@ -392,17 +296,16 @@ class Attempts:
             if live.outcome != "paused":
                 self._log("paused", member=live.member, attempt=live.number)
         elif decision.retry:
-            self.failures.defer((live.identity, live.cohort), self._session.now + decision.wait_s)
+            self._session.waitlist.defer((live.identity, live.cohort), self._session.now + decision.wait_s)
             if live.outcome == "paused":
                 self._log("resumed", member=live.member, attempt=live.number)
             self._return_due()
         self._session.remove_leftovers(live.member)
 
     def _return_due(self) -> None:
-        """Return the members whose wait for a retry is over."""
-        back = self.failures.pop_due(self._session.now)
-        self._session.waitlist.add_returning(back)
-        self._session.placement_due |= bool(back)
+        """Return the members whose wait for a retry is over; once the run stops, all."""
+        until = self._session.now if self._session.stop_reason is None else math.inf
+        self._session.placement_due |= self._session.waitlist.return_due(until)
 
     def watch(self) -> None:
         """Kill attempts that hang or have not ended in time; return members whose wait is over; measure costs."""
@@ -420,10 +323,3 @@ class Attempts:
             ):
                 live.kill_reason = "hang"
                 self._actions.append(Kill(live.member))
-
-
-def _find_plan(member: MemberState) -> dict[str, Any] | None:
-    """What an attempt has planned for the exchange; a checkpoint has its own, but may be damaged."""
-    if member.plan is None or member.identity.get("widened_from") is not None:
-        return None
-    return {name: member.plan[name] for name in ("tuned", "rates")}

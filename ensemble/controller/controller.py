@@ -7,11 +7,10 @@ that was killed is replaced by a new one, which folds the log.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,35 +18,39 @@ from typing import Any
 from ensemble.controller.actions import Action
 from ensemble.controller.changes import find_code_change
 from ensemble.controller.clock import StallFreeClock
-from ensemble.controller.failure_policy import RetryPolicy
+from ensemble.controller.driver_usage import DriverUsage
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
-from ensemble.controller.performer import EventReader, Performer
+from ensemble.controller.performer import Performer, complete_event
 from ensemble.controller.repair import check_ended, plan_repairs
-from ensemble.controller.session import Session, Setup
-from ensemble.controller.starts import check_fit, check_starts, find_redeclared, list_declared
-from ensemble.events import Event, MoreEpochs, Report
+from ensemble.controller.session import Session
+from ensemble.controller.starts import (
+    check_fit,
+    check_starts,
+    describe_start,
+    find_redeclared,
+    refuse_without_locks,
+)
+from ensemble.events import MoreEpochs, Report
 from ensemble.executors import ClusterLostError, Executor
 from ensemble.executors.mps import stop_stale_daemon
 from ensemble.executors.private_directory import remove_stale
 from ensemble.interrupts import raise_if_deferred
 from ensemble.meter import CpuClock
-from ensemble.meter.tally import Tally, list_unreported, read_tallies, remove
+from ensemble.meter.cpu import report_interval_s
+from ensemble.meter.tally import list_unreported, read_tallies, remove
 from ensemble.reporting.loggers.processes import LoggerProcesses
 from ensemble.reporting.notebook import LiveView
-from ensemble.schedule import Node
 from ensemble.search.trials import make_trials
-from ensemble.spec import Ensemble, SpecError, resolve_loggers
-from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests, revision, versions
+from ensemble.spec import Ensemble, resolve_loggers
+from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests
 from ensemble.store.event_handlers import give_more_epochs
 from ensemble.store.files import format_command
 from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.member_log import shorten
-from ensemble.store.verification import FileCheck, list_digests
-from ensemble.train.data_identity import training_data
+from ensemble.store.verification import FileCheck
 from ensemble.train.kernel_caches import remove_empty
 from ensemble.user_code.fingerprint import Code, code_of
-from pipelines.environment.library_settings import find_settings
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +80,7 @@ class Controller:
     """
 
     session: Session
+    view: LiveView | None
 
     def __init__(
         self,
@@ -93,22 +97,18 @@ class Controller:
         checked: Sequence[FileCheck] | None = None,
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
-        self.lock = threading.RLock()
-        self.view: LiveView | None = None
+        self.lock, self.view = threading.RLock(), None
         self._more_epochs, self._checked = more_epochs, checked
         self._code = code or code_of(ensemble)  # before user code runs, which may change what it finds in globals
         self._finalizer = Finalizer(run_dir, ensemble)
         self._events, self._on_event, self._stop_timeout_s = events, on_event, stop_timeout_s
         self._status = RunStatus(run_dir)
         self._loggers = LoggerProcesses(run_dir, resolve_loggers(ensemble.loggers))
-        self._nodes: list[Node] = []
         self._ended = False
         self._cluster_lost: str | None = None
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
         self._began, self._clock = time.monotonic(), executor.clock or CpuClock()
         self._limit_clock = StallFreeClock(lambda: time.monotonic())
-        self._tally: Tally | None = None
-        self._loggers_cpu_s = 0.0  # of the last sample
         self._requests_at = self._usage_at = self._snapshot_at = self._metrics_at = 0.0
 
     # -- starting -----------------------------------------------------------------------------------------------
@@ -121,58 +121,60 @@ class Controller:
             Interrupted: a signal that is deferred was received; everything is closed again.
         """
         try:
-            self._refuse_without_locks()
+            if not self._events.has_locks:
+                refuse_without_locks(self.ensemble, self.run_dir)
             remove_stale("ensemble-", stop_stale_daemon)
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
-            # By processes of an earlier start that was killed.
-            left, files = self._read_unreported()
+            left, files = self._read_unreported()  # by processes of an earlier start that was killed
             check_starts(self.ensemble, self.state)
             repairs = self._plan_repairs()
-            self._nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
-            self._tally = Tally(self.run_dir.usage, lambda: self._clock.list_usage(self._driver_node))
+            nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
+            self._usage = DriverUsage(self.run_dir.usage, self._clock, self._loggers, nodes)
             raise_if_deferred()
             stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)
             stream.check()
-            cluster = self._nodes if self.executor.cluster is None else self.executor.cluster
+            cluster = nodes if self.executor.cluster is None else self.executor.cluster
             check_fit(self.ensemble, cluster, has_gpus=self.state.has_gpus)
             # The searcher names its study by these before the first event is logged.
             self.state.name, self.state.objective = self.ensemble.name, self.ensemble.objective or "accuracy"
-            info = self.run_dir.info
-            self.state.run_id = self.state.run_id or info.get("run_id") or uuid.uuid4().hex
+            self.state.run_id = self.state.run_id or self.run_dir.info.get("run_id") or uuid.uuid4().hex
             self._trials = make_trials(self.ensemble, self.run_dir, self.state, sharing=stream.sharing)
             self._performer = Performer(
                 self.run_dir, self.executor, self._events, self._trials, self._on_event, self._status
             )
-            self._reader = EventReader(self.run_dir, self._trials)
             change = find_code_change(self.state, self._code, self.run_dir)
             known = list(self.state.profiles.values()) if change is None else []  # changed code invalidates them
             self.session = Session(
-                Setup(
-                    ensemble=self.ensemble,
-                    run_dir=self.run_dir,
-                    run=self.state,
-                    nodes=self._nodes,
-                    list_cluster=lambda: self.executor.cluster,
-                    stream=stream,
-                    policy=RetryPolicy(self.ensemble.retries),
-                    awaits_pruner=self._trials.awaits_pruner,
-                    streaming=self._trials.streaming,
-                    trials_left=self._trials.left(),
-                    profiles=known,
-                    can_measure=not self.executor.in_process,
-                    stop_timeout_s=self._stop_timeout_s,
-                )
+                ensemble=self.ensemble,
+                run_dir=self.run_dir,
+                run=self.state,
+                nodes=nodes,
+                list_cluster=lambda: self.executor.cluster,
+                stream=stream,
+                awaits_pruner=self._trials.awaits_pruner,
+                streaming=self._trials.streaming,
+                trials_left=self._trials.left(),
+                profiles=known,
+                can_measure=not self.executor.in_process,
+                stop_timeout_s=self._stop_timeout_s,
             )
             raise_if_deferred()
-            changed = [] if change is None else [{"type": "code_changed", **change.as_event()}]
             unshared = {"type": "sharing_ended", "node": None, "cohort": None, "detail": stream.unshared}
             events: list[Report] = [
                 *left,
-                self._describe_start(info.get("revision") or revision(self.run_dir.path)),
+                describe_start(
+                    self.ensemble,
+                    self.run_dir,
+                    self.state,
+                    executor=self.executor.name,
+                    members=len(self.state.members) + self._trials.left(),
+                    code=self._code.fingerprint,
+                    more_epochs=self._more_epochs,
+                ),
                 *repairs,
-                *changed,
-                self._begin_orchestrating(),
-                *({"type": "node", **node.as_event()} for node in self._nodes),
+                *([] if change is None else [{"type": "code_changed", **change.as_event()}]),
+                self._usage.begin(),
+                *({"type": "node", **node.as_event()} for node in nodes),
                 *([] if stream.unshared is None else [unshared]),
             ]
             actions = self.session.start(events, *self._read_clock())
@@ -197,43 +199,6 @@ class Controller:
         if found is None:
             found = check_ended(self.run_dir, self.state, code)
         return plan_repairs(self.run_dir, self.ensemble, self.state, found, code, self._events.read_clock())
-
-    def _refuse_without_locks(self) -> None:
-        """Refuse members of several workers where files cannot be locked: they meet by a file that torch locks."""
-        several = (each for each in list_declared(self.ensemble) if each.workers > 1 or "workers" in each.auto)
-        if not self._events.has_locks and (self.ensemble.elastic or next(several, None) is not None):
-            raise SpecError(
-                f"{self.run_dir.path} is on a file system without locks (flock), by which the workers of a member "
-                "find each other: mount it with them (Lustre: -o flock; NFS: a version with locks), choose a run "
-                "directory elsewhere, or declare workers=1 and elastic=False"
-            )
-
-    def _describe_start(self, revision: str | None) -> Report:
-        ensemble = self.ensemble
-        return {
-            "type": "run_started",
-            "name": ensemble.name,
-            "run_id": self.state.run_id,
-            "executor": self.executor.name,
-            "mode": "search" if ensemble.search else "list",
-            "objective": ensemble.objective,
-            "direction": ensemble.mode,
-            "second_objective": ensemble.search.second_objective if ensemble.search else None,
-            "epochs": ensemble.epochs,
-            "members": len(self.state.members) + self._trials.left(),
-            "data": training_data(ensemble),
-            "overlap": ensemble.list_overlaps(),
-            "code": self._code.fingerprint,
-            "files": list_digests(self.run_dir, self.state),
-            "energy": ensemble.energy.as_event(),
-            "versions": versions(),
-            "settings": find_settings(),
-            "revision": revision,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "resumed": self.state.started is not None,
-            **({} if self._more_epochs is None else {"more_epochs": self._more_epochs}),
-        }
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -271,8 +236,8 @@ class Controller:
             except OSError as error:
                 log.warning("the log of %s stays as large as it is: %s", member, error)
         self._loggers.close()
-        if self._tally is not None:
-            self._tally.close()
+        if (usage := getattr(self, "_usage", None)) is not None:
+            usage.close()
         release_arrays(self.run_dir.data)
         self._events.close()
 
@@ -297,8 +262,8 @@ class Controller:
                 self._trials.catch_up(MIRROR_S)
                 actions = []
             if now >= self._usage_at or self.session.attempts.costs.is_due(self._limit_clock.read()):
-                self._usage_at = now + USAGE_EVERY_S
-                actions += self._decide([*self._loggers.read(), *self._sample_usage()])
+                self._usage_at = now + max(USAGE_EVERY_S, report_interval_s(now - self._began))
+                actions += self._decide([*self._loggers.read(), *self._usage.sample()])
             actions += self._decide(self._performer.reducer.read())
             self._reconcile(actions)
             if now >= self._snapshot_at:
@@ -325,7 +290,7 @@ class Controller:
                 self._cluster_lost = event["detail"]
                 actions += self.session.stop(event["detail"], now, t)
                 continue
-            complete = self._reader.complete(event, self.session.find_reporter)
+            complete = complete_event(event, self.run_dir, self._trials, self.session.find_reporter)
             actions += self.session.handle(complete, now, t)
         return actions
 
@@ -366,8 +331,7 @@ class Controller:
     def _end(self) -> None:
         """End the run. The report, the ledger and the status say the same: none counts what the report costs."""
         self._perform(self.session.stop_feeders())
-        self._metrics_at = 0.0
-        self._usage_at = 0.0  # what the combination uses is not taken to have been used before it
+        self._metrics_at = self._usage_at = 0.0  # what the combination uses is not taken to have been used before
         self.handle(self.executor.events(0.0))
         if self.session.stop_reason is None:
             self._perform(self.session.reduce_checkpoints(*self._read_clock()))
@@ -383,42 +347,28 @@ class Controller:
         self._trials.catch_up()
         self.executor.close()
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
-        self._perform(self.session.log_held(*self._read_clock()))
         left, files = self._read_unreported()  # by agents that were lost
-        self._process([*left, *self._loggers.read(), *self._sample_usage()])
+        self._process([*left, *self._loggers.read(), *self._usage.sample()])
         remove(files)
-        self._perform(self.session.log_held(*self._read_clock()))
         self._save_snapshot()
         ending = self._describe_end()
         used_s, last = time.process_time(), self._events.make_event(**ending)
         self._finalizer.write_report(last)
         report_cpu_s = time.process_time() - used_s
-        loggers_cpu_s = self._end_loggers(last)
-        self._handle_requests()  # those of the minutes that combination, report and loggers may take
-        self._process([{**ending, "report_cpu_s": report_cpu_s, **loggers_cpu_s}])
-        self._finalizer.write_ledger()
-
-    def _end_loggers(self, last: Event) -> Report:
-        """Let the loggers write the end of the run.
-
-        Returns:
-            The CPU-seconds that they have used since their last `usage` events, as a field of the last event.
-        """
-        if not self.ensemble.loggers:
-            return {}
         for line in self._loggers.end(last, len(self.state.members)):
             self._finalizer.note_missing(line)
-        used_s = sum(each["cpu_s"] for each in self._loggers.make_usage(self._driver_node))
-        return {"loggers_cpu_s": used_s - self._loggers_cpu_s}
+        rest = {"loggers_cpu_s": self._usage.count_loggers_rest()} if self.ensemble.loggers else {}
+        self._handle_requests()  # those of the minutes that combination, report and loggers may take
+        self._process([{**ending, "report_cpu_s": report_cpu_s, **rest}])
+        self._finalizer.write_ledger()
 
     def _describe_end(self) -> Report:
         """The last event."""
         if self.session.stop_reason is not None:
             return {"type": "run_stopped", "reason": self.session.stop_reason}
-        states = [member.state for member in self.state.members.values()]
-        counted = {state: states.count(state) for state in dict.fromkeys(states)}
+        states = dict(Counter(member.state for member in self.state.members.values()))
         wall_s = time.monotonic() - self._began
-        return {"type": "run_finished", "wall_s": wall_s, "states": counted, "notes": self._finalizer.notes}
+        return {"type": "run_finished", "wall_s": wall_s, "states": states, "notes": self._finalizer.notes}
 
     def _abort(self, error: BaseException) -> None:
         try:
@@ -428,7 +378,7 @@ class Controller:
         try:
             reason = f"{type(error).__name__}: {error}"
             last = [event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS]
-            self._process([*last, *self._sample_usage(), {"type": "run_stopped", "reason": reason}])
+            self._process([*last, *self._usage.sample(), {"type": "run_stopped", "reason": reason}])
             self._loggers.end(None, len(self.state.members))
         except Exception as second:  # such as a full disk, which may also be the cause of `error`
             log.warning("the end could not be logged: %s", second)
@@ -446,23 +396,3 @@ class Controller:
         """What killed processes have used beyond the log, and the files to `remove` when that is logged."""
         left, files = read_tallies(self.run_dir.usage)
         return list_unreported(left, self._status.read_account().reader.last_usage) if left else [], files
-
-    def _begin_orchestrating(self) -> Report:
-        """What the start of this process has used; the rest is the run's, or of members that train here."""
-        used = self._clock.report(self._driver_node, "startup")
-        self._clock.switch("orchestrate")
-        return used
-
-    def _sample_usage(self) -> list[Report]:
-        """What this process and those of the loggers have used."""
-        node = self._driver_node
-        own = self._clock.report(node, "orchestrate")
-        loggers = self._loggers.make_usage(node)
-        self._loggers_cpu_s = sum(each["cpu_s"] for each in loggers)
-        return [own, *loggers]
-
-    @property
-    def _driver_node(self) -> str:
-        """The name of the driver's node, or of the first node where the driver is on none."""
-        here = [node.name for node in self._nodes if node.host == socket.gethostname()]
-        return (here or [node.name for node in self._nodes] or ["driver"])[0]

@@ -10,7 +10,6 @@ import re
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ensemble.schedule.explain import explain_unplaceable
 from ensemble.schedule.needs import Node
@@ -73,13 +72,6 @@ class Decision:
     wait_s: float = 0.0
 
 
-class FailurePolicy(Protocol):
-    """Maps failures to decisions."""
-
-    def decide(self, failure: Failure, before: Sequence[Failure]) -> Decision:
-        """Decide about a failure; `before` has the earlier failures of all members in this session, in order."""
-
-
 @dataclass(frozen=True)
 class RetryPolicy:
     """Restarts a member from its last checkpoint, at most `retries` times in a session.
@@ -101,7 +93,7 @@ class RetryPolicy:
     longest_s: float = 60.0
 
     def decide(self, failure: Failure, before: Sequence[Failure]) -> Decision:
-        """See `FailurePolicy`."""
+        """Decide about a failure; `before` has the earlier failures of all members in this session, in order."""
         if failure.reason in FINAL_REASONS or not failure.is_retry_useful:
             return Decision(False)
         mine = [known for known in before if known.member == failure.member]
@@ -174,17 +166,3 @@ def exclude_avoided(
     if len(rest) < len(nodes) and any(explain_unplaceable(identity, rest, devices) for identity in wanted):
         return list(nodes)
     return rest
-
-
-def lower_limit(reason: str, together: int, limit: int | None) -> int | None:
-    """The new limit of members on a node after a failure there.
-
-    Args:
-        reason: "oom" lowers the limit to one less than were there; other reasons leave it.
-        together: members that were on the node, the failed one included.
-        limit: the present limit; None: no limit.
-    """
-    if reason != "oom":
-        return limit
-    fewer = max(1, together - 1)
-    return fewer if limit is None else min(limit, fewer)

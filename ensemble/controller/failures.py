@@ -1,4 +1,4 @@
-"""Tracks failures: members waiting for a retry, nodes to avoid.
+"""Tracks failures: what members have been granted since, nodes to avoid.
 
 The policies of `ensemble.controller.failure_policy` decide; this keeps what they decide from.
 """
@@ -9,8 +9,7 @@ import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from ensemble.controller.failure_policy import Decision, Failure, FailurePolicy, NodePolicy, exclude_avoided
-from ensemble.controller.waitlist import PendingRetry
+from ensemble.controller.failure_policy import Decision, Failure, NodePolicy, RetryPolicy, exclude_avoided
 from ensemble.events import MemoryIncrease
 from ensemble.schedule import Node, Placement
 from ensemble.schedule.memory_grants import Grants, as_event, increase_grant
@@ -29,24 +28,20 @@ class FailureTracker:
 
     Attributes:
         grants: the least memory of members, learnt from those that ran out of it.
+        limits: node -> most members at one time, learnt from the same.
     """
 
     def __init__(
         self,
-        policy: FailurePolicy,
+        policy: RetryPolicy,
         log_event: Callable[..., None],
         memory_increases: Sequence[MemoryIncrease] = (),
     ) -> None:
         self._policy, self._log, self._node_policy = policy, log_event, NodePolicy()
         self.grants = Grants(memory_increases)
+        self.limits: dict[str, int] = {}
         self._failures: list[Failure] = []
         self._avoided: frozenset[str] = frozenset()
-        self._deferred: list[tuple[float, PendingRetry]] = []  # (time of the retry, member)
-        self._is_stopping = False
-
-    def __len__(self) -> int:
-        """The number of members that wait for a retry."""
-        return len(self._deferred)
 
     def decide(self, failure: Failure) -> Decision:
         """Decide whether the member is tried again, and remember the failure."""
@@ -61,20 +56,37 @@ class FailureTracker:
                 self._failures[position] = dataclasses.replace(self._failures[position], is_due_to_record=True)
                 return
 
-    def grant_memory(
-        self, placement: Placement, error: str, together: int, memory_gb: Mapping[str, float], rank: int = 0
+    def relieve(
+        self,
+        placement: Placement,
+        error: str,
+        together: int,
+        memory_gb: Mapping[str, float],
+        rank: int = 0,
+        *,
+        may_grow: bool = True,
     ) -> bool:
-        """Grant more memory to a member that ran out of it, and to members like it.
+        """Grant more memory to a member that ran out of it, and to members like it, or let fewer run beside it.
 
         Args:
             error: its exception's text.
             together: members on its node, itself included.
             memory_gb: host memory of each node, in GiB.
             rank: that ran out of it.
+            may_grow: whether it is tried again.
 
         Returns:
-            False where it had all the memory that there is.
+            Whether it was granted more; False where it had all the memory that there is.
         """
+        has_more = may_grow and self._grant_memory(placement, error, together, memory_gb, rank)
+        if not has_more or placement.identity.memory_gb is None:  # else it exceeded its own limit
+            node, fewer = placement.find_node(rank), max(1, together - 1)
+            self.limits[node] = min(fewer, self.limits.get(node, fewer))
+        return has_more
+
+    def _grant_memory(
+        self, placement: Placement, error: str, together: int, memory_gb: Mapping[str, float], rank: int
+    ) -> bool:
         identity, on_gpu = placement.identity, None not in placement.devices
         node = placement.find_node(rank)
         # all ranks get the same: where the member has been it finds room again
@@ -96,30 +108,6 @@ class FailureTracker:
         self._log("memory_increase", **event)
         self.grants.add(MemoryIncrease(**event))
         return True
-
-    def defer(self, member: PendingRetry, until: float) -> None:
-        """Let a member wait before it is tried again."""
-        self._deferred.append((until, member))
-
-    def pop_due(self, now: float) -> list[PendingRetry]:
-        """Remove and return the members whose wait is over; once the run stops, all of them."""
-        due = [item for item in self._deferred if item[0] <= now or self._is_stopping]
-        self._deferred = [item for item in self._deferred if item not in due]
-        return [member for _, member in due]
-
-    def stop(self) -> None:
-        """End all waits, because the run stops."""
-        self._is_stopping = True
-
-    def pending_cohorts(self) -> set[int | None]:
-        """The cohorts to which waiting members will return."""
-        return {cohort for _, (_, cohort) in self._deferred}
-
-    def withdraw(self, member: str) -> PendingRetry | None:
-        """Remove a member from those that wait; None where it does not wait."""
-        found = next((item for _, item in self._deferred if item[0].member == member), None)
-        self._deferred = [item for item in self._deferred if item[1] is not found]
-        return found
 
     def list_usable_nodes(
         self, nodes: Sequence[Node], wanted: Sequence[Identity], devices: str, now: float

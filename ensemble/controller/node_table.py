@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ensemble.schedule import Node
+from ensemble.schedule import Node, explain_unplaceable
 from ensemble.schedule.needs import resolve_devices
+from ensemble.spec import Identity
 from ensemble.store import RunState
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,10 @@ class NodeTable:
         """The nodes with all that they could ever offer, also what processes of others hold now."""
         cluster = self.list_cluster()
         return [node.without_others() for node in (self.held if cluster is None else cluster)]
+
+    def explain_unplaceable(self, identity: Identity) -> str | None:
+        """Why no node can ever hold a member; None where one can."""
+        return explain_unplaceable(identity, self.list_potential(), self.devices)
 
     def can_get_cores(self, cpus: float) -> bool:
         """Whether some node has that many cores that the run does not hold."""

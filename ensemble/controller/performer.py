@@ -29,7 +29,6 @@ from ensemble.controller.actions import (
     ReduceCheckpoint,
     RemoveAttemptFiles,
     RemoveCheckpoints,
-    RemoveLeftovers,
     Send,
     StartFeeder,
     StopFeeder,
@@ -128,11 +127,10 @@ class Performer:
                 self._trials.ended(number, state, metrics)
             case MeasureCost(member, attempt):
                 return self._measure_cost(member, attempt)
-            case RemoveCheckpoints(member, attempt, kept):
+            case RemoveCheckpoints(member, kept, attempt):
                 _remove_checkpoints(run_dir, member, attempt, kept)
-            case RemoveLeftovers(member, kept):
-                _remove_checkpoints(run_dir, member, None, kept)
-                run_dir.remove_unfinished_predictions(member)
+                if attempt is None:
+                    run_dir.remove_unfinished_predictions(member)
             case ReduceCheckpoint():
                 self.reducer.add(action)
             case RemoveAttemptFiles(member, attempt):
@@ -221,40 +219,34 @@ class Performer:
             return {"type": "add_refused", **request, "error": str(error)}
 
 
-class EventReader:
-    """Completes an executor's events with what the session needs from the run's files and from the trials."""
+def complete_event(
+    event: Report, run_dir: RunDir, trials: Trials, find_reporter: Callable[[Report], Identity | None]
+) -> Report:
+    """Complete an executor's event with what the session needs from the run's files and from the trials.
 
-    def __init__(self, run_dir: RunDir, trials: Trials) -> None:
-        self._run_dir, self._trials = run_dir, trials
+    Args:
+        event: as the executor reported it.
+        find_reporter: the member whose attempt reports an event; None where the attempt's outcome is known.
 
-    def complete(self, event: Report, find_reporter: Callable[[Report], Identity | None]) -> Report:
-        """Complete an event.
-
-        Args:
-            event: as the executor reported it.
-            find_reporter: the member whose attempt reports an event; None where the attempt's outcome is known.
-
-        Returns:
-            The event. `exited` gets `note` and `preparing`, see `add_exit_notes`. The metrics of `finished` get
-            the `gain`, if that is the objective, and its predictions become the member's. `epoch` gets
-            `prune_decision`, "continue" or "prune", or `unranked`, the reason why the member cannot be ranked.
-        """
-        kind = event["type"]
-        if kind == "exited":
-            return add_exit_notes(event, self._run_dir)
-        if kind not in ("epoch", "finished") or (identity := find_reporter(event)) is None:
-            return event
-        metrics = event.get("metrics") or {}
-        if kind == "finished":
-            _publish_predictions(self._run_dir, identity.member, event["attempt"])
-            return {**event, "metrics": self._trials.final(identity.number, metrics)}
-        try:
-            return {
-                **event,
-                "prune_decision": self._trials.prune_decision(identity.number, event["epoch"], metrics),
-            }
-        except NoObjectiveError as error:
-            return {**event, "unranked": str(error)}
+    Returns:
+        The event. `exited` gets `note` and `preparing`, see `add_exit_notes`. The metrics of `finished` get the
+        `gain`, if that is the objective, and its predictions become the member's. `epoch` gets `prune_decision`,
+        "continue" or "prune", or `unranked`, the reason why the member cannot be ranked.
+    """
+    kind = event["type"]
+    if kind == "exited":
+        return add_exit_notes(event, run_dir)
+    if kind not in ("epoch", "finished") or (identity := find_reporter(event)) is None:
+        return event
+    metrics = event.get("metrics") or {}
+    if kind == "finished":
+        _publish_predictions(run_dir, identity.member, event["attempt"])
+        return {**event, "metrics": trials.final(identity.number, metrics)}
+    try:
+        decision = trials.prune_decision(identity.number, event["epoch"], metrics)
+    except NoObjectiveError as error:
+        return {**event, "unranked": str(error)}
+    return {**event, "prune_decision": decision}
 
 
 def add_exit_notes(event: Report, run_dir: RunDir) -> Report:

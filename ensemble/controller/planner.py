@@ -58,11 +58,6 @@ class Planner:
         self._planned_for: tuple[frozenset[str], float, bool] = frozenset(), 1.0, True
 
     @property
-    def is_measuring(self) -> bool:
-        """Whether members are being measured; waiting members are placed after that."""
-        return self._profiler.is_busy
-
-    @property
     def is_due(self) -> bool:
         """Whether members have ended an epoch since the last call of `rebalance`."""
         return bool(self._ended_epochs)
@@ -78,14 +73,6 @@ class Planner:
             self._ended_epochs.append(event["member"])
         return self._profiler.handle(event, self._session.now)
 
-    def watch(self) -> None:
-        """Start the next measurement, kill one that hangs."""
-        self._profiler.watch(self._session.now)
-
-    def stop(self) -> None:
-        """Measure nothing more."""
-        self._profiler.stop()
-
     # -- before members start -----------------------------------------------------------------------------------
 
     def prepare_waiting(
@@ -97,7 +84,7 @@ class Planner:
     ) -> tuple[list[Identity], list[PendingRetry]]:
         """Fill in what waiting and returning members left to measurement, and sort the waiting ones.
 
-        While members are being measured (`is_measuring`), nothing is changed.
+        While members are being measured, nothing is changed.
 
         Args:
             coming: trials of a search that will still be proposed.
@@ -113,7 +100,7 @@ class Planner:
             if wanted:
                 node = _choose_profiling_node(cluster, wanted)
                 self._profiler.start(wanted, node, self._session.now, cluster.nodes, cluster.devices)
-        if self.is_measuring or not cluster.nodes:
+        if self._profiler.is_busy or not cluster.nodes:
             return list(waiting), list(returning)
         plan = self._choose_widths(new, cluster)
         fill_in = functools.partial(
@@ -291,10 +278,6 @@ class Planner:
 
     def _has_begun(self, identity: Identity) -> bool:
         return self._state.members[identity.member].attempts > 0
-
-    def tenant_limits(self, nodes: Sequence[Node]) -> Mapping[str, int]:
-        """GPU model -> most members on one such GPU, learnt from how much they slow each other down."""
-        return self._rebalancer.tenant_limits(nodes)
 
     # -- while members train ------------------------------------------------------------------------------------
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ensemble.controller.actions import Add, EndTrial, Propose
 from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.changes import abbreviate
 from ensemble.controller.clones import declare_clone, describe_lineage
-from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import PendingRetry
 from ensemble.spec import Ensemble, Identity, Member, SpecError, unknown_name
@@ -34,25 +33,21 @@ class MemberQueue:
 
     Args:
         streaming: whether members are proposed when there is room for them, instead of all at the start.
-        explain_unplaceable: says why no node can hold a member; None where one can.
     """
 
     def __init__(
         self,
         session: SessionState,
         commands: AttemptCommands,
-        failures: FailureTracker,
         ensemble: Ensemble,
         run_dir: RunDir,
         *,
         streaming: bool,
-        explain_unplaceable: Callable[[Identity], str | None],
     ) -> None:
-        self._session, self._commands, self._failures = session, commands, failures
+        self._session, self._commands = session, commands
         self._waitlist = session.waitlist
         self._ensemble, self._run_dir, self._streaming = ensemble, run_dir, streaming
         self._state, self._log, self._actions = session.run, session.log, session.actions
-        self._explain_unplaceable = explain_unplaceable
         self._all_paused = False
         self._to_cancel = 0  # members that are cancelled as soon as they are proposed
 
@@ -195,7 +190,8 @@ class MemberQueue:
                 add = Add(request, Member(**request["declared"]))
             else:
                 add = self._clone(request, source, warm)
-            unplaceable = self._explain_unplaceable(self._ensemble.identify(self._next_number(), add.declared))
+            declared = self._ensemble.identify(self._next_number(), add.declared)
+            unplaceable = self._session.nodes.explain_unplaceable(declared)
         except (SpecError, TypeError, KeyError) as error:
             raise RefusedError(str(error)) from None
         if unplaceable is not None:
@@ -238,7 +234,7 @@ class MemberQueue:
         """
         session = self._session
         others = [known.params for known in self._state.members.values()]
-        cohorts = Counter(cohort for _, cohort in session.list_feeders_read())
+        cohorts = Counter(cohort for _, cohort in session.live.list_feeders_read())
         self._declare(identity)
         if cohorts and not self._waitlist.waiting and not self._streaming:
             # It joins the cohort with the most members, at the boundary of an epoch.
@@ -254,8 +250,8 @@ class MemberQueue:
 
     def _let_return(self, identity: Identity, cohort: int | None) -> None:
         """Return a member to its cohort, or to the waiting members where that cohort has ended."""
-        coming = {cohort for _, cohort in (*self._session.list_feeders_read(), *self._waitlist.returning)}
-        if cohort is None or cohort in coming | self._failures.pending_cohorts():
+        read = {cohort for _, cohort in self._session.live.list_feeders_read()}
+        if cohort is None or cohort in read | self._waitlist.cohorts:
             self._waitlist.add_returning([(identity, cohort)])
         else:
             self._waitlist.add(identity)
@@ -266,7 +262,7 @@ class MemberQueue:
 
     def _withdraw(self, member: str) -> PendingRetry:
         """Remove a member without processes from where it waits."""
-        found = self._commands.withdraw(member)
+        found = self._waitlist.withdraw(member)
         return (self._waitlist.withdraw_waiting(member), NO_COHORT) if found is None else found
 
 

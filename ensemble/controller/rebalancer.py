@@ -73,7 +73,7 @@ class Rebalancer:
         )
         if alone is None or node is None:
             return
-        running = self._session.list_placements()
+        running = self._session.live.list_placements()
         for device in set(own.devices) & set(node.gpu_ids):
             tenants = sum(
                 device in one.devices and one.find_node(one.devices.index(device)) == own.node for one in running
@@ -102,7 +102,7 @@ class Rebalancer:
         """The running cohorts with their members' known rates; a member that works alone is a cohort by itself."""
         number = {node.name: n for n, node in enumerate(nodes)}
         groups: dict[int, list[tuple[RunningMember, int]]] = {}
-        for identity, node, cohort in self._session.list_training():
+        for identity, node, cohort in self._session.live.list_training():
             known = self._rate_running(identity, number[node]) if node in number else None
             if known is not None:
                 epoch = (self._state.members[identity.member].first_epoch or 0) + identity.epochs - known.epochs

@@ -7,19 +7,16 @@ which is performed before all other actions.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.controller.actions import Action, EndTrial, Log, RemoveLeftovers
-from ensemble.controller.attempt import Attempt
+from ensemble.controller.actions import Action, EndTrial, Log, RemoveCheckpoints
+from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.node_table import NodeTable
 from ensemble.controller.retention import name_weights, plan_reduction
-from ensemble.controller.thinning import FIGURES, Thinning
 from ensemble.controller.waitlist import Waitlist
-from ensemble.events import TYPES, Event, make_event, settle
-from ensemble.schedule import Placement
+from ensemble.events import TYPES, Feeder, Power, Usage, make_event
 from ensemble.spec import Identity
 from ensemble.store import RunState, apply_event
 from ensemble.store.event_log import encode_line
@@ -36,29 +33,29 @@ class SessionState:
 
     Attributes:
         run: the fold of the log.
-        keep_checkpoints: of the ensemble.
         nodes: on which members can be placed.
+        live: the attempts that have processes or a reserved place.
         waitlist: the members without a place.
-        live: member -> its attempt, if that has processes or a reserved place; `Attempts` and its commands
-            change it.
+        keep_checkpoints: of the ensemble.
         stop_reason: why the run stops before its members have ended; None: it goes on.
         placement_due: whether free places or waiting members have changed since members were last placed.
-        now: the time of the present event, in seconds of a monotonic clock.
+        began: the time of the session's start, in seconds of a monotonic clock.
+        now: the time of the present event, of the same clock.
         t: the same time in the log's clock, in Unix seconds.
         actions: decided, and not yet drained.
     """
 
     run: RunState
     nodes: NodeTable
+    live: AttemptTable
     waitlist: Waitlist = field(default_factory=Waitlist)
     keep_checkpoints: str = "all"
-    live: dict[str, Attempt] = field(default_factory=dict)
     stop_reason: str | None = None
     placement_due: bool = True
+    began: float = 0.0
     now: float = 0.0
     t: float = 0.0
     actions: list[Action] = field(default_factory=list)
-    _thinning: Thinning | None = None
     _reducing: set[tuple[str, str]] = field(default_factory=set)  # members, and names of their checkpoints
 
     def set_time(self, now: float, t: float) -> None:
@@ -74,10 +71,10 @@ class SessionState:
     # -- the log ------------------------------------------------------------------------------------------------
 
     def log(self, kind: str, **fields: Any) -> None:
-        """Log an event; figures that arrive every second may be logged later, or merged with later ones."""
-        event = make_event(kind, **fields)  # figures are settled, as those are that they are merged with
-        for each in self._figures().add(settle(event) if isinstance(event, FIGURES) else event, self.now):
-            self._append(each)
+        """Log an event."""
+        event, line = encode_line(make_event(kind, **fields), self.t)
+        apply_event(self.run, event)
+        self.actions.append(Log(event, line))
 
     def log_report(self, kind: str, report: Mapping[str, Any]) -> None:
         """Log what an executor reports as an event of a type: the fields that the type has."""
@@ -85,34 +82,9 @@ class SessionState:
         try:
             self.log(kind, **{name: value for name, value in report.items() if name in has})
         except TypeError as error:
-            if not issubclass(TYPES[kind], FIGURES):
+            if not issubclass(TYPES[kind], Usage | Power | Feeder):
                 raise
             log.warning("figures of %s are left out: %s", report.get("node"), error)
-
-    def log_due(self) -> None:
-        """Log the figures that were held back for long enough."""
-        for event in self._figures().pop_due(self.now):
-            self._append(event)
-
-    def log_cost_figures(self) -> None:
-        """Log the figures that were held back and from which the cost of a member is computed."""
-        for event in self._figures().pop_cost(self.now):
-            self._append(event)
-
-    def log_held(self) -> None:
-        """Log all figures that were held back."""
-        for event in self._figures().pop_all():
-            self._append(event)
-
-    def _figures(self) -> Thinning:
-        if self._thinning is None:
-            self._thinning = Thinning(self.now)
-        return self._thinning
-
-    def _append(self, event: Event) -> None:
-        event, line = encode_line(event, self.t)
-        apply_event(self.run, event)
-        self.actions.append(Log(event, line))
 
     def cancel(self, identity: Identity) -> None:
         """Log that a user has cancelled a member."""
@@ -125,7 +97,7 @@ class SessionState:
         """Remove what a member that does not run has beside what the log names, or is not to keep of that."""
         known = self.run.members[member]
         made = [name_weights(name) for reduced, name in self._reducing if reduced == member]  # and not logged yet
-        self.actions.append(RemoveLeftovers(member, [*(name for name, _ in known.list_checkpoints()), *made]))
+        self.actions.append(RemoveCheckpoints(member, [*(name for name, _ in known.list_checkpoints()), *made]))
         reduction = plan_reduction(known, self.keep_checkpoints)
         if reduction is not None and (member, reduction.name) not in self._reducing:
             self._reducing.add((member, reduction.name))
@@ -137,32 +109,3 @@ class SessionState:
         if "error" not in event:
             self.log(**{"kind" if name == "type" else name: value for name, value in event.items()})
             self.remove_leftovers(event["member"])
-
-    # -- attempts -----------------------------------------------------------------------------------------------
-
-    def list_placements(self) -> list[Placement]:
-        """The placements of all attempts."""
-        return [live.start.placement for live in self.live.values()]
-
-    def list_feeders_read(self) -> list[tuple[str, int]]:
-        """(node, cohort) of the feeder of each attempt; of both feeders where an attempt is to move."""
-        return [key for live in self.live.values() for key in live.feeder_keys]
-
-    def count_readers(self) -> Counter[tuple[str, int]]:
-        """(node, cohort) -> attempts that read that feeder, or will, and whose outcome is not known."""
-        return Counter(key for live in self.live.values() if not live.is_exiting for key in live.feeder_keys)
-
-    def list_training(self) -> list[tuple[Identity, str, int | None]]:
-        """(member, node, cohort) of each attempt on one node that is not asked to move or end.
-
-        The cohort is None where the member prepares its own batches, also because its cohort has no feeder.
-        """
-        return [
-            (
-                live.identity,
-                live.start.placement.node,
-                live.cohort if self.run.members[live.member].feeder else None,
-            )
-            for live in self.live.values()
-            if live.is_active and live.intent is None and not live.is_moving and not live.start.placement.nodes
-        ]

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ensemble.controller.more_epochs import find_more_epochs
-from ensemble.events import Checkpoint
+from ensemble.events import Checkpoint, MoreEpochs, Report
 from ensemble.schedule import Node, explain_unplaceable
 from ensemble.schedule.needs import Need, compute_need, resolve_devices
 from ensemble.spec import Ensemble, Identity, SpecError, unknown_name
@@ -30,10 +32,14 @@ from ensemble.store import (
     keep_checkpoint,
     keep_weights,
     read_events,
+    revision,
+    versions,
 )
 from ensemble.store.initial_weights import KeptCheckpoint, digest_weights
 from ensemble.store.member import ENDED
+from ensemble.store.verification import list_digests
 from ensemble.train.data_identity import describe_trained, training_data
+from pipelines.environment.library_settings import find_settings
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +74,62 @@ def check_fit(ensemble: Ensemble, nodes: Sequence[Node], *, has_gpus: bool = Fal
             if ignores_shares and need.requires_gpu:
                 ignores_shares = False  # once is enough
                 log.warning("no node has a GPU: members train on the CPU")
+
+
+def refuse_without_locks(ensemble: Ensemble, run_dir: RunDir) -> None:
+    """Refuse members of several workers where files cannot be locked: they meet by a file that torch locks.
+
+    Raises:
+        SpecError: the ensemble has such members, or may get some.
+    """
+    if ensemble.elastic or any(each.workers > 1 or "workers" in each.auto for each in list_declared(ensemble)):
+        raise SpecError(
+            f"{run_dir.path} is on a file system without locks (flock), by which the workers of a member "
+            "find each other: mount it with them (Lustre: -o flock; NFS: a version with locks), choose a run "
+            "directory elsewhere, or declare workers=1 and elastic=False"
+        )
+
+
+def describe_start(
+    ensemble: Ensemble,
+    run_dir: RunDir,
+    state: RunState,
+    *,
+    executor: str,
+    members: int,
+    code: str,
+    more_epochs: MoreEpochs | None,
+) -> Report:
+    """The `run_started` event.
+
+    Args:
+        members: the number of members that are known or will be proposed.
+        code: the fingerprint of the ensemble's code.
+    """
+    return {
+        "type": "run_started",
+        "name": ensemble.name,
+        "run_id": state.run_id,
+        "executor": executor,
+        "mode": "search" if ensemble.search else "list",
+        "objective": ensemble.objective,
+        "direction": ensemble.mode,
+        "second_objective": ensemble.search.second_objective if ensemble.search else None,
+        "epochs": ensemble.epochs,
+        "members": members,
+        "data": training_data(ensemble),
+        "overlap": ensemble.list_overlaps(),
+        "code": code,
+        "files": list_digests(run_dir, state),
+        "energy": ensemble.energy.as_event(),
+        "versions": versions(),
+        "settings": find_settings(),
+        "revision": run_dir.info.get("revision") or revision(run_dir.path),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "resumed": state.started is not None,
+        **({} if more_epochs is None else {"more_epochs": more_epochs}),
+    }
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ class Waitlist:
     Attributes:
         waiting: to be placed in a new cohort, in order.
         returning: to be placed again, each in its cohort.
+        deferred: to be placed again later, each with the time, in seconds of the controller's clock.
         paused: by a user.
         trials_left: members that can still be proposed.
     """
@@ -25,10 +26,11 @@ class Waitlist:
     trials_left: int = 0
     waiting: list[Identity] = field(default_factory=list)
     returning: list[PendingRetry] = field(default_factory=list)
+    deferred: list[tuple[float, PendingRetry]] = field(default_factory=list)
     paused: list[PendingRetry] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        """Whether members wait, are paused, or can still be proposed."""
+        """Whether members wait for a place, are paused, or can still be proposed."""
         return bool(self.waiting or self.returning or self.paused or self.trials_left)
 
     def __iter__(self) -> Iterator[Identity]:
@@ -48,6 +50,22 @@ class Waitlist:
         """Members wait for a place in their cohorts."""
         self.returning += items
 
+    def defer(self, item: PendingRetry, until: float) -> None:
+        """A member waits until then before it waits for a place."""
+        self.deferred.append((until, item))
+
+    def return_due(self, now: float) -> bool:
+        """Members whose wait is over wait for a place in their cohorts; whether there are any."""
+        due = [each for each in self.deferred if each[0] <= now]
+        self.deferred = [each for each in self.deferred if each not in due]
+        self.returning += [item for _, item in due]
+        return bool(due)
+
+    @property
+    def cohorts(self) -> set[int | None]:
+        """The cohorts to which members will return."""
+        return {cohort for _, cohort in (*self.returning, *(item for _, item in self.deferred))}
+
     def add_paused(self, item: PendingRetry) -> None:
         """A member has no processes any more, and is paused."""
         self.paused.append(item)
@@ -66,12 +84,15 @@ class Waitlist:
         self.returning = [item for item in self.returning if item[0].member not in placed]
 
     def withdraw(self, member: str) -> PendingRetry | None:
-        """Take out a member that returns or is paused; None where it does neither."""
-        for where in (self.returning, self.paused):
-            for item in [item for item in where if item[0].member == member]:
-                where.remove(item)
-                return item
-        return None
+        """Take out a member that returns, now or later, or is paused; None where it does nothing of that."""
+        deferred = [item for _, item in self.deferred]
+        found = next(
+            (each for each in (*self.returning, *deferred, *self.paused) if each[0].member == member), None
+        )
+        self.returning = [item for item in self.returning if item is not found]
+        self.deferred = [each for each in self.deferred if each[1] is not found]
+        self.paused = [item for item in self.paused if item is not found]
+        return found
 
     def withdraw_waiting(self, member: str) -> Identity:
         """Take out a member that waits for a place in a new cohort."""

@@ -18,14 +18,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ensemble.events import Report
-from ensemble.executors.spawn import ForkServer, kill_group, make_node_environment, make_plain_environment
+from ensemble.executors.spawn import (
+    ForkServer,
+    kill_group,
+    make_node_environment,
+    make_plain_environment,
+    start_interpreter,
+)
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.meter.memory import tree_memory_gb
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
 from ensemble.train.node_checks import CHECKER, make_checker_address
 from pipelines.ipc import messages
-from pipelines.ipc.child_processes import child_environment, reap
+from pipelines.ipc.child_processes import reap
 
 log = logging.getLogger(__name__)
 
@@ -96,18 +102,10 @@ class CheckerProcess:
 
     def _start_interpreter(self, environment: dict[str, str]) -> None:
         assert self._listener is not None
-        with open(self.log, "ab") as output:
-            fd = self._listener.fileno()
-            arguments = [str(fd), str(os.getpid()), self._run_dir]
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "ensemble.executors.checker_main", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(fd,),
-                env={**child_environment(), **environment},
-                process_group=0,
-            )
+        fd = self._listener.fileno()
+        arguments = [str(fd), str(os.getpid()), self._run_dir]
+        command = [sys.executable, "-P", "-m", "ensemble.executors.checker_main", *arguments]
+        self._process = start_interpreter(command, fd, self.log, environment)
         self.has_started(self._process.pid, os.pidfd_open(self._process.pid))
         self.watch()
 

@@ -62,6 +62,7 @@ class ProcessPool:
     Attributes:
         directory: of the node, as in `make_worker_environment`.
         find_gpu_fault: returns why a GPU is broken, by its id; None where it works.
+        note_end: called when a rank has ended.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class ProcessPool:
         self.node = node
         self.directory: Path | None = None
         self.find_gpu_fault: Callable[[str], str | None] = lambda gpu: None
+        self.note_end: Callable[[], None] = lambda: None
         self._log_bounds = LogBounds()
         self._selector = selector
         self._emit = emit
@@ -116,8 +118,10 @@ class ProcessPool:
         except PipelineError as error:  # members then report that nothing is compared
             log.warning("node %s has no checker: %s", self.node, error)
 
-    def report_checker(self) -> None:
-        """Emit the CPU time of the node's checker, if there is one."""
+    def report_usage(self) -> None:
+        """Emit the CPU time of the fork server and of the checker, as far as there are any."""
+        if self._forks is not None:
+            self._emit(self._forks.usage(self.node))
         if self._checker is not None:
             self._checker.report_usage()
 
@@ -132,7 +136,9 @@ class ProcessPool:
         try:
             with theirs:
                 self._selector.register(ours, selectors.EVENT_READ, lambda: self._exchange(worker))
-                if not self._fork(worker, theirs, environment):
+                try:
+                    self.connect().fork(worker, theirs, environment)
+                except OSError:  # there is no fork server
                     start_process(worker, theirs, environment)
                     self._watch(worker)
         except OSError:
@@ -142,14 +148,6 @@ class ProcessPool:
         self._workers[worker.number] = worker
         self._send(worker, job.as_json())  # a forked worker receives it when its process id is known here
         return worker
-
-    def _fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> bool:
-        """Request the worker from the fork server; returns whether there is one."""
-        try:
-            self.connect().fork(worker, theirs, environment)
-        except OSError:
-            return False
-        return True
 
     def _watch(self, worker: WorkerProcess) -> None:
         """Wait for the end of a process that no fork server reports."""
@@ -219,12 +217,8 @@ class ProcessPool:
         """Kill a worker because the node is short of memory; its `exited` event has the reason "oom"."""
         worker = self._workers[number]
         worker.killed_for_memory = True
-        log.warning(
-            "node %s is short of memory: rank %d of %s is ended",
-            self.node,
-            worker.job.rank,
-            worker.job.identity.member,
-        )
+        who = f"rank {worker.job.rank} of {worker.job.identity.member}"
+        log.warning("node %s is short of memory: %s is ended", self.node, who)
         worker.kill()
 
     def close(self) -> None:
@@ -280,15 +274,14 @@ class ProcessPool:
             if worker.kill_pending:
                 worker.kill()
             self._flush(worker)
-            self._emit(forks.usage(self.node))
         else:
-            self._emit(forks.usage(self.node))
             self._finish(worker, message["code"], message.get("cpu_s"))
 
     def _handle_lost_server(self, forks: ForkServer) -> None:
         """The fork server died: its workers live on, but their exit codes cannot be known."""
         self._unregister(forks.control)
         forks.close()
+        self._emit(forks.usage(self.node))
         log.warning("the fork server of node %s died; another is started for the next member", self.node)
         self._forks = None
         if self._checker is not None:
@@ -378,10 +371,8 @@ class ProcessPool:
         event = worker.exit or make_exited(worker.job, None, describe_death(code, worker.log))
         if worker.exit is None and code == -signal.SIGKILL:
             if worker.killed_for_memory:
-                event |= {
-                    "reason": "oom",
-                    "detail": f"was ended because the node is short of memory; see {worker.log}",
-                }
+                detail = f"was ended because the node is short of memory; see {worker.log}"
+                event |= {"reason": "oom", "detail": detail}
             elif count_oom_kills() > self._oom_kills:
                 self._oom_kills = count_oom_kills()
                 event["reason"] = "oom"
@@ -390,6 +381,7 @@ class ProcessPool:
         if used_s is not None and (rest := worker.make_remaining_usage(used_s)) is not None:
             self._emit(rest)
         self._emit(event)
+        self.note_end()
 
 
 def _find_pid(worker: WorkerProcess) -> int | None:

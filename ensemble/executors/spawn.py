@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -198,18 +198,26 @@ class ForkServer:
 
 def start_process(worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
     """Start a worker as a new interpreter."""
-    with open(worker.log, "ab") as output:
-        worker.process = subprocess.Popen(
-            make_worker_command(theirs.fileno(), os.getpid()),
+    command = make_worker_command(theirs.fileno(), os.getpid())
+    worker.process = start_interpreter(command, theirs.fileno(), worker.log, environment)
+    worker.pidfd = os.pidfd_open(worker.process.pid)
+    worker.began = read_start(worker.process.pid)
+
+
+def start_interpreter(
+    command: Sequence[str], descriptor: int, log: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start a process that inherits a descriptor, and adds what it prints to a log."""
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(descriptor,),
             env={**child_environment(), **_OUTPUT, **environment},
             process_group=0,  # Ctrl-C in the terminal is for the controller, which asks members to checkpoint
         )
-    worker.pidfd = os.pidfd_open(worker.process.pid)
-    worker.began = read_start(worker.process.pid)
 
 
 def make_worker_command(descriptor: int, executor: int) -> list[str]:

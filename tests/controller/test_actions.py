@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from property_examples import examples
 from test_controller import FAULTS, Simulated, an_ensemble, run, states
 
-from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveCheckpoints, RemoveLeftovers
+from ensemble.controller.actions import AppendMemberLog, RemoveAttemptFiles, RemoveCheckpoints
 from ensemble.controller.attempt import rendezvous_file
 from ensemble.controller.performer import Performer, add_exit_notes
 from ensemble.search.trials import make_trials
@@ -114,9 +114,9 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path, ru
     }
     assert add_exit_notes({**exited, "outcome": "finished"}, run_dir) == {**exited, "outcome": "finished"}
     performed = [
-        RemoveCheckpoints("member-0", 3, [kept.name, before.name])
+        RemoveCheckpoints("member-0", [kept.name, before.name], 3)
         if runs
-        else RemoveLeftovers("member-0", [kept.name]),
+        else RemoveCheckpoints("member-0", [kept.name]),
         RemoveAttemptFiles("member-0", 3),
         AppendMemberLog("member-0", "attempt 3: failed"),
     ]

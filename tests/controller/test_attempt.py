@@ -118,7 +118,7 @@ def test_a_member_is_not_launched_beside_its_previous_attempt(tmp_path: Path) ->
     controller.handle([failed])  # it is to be tried again, but its process has not ended
     start = Start(Placement(an_ensemble().identify(0), "sim", (None,)), None)
     with pytest.raises(RuntimeError, match="previous attempt has processes"):
-        controller.session.attempts.reserve(start, {})
+        controller.session.launcher.reserve(start, {})
     assert controller.state.members["member-0"].attempts == 1
     executor.scripts.clear()
     exited = {"type": "exited", "member": "member-0", "attempt": 0, "rank": 0, "outcome": "failed"}

@@ -194,7 +194,7 @@ class Simulated:
 @pytest.fixture(autouse=True)
 def _requests_are_seen_at_once_and_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
-    monkeypatch.setattr("ensemble.controller.controller.RetryPolicy", functools.partial(RetryPolicy, pause_s=0.0))
+    monkeypatch.setattr("ensemble.controller.attempts.RetryPolicy", functools.partial(RetryPolicy, pause_s=0.0))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -555,7 +555,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.launched: list[float] = []
-        monkeypatch.setattr("ensemble.controller.controller.RetryPolicy", RetryPolicy)
+        monkeypatch.setattr("ensemble.controller.attempts.RetryPolicy", RetryPolicy)
         passing = types.SimpleNamespace(**{**vars(time), "monotonic": lambda: self.now})
         monkeypatch.setattr("ensemble.controller.controller.time", passing)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ensemble.controller.actions import ClearRendezvous, Log, StartFeeder, StopFeeder
+from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.feeders import Feeders, SharedStream, choose_ring_capacity
 from ensemble.controller.node_table import NodeTable
 from ensemble.controller.session_state import SessionState
@@ -42,7 +43,7 @@ class Decided:
         )
         stream = SharedStream(self.declared)
         stream.check()
-        self.state = SessionState(run := RunState(), NodeTable(run, NODES.values()))
+        self.state = SessionState(run := RunState(), NodeTable(run, NODES.values()), AttemptTable(run))
         self.feeders = Feeders(self.state, self.declared, RunDir(tmp_path), stream)
         self.logged: list[Log] = []
 

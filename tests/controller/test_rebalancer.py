@@ -10,7 +10,7 @@ import pytest
 from event_dicts import fold, read_events
 from test_controller import Simulated, an_ensemble
 
-from ensemble import Member, SpecError
+from ensemble import Member
 from ensemble.api import check_same
 from ensemble.controller.controller import Controller
 from ensemble.store import EventLog, RunDir, StoreError
@@ -65,17 +65,17 @@ def test_feeders_run_as_long_as_somebody_reads_them_or_will(tmp_path: Path) -> N
     controller = begun(tmp_path / "run", executor, sharing="node", members=[{}, {}, {}])
     session = controller.session
     commands, feeders, state, node = session.commands, session.feeders, session.state, session.state.nodes.held[0]
-    assert state.count_readers() == {("sim", 0): 3} and executor.feeders == {0: 3}
+    assert state.live.count_readers() == {("sim", 0): 3} and executor.feeders == {0: 3}
     identities = [controller.ensemble.identify(number) for number in range(3)]
     key = feeders.assign_late(identities[:2], 1, node)
     assert key is not None and feeders.is_starting(key)
     assert commands.join("member-0", key, None) and commands.join("member-1", key, None)
-    assert state.count_readers() == {("sim", 0): 3, ("sim", 1): 2}
+    assert state.live.count_readers() == {("sim", 0): 3, ("sim", 1): 2}
     assert not commands.join("member-0", key, None)
     turns(controller, executor)
     address = feeders.address(key)
     assert address is not None and executor.feeders == {0: 3, 1: 2}, "its gate waits for those who come"
-    assert state.count_readers() == {("sim", 0): 1, ("sim", 1): 2} and executor.feeders_stopped == []
+    assert state.live.count_readers() == {("sim", 0): 1, ("sim", 1): 2} and executor.feeders_stopped == []
     assert feeders.assign_late(identities[2:], 1, node) == key
     assert commands.join("member-2", key, address)
     turns(controller, executor)
@@ -84,7 +84,7 @@ def test_feeders_run_as_long_as_somebody_reads_them_or_will(tmp_path: Path) -> N
         assert commands.alone(member) and not commands.alone(member)
     assert commands.join("member-2", key, address), "it has thought better of it"
     turns(controller, executor)
-    assert executor.feeders_stopped == [0] and state.list_feeders_read() == [("sim", 1)]
+    assert executor.feeders_stopped == [0] and state.live.list_feeders_read() == [("sim", 1)]
     assert controller.state.members["member-0"].cohort is None
     assert set(finish(controller, executor).values()) == {"finished"}
     assert not commands.alone("member-0"), "nobody is there any more"
@@ -106,7 +106,9 @@ def test_a_member_that_fails_alone_returns_alone(tmp_path: Path) -> None:
         controller.handle([])  # one that has failed rests for a moment
         time.sleep(0.01)
     turns(controller, executor)
-    assert executor.jobs["member-0"].feeder is None and controller.session.state.count_readers() == {("sim", 0): 1}
+    assert executor.jobs["member-0"].feeder is None and controller.session.state.live.count_readers() == {
+        ("sim", 0): 1
+    }
     assert set(finish(controller, executor).values()) == {"finished"}
 
 
@@ -136,14 +138,6 @@ def test_a_widened_member_returns_with_its_new_width(tmp_path: Path) -> None:
     for other in (declared(2), declared(3), declared(1, elastic=False)):
         with pytest.raises(StoreError, match="workers="):
             check_same(fold(events), other, tmp_path)
-
-
-def test_nobody_is_widened_unless_that_was_allowed(tmp_path: Path) -> None:
-    executor = Obedient(4)
-    controller = begun(tmp_path / "run", executor, members=[{}])
-    with pytest.raises(SpecError, match=r"elastic is False"):
-        controller.session.commands.widen("member-0", 2)
-    assert set(finish(controller, executor).values()) == {"finished"}
 
 
 def test_a_run_that_stops_widens_nobody(tmp_path: Path) -> None:

@@ -41,9 +41,8 @@ from ensemble.controller.actions import (
     StopFeeder,
 )
 from ensemble.controller.costs import WAIT_S
-from ensemble.controller.failure_policy import RetryPolicy
 from ensemble.controller.feeders import SharedStream
-from ensemble.controller.session import Session, Setup
+from ensemble.controller.session import Session
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity, Member, Search, uniform
 from ensemble.spec.search_space import SECOND_OBJECTIVES
@@ -138,18 +137,15 @@ class World:
         self.minimizes = ensemble.search is not None and ensemble.search.second_objective is not None
         self.declared = 0
         self.session = Session(
-            Setup(
-                ensemble=ensemble,
-                run_dir=RunDir(NOWHERE),
-                run=RunState(),
-                nodes=nodes,
-                list_cluster=lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None,
-                stream=stream,
-                policy=RetryPolicy(ensemble.retries),
-                awaits_pruner=self.streaming,
-                streaming=self.streaming,
-                trials_left=TRIALS if self.streaming else len(ensemble.members or ()),
-            )
+            ensemble=ensemble,
+            run_dir=RunDir(NOWHERE),
+            run=RunState(),
+            nodes=nodes,
+            list_cluster=lambda: [n for n in nodes if n.name in self.nodes] if on_cluster else None,
+            stream=stream,
+            awaits_pruner=self.streaming,
+            streaming=self.streaming,
+            trials_left=TRIALS if self.streaming else len(ensemble.members or ()),
         )
         started = {"type": "run_started", "name": ensemble.name, "members": 0, "epochs": ensemble.epochs}
         known = [{"type": "node", **node.as_event()} for node in nodes]
@@ -482,7 +478,7 @@ class World:
 
     def check(self) -> None:
         state = self.session.state
-        resting = [item for _, item in self.session.attempts.failures._deferred]
+        resting = [item for _, item in state.waitlist.deferred]
         places = Counter(
             [*state.live]
             + [identity.member for identity in state.waitlist.waiting]
@@ -521,7 +517,6 @@ class World:
         while self.later:
             self.handle(self.later.pop())
         assert not self.feeders, "a feeder is left"
-        self.perform(self.session.log_held(*self.time))
         assert fold(self.log) == state.run, "the log says what the session decided from"
         asked = [event["request"] for event in self.log if event["type"] == "request"]
         assert len(asked) == len(set(asked)), "a request is answered once"
@@ -616,29 +611,19 @@ def test_a_trial_on_a_node_that_meters_no_more_has_its_cost_after_a_few_seconds(
     assert world.ended[process.identity.number] == 1
 
 
-def test_figures_that_were_held_back_are_logged_before_a_cost_is_measured() -> None:
-    world, process = begin("energy_j")
+def test_progress_is_logged_the_more_seldom_the_older_the_run_is() -> None:
+    world, process = begin("cpu_s")
+
+    def count(seconds: int) -> int:
+        before = len(world.log)
+        for step in range(seconds):
+            world.now += 1.0
+            world.handle(process.event("progress", epoch=0, step=step, steps=9, samples_per_s=1.0))
+        return sum(event["type"] == "progress" for event in world.log[before:])
+
+    assert count(40) == 40, "all of a short run"
     world.now += 5000.0
-    world.report(process)  # it starts: the session does not take it for hung
-    who = {"node": "a", "role": "train", "member": process.identity.member, "pid": 1, "origin": "measured"}
-    power = {"type": "power", "origin": "estimated", "node": process.nodes[0], "energy_j": None, "interval_s": 1.0}
-
-    def report(count: float) -> None:
-        world.now += 1.0
-        world.handle({"type": "usage", **who, "cpu_s": count})
-        world.handle({**power, "watts": count})
-        world.reconcile()
-
-    report(1.0)
-    report(2.0)
-    process.end("finished", "finished", metrics={"accuracy": 0.5})
-    world.report(process)
-    report(3.0)
-    world.report(process)
-    report(4.0)
-    before = world.log[: [event["type"] for event in world.log].index("cost")]
-    assert [event["cpu_s"] for event in before if event["type"] == "usage"][-1] == 4.0
-    assert [event["watts"] for event in before if event["type"] == "power"][-1] == 4.0
+    assert count(61) == 3, "each half a minute"
 
 
 def test_cpu_seconds_are_known_when_the_processes_are_gone() -> None:

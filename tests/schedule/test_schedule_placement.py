@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedule_cases import identity
 
-from ensemble.controller.failure_policy import lower_limit
 from ensemble.schedule import (
     ClusterSnapshot,
     Node,
@@ -100,10 +99,3 @@ def test_everything_that_fits_is_placed_in_the_end(sizes: list[float], seed: int
             break
         done.add(busy.pop(rng.randrange(len(busy))).member)
     assert not waiting and not busy and len(done) == len(sizes)
-
-
-def test_running_out_of_memory_lowers_the_packing_first() -> None:
-    assert lower_limit("oom", 4, None) == 3
-    assert lower_limit("oom", 2, 3) == 1
-    assert lower_limit("oom", 1, None) == 1
-    assert lower_limit("error", 4, None) is None

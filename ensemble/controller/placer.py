@@ -1,0 +1,193 @@
+"""Places members on the nodes, and says for which of them the cluster lacks resources."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+from ensemble.controller.actions import Demand
+from ensemble.controller.attempts import Attempts
+from ensemble.controller.feeders import Feeders
+from ensemble.controller.launcher import Launcher
+from ensemble.controller.planner import Planner
+from ensemble.controller.profiler import Profiler
+from ensemble.controller.queue import MemberQueue
+from ensemble.controller.rebalancer import Rebalancer
+from ensemble.controller.session_state import SessionState
+from ensemble.schedule import ClusterSnapshot, count_placeable, explain_memory_wait
+from ensemble.schedule.profiles import max_node_memory_gb
+from ensemble.spec import Ensemble, Identity
+
+log = logging.getLogger(__name__)
+
+#: Trials to come for which resources are asked, beside those that wait.
+MOST_COMING = 64
+
+
+class Placer:
+    """Gives waiting members places and feeders, as the planner chooses.
+
+    Args:
+        streaming: whether members are proposed when there is room for them.
+    """
+
+    def __init__(
+        self,
+        session: SessionState,
+        ensemble: Ensemble,
+        attempts: Attempts,
+        launcher: Launcher,
+        queue: MemberQueue,
+        feeders: Feeders,
+        profiler: Profiler,
+        rebalancer: Rebalancer,
+        planner: Planner,
+        *,
+        streaming: bool,
+    ) -> None:
+        self._session, self._ensemble, self._streaming = session, ensemble, streaming
+        self._attempts, self._launcher, self._queue, self._feeders = attempts, launcher, queue, feeders
+        self._profiler, self._rebalancer, self._planner = profiler, rebalancer, planner
+        self._demand: Demand | None = None  # as it was last said
+        spans = [span.cohort for member in session.run.members.values() for span in member.spans]
+        self._stream = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
+        self._cohort = self._stream + streaming  # the next number; all trials of a search are in `_stream`
+
+    def place(self) -> str | None:
+        """Place the members for which there is room.
+
+        Returns:
+            Why the run has to stop: no member runs, and none can ever; None: it goes on.
+        """
+        session, waitlist = self._session, self._session.waitlist
+        session.placement_due = False
+        if self._streaming and not self._profiler.is_busy:
+            self._queue.propose(self._count_wanted_trials())
+        prepared = self._planner.prepare_waiting(
+            waitlist.waiting,
+            waitlist.returning,
+            self._take_cluster_snapshot(),
+            self._queue.count_trials_left(),
+        )
+        waitlist.arrange(*prepared)
+        starts = self._planner.choose_starts(self._take_cluster_snapshot())
+        new = (start.cohort + 1 for start in starts if start.cohort is not None)
+        self._cohort = max(self._cohort, *new, 0)
+        waitlist.remove({start.placement.member for start in starts})
+        readers = {start.placement.member for start in starts if self._epochs_left(start.placement.identity)}
+        for start in starts:
+            keys = self._feeders.assign(start, starts, readers)
+            awaits = [key for key in keys if self._feeders.is_starting(key)]
+            self._launcher.reserve(start, {key[0]: self._feeders.address(key) for key in keys}, awaits)
+        self._feeders.stop_unneeded(self._list_needed_feeders())
+        left_out = list(waitlist)
+        self.say_demand(left_out)
+        if left_out and not self._attempts and not session.placement_due and not self._profiler.is_busy:
+            return self._give_up_unplaceable(left_out)
+        if self._attempts:
+            self._say_memory_wait("")
+        return None
+
+    def rebalance(self) -> None:
+        """Decide about stragglers among the members that have ended an epoch."""
+        if self._planner.is_due:
+            coming = self._queue.count_trials_left()
+            self._cohort = self._planner.rebalance(self._take_cluster_snapshot(), coming, self._cohort)
+
+    def _take_cluster_snapshot(self) -> ClusterSnapshot:
+        session, nodes, waitlist = self._session, self._session.nodes, self._session.waitlist
+        failures, measuring = self._attempts.failures, self._profiler.is_busy
+        most_gb = max_node_memory_gb(nodes.list_potential())
+        left_gb = max_node_memory_gb(nodes.held) if nodes.list_cluster() is None else math.inf
+        waiting = () if measuring else waitlist.waiting
+        return ClusterSnapshot(
+            nodes=failures.list_usable_nodes(nodes.held, list(waitlist), nodes.devices, session.now),
+            devices=nodes.devices,
+            waiting=[failures.grants.apply(each, most_gb, left_gb) for each in waiting],
+            returning=[
+                (failures.grants.apply(identity, most_gb, left_gb), cohort)
+                for identity, cohort in waitlist.returning
+                if not measuring or session.run.members[identity.member].attempts
+            ],
+            running=self._planner.apply_core_shares(session.live.list_placements()),
+            limits=self._attempts.failures.limits,
+            tenants=self._rebalancer.tenant_limits(nodes.held),
+            next_cohort=self._stream if self._streaming else self._cohort,
+            streaming=self._streaming,
+        )
+
+    def _give_up_unplaceable(self, left_out: Sequence[Identity]) -> str | None:
+        """Handle members that find no place although nothing runs; returns why the run has to stop.
+
+        Those fail that no node could ever hold. The run stops if there is no node at all, or if nodes of which it
+        holds all have no place; else it waits for the cluster.
+        """
+        session = self._session
+        why = {
+            one.member: reason
+            for one in left_out
+            if (reason := session.nodes.explain_unplaceable(one)) is not None
+        }
+        if not session.nodes.list_potential() or (not why and not session.nodes.has_more()):
+            return next(iter(why.values()), "no place is left")
+        for member, reason in why.items():
+            self._queue.give_up(member, reason)
+        self._say_memory_wait(explain_memory_wait(self._take_cluster_snapshot()) or "")
+        return None
+
+    def _say_memory_wait(self, detail: str) -> None:
+        """Say that no member can start because of what others hold of the memory, or (empty) that one could."""
+        if bool(detail) == bool(self._session.run.awaited_memory):
+            return
+        self._session.log("memory_awaited", detail=detail)
+        if detail:
+            log.warning("no member can start now: %s; the run goes on when others give memory back", detail)
+
+    def say_demand(self, left_out: Sequence[Identity]) -> None:
+        """Say for which members resources are missing, and which places are taken, if either has changed."""
+        session, coming = self._session, self._queue.count_trials_left()
+        if session.stop_reason is not None:
+            missing: list[Identity] = []
+        elif self._profiler.is_busy:  # what they need is not known yet
+            missing = [] if self._demand is None else list(self._demand.waiting)
+        else:
+            most_gb = max_node_memory_gb(session.nodes.list_potential())
+            missing = [self._attempts.failures.grants.apply(each, most_gb) for each in left_out]
+            if coming and self._streaming:
+                example = self._planner.make_example(
+                    self._ensemble.identify(0, {}), session.nodes.list_potential()
+                )
+                missing += [example] * min(coming, MOST_COMING)
+        demand = Demand(missing, session.live.list_placements())
+        if demand != self._demand:
+            self._demand = demand
+            session.actions.append(demand)
+
+    def _count_wanted_trials(self) -> int:
+        """The number of trials to propose: those that fit now, and at least one while no member runs or waits."""
+        left, cluster = self._queue.count_trials_left(), self._take_cluster_snapshot()
+        if not left:
+            return 0
+        example = self._planner.make_example(self._ensemble.identify(0, {}), cluster.nodes)
+        nobody = not (self._attempts or cluster.waiting or cluster.returning)
+        return max(count_placeable(example, left, cluster), int(nobody))
+
+    def _epochs_left(self, identity: Identity) -> int:
+        """The number of epochs after a member's last checkpoint."""
+        checkpoint = self._session.run.members[identity.member].checkpoint
+        return identity.epochs - (checkpoint.epoch if checkpoint else 0)
+
+    def _list_needed_feeders(self) -> set[tuple[str, int]]:
+        """The feeders that running, returning or later members read."""
+        session, waitlist = self._session, self._session.waitlist
+        coming = waitlist.cohorts
+        if (
+            self._streaming
+            and session.stop_reason is None
+            and (waitlist.waiting or self._queue.count_trials_left())
+        ):
+            coming.add(self._stream)
+        # Those of a node that is being drained end with its members.
+        kept = (key for key in self._feeders.running if key[0] in session.nodes and key[1] in coming)
+        return {*session.live.list_feeders_read(), *kept}
