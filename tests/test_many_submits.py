@@ -57,6 +57,12 @@ def count_held() -> dict[str, int]:
     }
 
 
+def list_descriptors() -> list[str]:
+    """What the descriptors of this process lead to."""
+    links = [entry.path for entry in os.scandir("/proc/self/fd")]
+    return sorted(os.readlink(link) for link in links if os.path.lexists(link))  # not that of the scan itself
+
+
 def read_memory() -> int:
     """This process's anonymous memory, in bytes."""
     fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
@@ -86,7 +92,7 @@ def submit_many(folder: Path, runs: int, local_every: int, width: int, *, is_alo
             memory.append(read_memory())
     if not is_alone:
         return
-    assert (now := count_held()) == held, f"{now}, and it was {held} after two runs"
+    assert (now := count_held()) == held, f"{now}, and it was {held} after two runs: {list_descriptors()}"
     grown = (read_memory() - memory[0]) / (runs - 2)
     assert grown < 24 * width * 4 / 4, f"{grown:,.0f} bytes a run, a quarter of its arrays or more: {memory}"
 
