@@ -40,7 +40,6 @@ from ensemble.controller.starts import describe_kept, find_start, keep_start
 from ensemble.events import Event, Report, to_dict
 from ensemble.executors import Executor
 from ensemble.executors.base import MetricsExporter
-from ensemble.meter.ledger import build_ledger
 from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
 from ensemble.spec.identity import make_lineage
@@ -156,8 +155,8 @@ class Performer:
             if not self._is_dashboard_exported:
                 executor.export_dashboard(format_dashboard())
                 self._is_dashboard_exported = True
-            account, state = self._status.read_account(), self._status.state
-            executor.export_metrics(project_lasting(clean(self._run_dir.path.name), state, account))
+            used, state = self._status.read_used(), self._status.state
+            executor.export_metrics(project_lasting(clean(self._run_dir.path.name), state, used))
         except Exception as error:  # figures for people: the run goes on without them
             log.debug("the metrics could not be reported: %s", error, exc_info=True)
 
@@ -173,7 +172,7 @@ class Performer:
         return None
 
     def _measure_cost(self, member: str, attempt: int) -> Report:
-        used = build_ledger(self._status.read_account(), member).member(member)
+        used = self._status.read_used().read(member).member(member)
         return {
             "type": "cost",
             "member": member,

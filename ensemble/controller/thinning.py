@@ -17,7 +17,7 @@ import ensemble.events as events
 from ensemble.events import Event, Feeder, Power, PowerPart, Usage
 from ensemble.meter.cpu import report_interval_s
 from ensemble.meter.origin import from_ticks, to_ticks, weakest
-from ensemble.meter.usage_intervals import BEGINS_POWER, ENDS_ATTEMPT, PAUSE_S
+from ensemble.meter.usage_parser import BEGINS_POWER, ENDS_ATTEMPT, PAUSE_S
 
 #: Figures that arrive every second.
 Figures = Usage | Power | Feeder

@@ -142,10 +142,10 @@ def test_results_loggers_and_metrics_have_figures_intervals_and_uncertainty() ->
 
 
 def test_the_samples_of_the_combined_model_name_figure_split_and_direction() -> None:
-    from ensemble.meter.account import Account
+    from ensemble.meter import LedgerView
 
     events = tasks.task_run("regression")
-    account = Account()
+    account = LedgerView()
     for event in events:
         account.apply(typed(event))
     found = {
