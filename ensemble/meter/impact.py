@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.meter.ledger import Total
+from ensemble.meter.ledger_rows import Total
 from ensemble.meter.origin import Origin
 
 J_PER_KWH = 3.6e6

@@ -18,16 +18,17 @@ import dataclasses
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ensemble.meter.energy_allocator import METHODS
+from ensemble.meter.ledger_rows import LedgerRow, Reuse, Total, count_ticks, make_rows, natural_key, role_key
 from ensemble.meter.origin import Origin, from_ticks, weakest
 from ensemble.meter.shared_cost_allocation import share_out
 from ensemble.meter.usage_parser import Samples
 from ensemble.meter.usage_records import Owner, PowerInterval
-from ensemble.meter.usage_sums import BUSY, CPU, ROLES, SM, NodeTotal, Sums, Use, list_energies
+from ensemble.meter.usage_sums import BUSY, CPU, SM, NodeTotal, Sums, Use, list_energies
 
 VERSION = 2
 NOT_THE_RUNS = ("idle", "other")
@@ -49,100 +50,6 @@ COLUMNS = {
     **{f"{kind}_j": f"the part of energy_j that is of the kind {kind}" for kind in KINDS},
     **{f"by_{method}_j": f"the part of energy_j that was split by {method}" for method in METHODS},
 }
-
-
-@dataclass(frozen=True)
-class Share:
-    """Joules, where they come from, and how many of them were shared out by which method.
-
-    Attributes:
-        by: joules by method (`ensemble.meter.energy_allocator.Method`); those by "reservation" are idle energy.
-    """
-
-    energy_j: float
-    origin: Origin
-    by: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class LedgerRow:
-    """What one role, of one member where it has one, used on one node.
-
-    Attributes:
-        cohort: of a feeder: the members that it serves.
-        cpu_s: CPU-seconds of the run's processes (0 for the roles ``idle`` and ``other``).
-        cpu_origin: of cpu_s.
-        energy_j: None where the node's energy was not known while this was used.
-        origin: of energy_j: attributed, estimated or unavailable.
-        gpu_s: seconds in which it kept GPUs busy, by its own CUDA events, else SM-seconds by the driver; None
-            where neither is known.
-        parts: energy_j by kind: cpu, dram, gpu, node (the rest that an external meter sees).
-    """
-
-    role: str
-    member: str | None
-    node: str
-    cohort: int | None
-    cpu_s: float
-    cpu_origin: Origin
-    energy_j: float | None
-    origin: Origin
-    gpu_s: float | None = None
-    parts: Mapping[str, Share] = field(default_factory=dict)
-
-    @property
-    def methods(self) -> dict[str, float]:
-        """Its joules by the method by which they were shared out."""
-        joules: dict[str, float] = {}
-        for share in self.parts.values():
-            for method, by in share.by.items():
-                joules[method] = joules.get(method, 0.0) + by
-        return joules
-
-    @property
-    def idle_j(self) -> float:
-        """The idle energy in it."""
-        return self.methods.get("reservation", 0.0)
-
-
-@dataclass(frozen=True)
-class Total:
-    """A sum over rows.
-
-    Attributes:
-        energy_j: of the rows that have one; None where none has.
-        idle_j: the idle energy in it; None where it was known on none of their nodes.
-        gpu_s: see `LedgerRow`.
-        mean_w: of a member: energy over the time in which it held a place; else over the time that was metered.
-        peak_w: the highest mean power of a metered interval, added up over nodes.
-    """
-
-    cpu_s: float
-    energy_j: float | None
-    origin: Origin
-    idle_j: float | None = None
-    gpu_s: float | None = None
-    mean_w: float | None = None
-    peak_w: float | None = None
-
-
-@dataclass(frozen=True)
-class Reuse:
-    """How often a prepared sample was used.
-
-    Attributes:
-        prepared: samples prepared, by feeders and by members for themselves.
-        consumed: samples that reached a member.
-        private: those of both that a member prepared for itself.
-        skipped: records left out on request.
-        factor: consumed over prepared; None before anything was prepared.
-    """
-
-    prepared: int
-    consumed: int
-    private: int
-    skipped: int
-    factor: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,19 +76,19 @@ class Ledger:
     @cached_property
     def rows(self) -> tuple[LedgerRow, ...]:
         """The first view."""
-        return _make_rows(self.sums.uses)
+        return make_rows(self.sums.uses)
 
     @cached_property
     def full_rows(self) -> tuple[LedgerRow, ...]:
         """The second view: each row with the member to whom it belongs, as far as there is one."""
         shared = Sums()
         share_out(self.sums.uses, self.samples.by_member, self.ranks, shared.use)
-        return _make_rows(shared.uses)
+        return make_rows(shared.uses)
 
     @cached_property
     def nodes(self) -> tuple[NodeTotal, ...]:
         """What each node used."""
-        return tuple(self.sums.nodes[name] for name in sorted(self.sums.nodes, key=_natural_key))
+        return tuple(self.sums.nodes[name] for name in sorted(self.sums.nodes, key=natural_key))
 
     @property
     def reuse(self) -> Reuse:
@@ -221,7 +128,7 @@ class Ledger:
         uses = defaultdict[str, list[_KeyAndUse]](list)
         for key, use in self.sums.uses.items():
             uses[key[0].role].append((key, use))
-        order = sorted(uses, key=_role_key)
+        order = sorted(uses, key=role_key)
         return {role: self._sum(uses[role], self.metered_s, self._peaks.get(("role", role))) for role in order}
 
     def by_member(self, full: bool = False) -> dict[str, Total]:
@@ -231,7 +138,7 @@ class Ledger:
             full: with its part of what serves several members; without a peak, which only rows of its own have.
         """
         known = self._full_uses_of_members if full else self._uses_of_members
-        return {member: self.member(member, full) for member in sorted(known, key=_natural_key)}
+        return {member: self.member(member, full) for member in sorted(known, key=natural_key)}
 
     def member(self, member: str, full: bool = False) -> Total:
         """As `by_member` has it; nothing and ``unavailable`` where the log says nothing of it."""
@@ -271,8 +178,8 @@ class Ledger:
         cpu = energy = idle = gpu = 0
         origins, has_idle = set[Origin](), False
         for (_, node), use in uses:
-            cpu += _count(use, CPU)
-            gpu += _count(use, BUSY) or _count(use, SM)
+            cpu += count_ticks(use, CPU)
+            gpu += count_ticks(use, BUSY) or count_ticks(use, SM)
             energies = list_energies(use)
             has_idle |= bool(energies) and node in self._nodes_with_idle
             for _, method, ticks, origin in energies:
@@ -335,48 +242,6 @@ class Ledger:
 _KeyAndUse = tuple[tuple[Owner, str], Use]
 
 
-def _make_rows(uses: Mapping[tuple[Owner, str], Use]) -> tuple[LedgerRow, ...]:
-    rows = [_make_row(owner, node, use) for (owner, node), use in uses.items()]
-    rows.sort(
-        key=lambda row: (
-            _role_key(row.role),
-            _natural_key(row.member or ""),
-            _natural_key(row.node),
-            -1 if row.cohort is None else row.cohort,
-        )
-    )
-    return tuple(rows)
-
-
-def _make_row(owner: Owner, node: str, use: Use) -> LedgerRow:
-    energies = list_energies(use)
-    parts: dict[str, Share] = {}
-    for kind in sorted({kind for kind, *_ in energies}):
-        shares = [(method, ticks, origin) for of, method, ticks, origin in sorted(energies) if of == kind]
-        parts[kind] = Share(
-            from_ticks(sum(ticks for _, ticks, _ in shares)),
-            weakest(origin for *_, origin in shares),
-            {method: from_ticks(ticks) for method, ticks, _ in shares},
-        )
-    gpu = _count(use, BUSY) or _count(use, SM)
-    return LedgerRow(
-        role=owner.role,
-        member=owner.member,
-        node=node,
-        cohort=owner.cohort,
-        cpu_s=from_ticks(_count(use, CPU)),
-        cpu_origin=use.get(CPU, (0, "measured"))[1],
-        energy_j=sum(share.energy_j for share in parts.values()) if parts else None,
-        origin=weakest(share.origin for share in parts.values()),
-        gpu_s=from_ticks(gpu) if gpu else None,
-        parts=parts,
-    )
-
-
-def _count(use: Use, what: tuple[str, str]) -> int:
-    return use[what][0] if what in use else 0
-
-
 def _group_by_member(uses: Mapping[tuple[Owner, str], Use]) -> dict[str, list[_KeyAndUse]]:
     found = defaultdict[str, list[_KeyAndUse]](list)
     for key, use in uses.items():
@@ -387,8 +252,8 @@ def _group_by_member(uses: Mapping[tuple[Owner, str], Use]) -> dict[str, list[_K
 
 def _sum_cpu(uses: Iterable[_KeyAndUse]) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    for (owner, _), use in sorted(uses, key=lambda each: _role_key(each[0][0].role)):
-        seconds[owner.role] = seconds.get(owner.role, 0.0) + from_ticks(_count(use, CPU))
+    for (owner, _), use in sorted(uses, key=lambda each: role_key(each[0][0].role)):
+        seconds[owner.role] = seconds.get(owner.role, 0.0) + from_ticks(count_ticks(use, CPU))
     return seconds
 
 
@@ -411,14 +276,3 @@ def _describe_node(node: NodeTotal, power: Sequence[PowerInterval]) -> dict[str,
 
 def _describe_row(row: LedgerRow) -> dict[str, Any]:
     return {**vars(row), "parts": {kind: vars(share) for kind, share in row.parts.items()}}
-
-
-def _role_key(role: str) -> tuple[int, str]:
-    """Sorts roles in their order, others behind them."""
-    return (ROLES.index(role), "") if role in ROLES else (len(ROLES), role)
-
-
-def _natural_key(name: str) -> tuple[str, int, str]:
-    """Sorts member-2 before member-10."""
-    stem = name.rstrip("0123456789")
-    return (stem, int(name[len(stem) :] or -1), name)

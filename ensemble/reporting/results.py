@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import to_dict
-from ensemble.meter.ledger import Total
+from ensemble.meter.ledger_rows import Total
 from ensemble.reporting.loggers.points import epoch_values
 from ensemble.reporting.model_figures import compare
 from ensemble.reporting.ranking import front_members

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ensemble.events import NOT_COMBINED, RunStopped
 from ensemble.meter import Ledger, ledger
-from ensemble.meter.ledger import Total
+from ensemble.meter.ledger_rows import Total
 from ensemble.reporting.ranking import best_member, finite_or_none, metric
 from ensemble.reporting.sections.time_to_solution import TimeToSolution, measure_time_to_solution
 from ensemble.reporting.time_left import epochs_done_and_left

@@ -10,7 +10,7 @@ import pytest
 from event_dicts import ledger
 
 from ensemble.meter.impact import UNITS, Impact, Work, assess_impact
-from ensemble.meter.ledger import Total
+from ensemble.meter.ledger_rows import Total
 from ensemble.spec import Energy
 
 KWH = 3.6e6

@@ -13,7 +13,7 @@ from ensemble.reporting.sections import time_to_solution
 from ensemble.reporting.time_left import fraction_done, member_epochs, member_left_s
 
 if TYPE_CHECKING:
-    from ensemble.meter.ledger import Total
+    from ensemble.meter.ledger_rows import Total
     from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
 

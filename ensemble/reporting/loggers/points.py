@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble.events import NOT_COMBINED, Combined, Epoch, Event, MemberDeclared, RunFinished, Started
-from ensemble.meter.ledger import Total
+from ensemble.meter.ledger_rows import Total
 from ensemble.reporting.ranking import finite_or_none
 from ensemble.reporting.run_projection import NOTHING, RunProjection
 from ensemble.reporting.sections import quality

@@ -11,7 +11,7 @@ from ensemble.reporting.sections.notices import describe_unread
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
-    from ensemble.meter.ledger import LedgerRow
+    from ensemble.meter.ledger_rows import LedgerRow
     from ensemble.store import RunState
 
 #: The roles of the ledger in words.
