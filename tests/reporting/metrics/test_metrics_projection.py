@@ -118,6 +118,13 @@ def test_counters_never_fall_whoever_reads_the_log_and_in_the_end_are_the_ledger
     assert last["ensemble_run_samples_consumed_total", ("digits",)] == used.reuse.consumed
 
 
+def test_energy_is_the_same_to_the_tick_whenever_it_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = measured(list_run(epochs=60, seed=3))
+    settled = ledger(events).as_dict()
+    monkeypatch.setattr("ensemble.meter.ledger_view.MARGIN_S", 1e9)
+    assert ledger(events).as_dict() == settled and settled["total"]["energy_j"] > 0
+
+
 def test_a_member_has_power_while_it_trains_and_energy_with_its_origin(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", list_run(epochs=30, until=30.0))
     series = scrape(one(path))
