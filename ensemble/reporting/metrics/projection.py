@@ -77,7 +77,7 @@ LASTING = frozenset(
 
 def project_lasting(run: str, state: RunState, view: LedgerView) -> Iterator[MetricSample]:
     """Yields the samples of the families in `LASTING`, none of which is about a member; see `project`."""
-    samples = (*project_run(run, state, view), *project_streams(run, state, view))
+    samples = (*project_run(run, state, view, _sum_up(view.settled)), *project_streams(run, state, view))
     return (sample for sample in samples if sample.family in LASTING)
 
 
@@ -104,14 +104,13 @@ def _find_end(member: MemberState) -> float:
 
 
 def project_run(
-    run: str, state: RunState, view: LedgerView, used: Mapping[tuple[str, str], Used] | None = None
+    run: str, state: RunState, view: LedgerView, used: Mapping[tuple[str, str], Used]
 ) -> Iterator[MetricSample]:
     """Yields the samples of the run as a whole and of its nodes.
 
     Args:
-        used: by role; None: it is summed up here.
+        used: what is settled, by role and by member.
     """
-    used = _sum_up(view.settled) if used is None else used
     facts = (state.name, state.run_id, state.executor, state.mode, state.objective or "", state.direction or "")
     yield MetricSample(f.RUN_INFO, tuple(map(clean, (run, *facts))), 1)
     known = RunProjection(state)
