@@ -11,7 +11,7 @@ from event_dicts import fold, project, typed
 
 from ensemble.combine.tasks import find_math
 from ensemble.reporting.loggers.points import describe_end
-from ensemble.reporting.metrics.projection import project
+from ensemble.reporting.metrics.projection import project as project_metrics
 from ensemble.reporting.model_figures import FIGURES, HEADLINES, compare, describe_figure, list_figures
 from ensemble.reporting.results import make_results
 from ensemble.reporting.sections.quality import tabulate
@@ -148,7 +148,9 @@ def test_the_samples_of_the_combined_model_name_figure_split_and_direction() -> 
     view = LedgerView()
     for event in events:
         view.apply(typed(event))
-    found = {(sample.family.name, sample.labels): sample.value for sample in project("r", fold(events), view)}
+    found = {
+        (sample.family.name, sample.labels): sample.value for sample in project_metrics("r", fold(events), view)
+    }
     value = fold(events).combined.metrics["ensemble"]["rmse"]
     assert found["ensemble_run_combined_figure", ("r", "rmse", "ensemble", "test", "lower")] == value
     assert found["ensemble_run_combined_figure_bound", ("r", "rmse", "best", "low")] > 0
