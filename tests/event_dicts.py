@@ -9,8 +9,8 @@ from typing import Any
 
 from ensemble import store
 from ensemble.events import VERSION, Event, decode_event, to_dict
-from ensemble.meter.ledger import Ledger
-from ensemble.meter.ledger import ledger as ledger_of
+from ensemble.meter import Ledger
+from ensemble.meter import ledger as ledger_of
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.store import RunState
 from ensemble.store.log_lines import add_crc
@@ -53,7 +53,7 @@ def apply_event(state: RunState, event: Mapping[str, Any] | Event) -> None:
 
 
 def ledger(events: Iterable[Mapping[str, Any] | Event]) -> Ledger:
-    """`ensemble.meter.ledger.ledger` of dicts."""
+    """`ensemble.meter.ledger` of dicts."""
     return ledger_of(map(typed, events))
 
 

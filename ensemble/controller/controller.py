@@ -395,4 +395,4 @@ class Controller:
     def _read_unreported(self) -> tuple[list[Report], list[Path]]:
         """What killed processes have used beyond the log, and the files to `remove` when that is logged."""
         left, files = read_tallies(self.run_dir.usage)
-        return list_unreported(left, self._status.read_account().reader.last_usage) if left else [], files
+        return list_unreported(left, self._status.read_used().parser.last_usage) if left else [], files

@@ -1,6 +1,6 @@
 """Decides when to measure what a finished trial has cost, for a search that minimizes it.
 
-The account of a run (`ensemble.meter.account`) knows the energy of an interval only after it has ended. A trial's
+The ledger of a run (`ensemble.meter.LedgerView`) has the energy of an interval only after it has ended. A trial's
 cost is measured when its processes are gone and the power of each of its nodes was sampled after that, at the
 latest after `WAIT_S`, and all power and usage that was reported until then is logged before. It is measured once
 and logged before the search learns of it: a resume tells the search the same, although the account goes on to

@@ -173,7 +173,6 @@ class Finalizer:
         """Write the ledger of what the run has used, and what that amounts to, from the whole log; its rows as a
         table, too. Beside it the results of the members and all their epochs.
         """
-        from ensemble.meter.ledger_csv import format_csv
         from ensemble.reporting.dashboard.runs import write_summary
         from ensemble.reporting.results import format_metrics, make_results
         from ensemble.reporting.run_projection import RunProjection
@@ -185,7 +184,7 @@ class Finalizer:
             state, used = run.state, run.ledger
             impact = run_impact(state, used)
             write_json(self._run_dir.ledger, used.as_dict() | {"impact": impact.as_dict()})
-            write_bytes(self._run_dir.ledger_csv, format_csv(used).encode())
+            write_bytes(self._run_dir.ledger_csv, used.as_csv().encode())
             write_bytes(self._run_dir.metrics_csv, format_metrics(state).encode())
             write_json(self._run_dir.results, make_results(run, self._per_class))
             write_summary(self._run_dir, run)

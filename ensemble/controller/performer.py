@@ -38,7 +38,6 @@ from ensemble.controller.retention import CheckpointReducer
 from ensemble.controller.starts import describe_kept, find_start, keep_start
 from ensemble.events import Event, Report, to_dict
 from ensemble.executors import Executor
-from ensemble.meter.ledger import build_ledger
 from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
 from ensemble.spec.identity import make_lineage
@@ -150,8 +149,8 @@ class Performer:
 
         try:
             metrics.dashboard = metrics.dashboard or DASHBOARD.read_text(encoding="utf-8")
-            account, state = self._status.read_account(), self._status.state
-            metrics.report(project_lasting(clean(self._run_dir.path.name), state, account))
+            used, state = self._status.read_used(), self._status.state
+            metrics.report(project_lasting(clean(self._run_dir.path.name), state, used))
         except Exception as error:  # figures for people: the run goes on without them
             log.debug("the metrics could not be reported: %s", error, exc_info=True)
 
@@ -167,7 +166,7 @@ class Performer:
         return None
 
     def _measure_cost(self, member: str, attempt: int) -> Report:
-        used = build_ledger(self._status.read_account(), member).member(member)
+        used = self._status.read_used().read(member).member(member)
         return {
             "type": "cost",
             "member": member,

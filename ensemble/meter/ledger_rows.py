@@ -1,11 +1,13 @@
-"""The rows and totals of a ledger."""
+"""The rows and totals of a ledger, in seconds, joules and watts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ensemble.meter.origin import Origin
+from ensemble.meter.origin import Origin, from_ticks, weakest
+from ensemble.meter.usage_records import Owner
+from ensemble.meter.usage_sums import BUSY, CPU, ROLES, SM, Use, list_energies
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,7 @@ class Share:
     """Joules, where they come from, and how many of them were shared out by which method.
 
     Attributes:
-        by: joules by method (`ensemble.meter.attribution.Method`); those by "reservation" are idle energy.
+        by: joules by method (`ensemble.meter.energy_allocator.Method`); those by "reservation" are idle energy.
     """
 
     energy_j: float
@@ -48,9 +50,18 @@ class LedgerRow:
     parts: Mapping[str, Share] = field(default_factory=dict)
 
     @property
+    def methods(self) -> dict[str, float]:
+        """Its joules by the method by which they were shared out."""
+        joules: dict[str, float] = {}
+        for share in self.parts.values():
+            for method, by in share.by.items():
+                joules[method] = joules.get(method, 0.0) + by
+        return joules
+
+    @property
     def idle_j(self) -> float:
         """The idle energy in it."""
-        return sum(share.by.get("reservation", 0.0) for share in self.parts.values())
+        return self.methods.get("reservation", 0.0)
 
 
 @dataclass(frozen=True)
@@ -75,33 +86,6 @@ class Total:
 
 
 @dataclass(frozen=True)
-class NodeTotal:
-    """What one node used while its meter ran.
-
-    Attributes:
-        energy_j, origin: of the whole node: measured, estimated or unavailable.
-        idle_j: the idle energy in it; None where idle power was not known.
-        metered_s: seconds that were metered.  mean_watts: energy over them.  peak_watts: of an interval.
-        unread_s: seconds of which its meter has no reading.
-        sources: names of the power sources.
-        power: (unix time, watts, origin, idle watts or None) at each sample.
-        begins: unix time at which the interval of each sample began.
-    """
-
-    node: str
-    energy_j: float | None
-    origin: Origin
-    metered_s: float
-    mean_watts: float | None
-    sources: tuple[str, ...]
-    power: tuple[tuple[float, float | None, Origin, float | None], ...]
-    begins: tuple[float, ...]
-    idle_j: float | None = None
-    peak_watts: float | None = None
-    unread_s: float = 0.0
-
-
-@dataclass(frozen=True)
 class Reuse:
     """How often a prepared sample was used.
 
@@ -118,3 +102,58 @@ class Reuse:
     private: int
     skipped: int
     factor: float | None
+
+
+def make_rows(uses: Mapping[tuple[Owner, str], Use]) -> tuple[LedgerRow, ...]:
+    """Rows of what owners have used on nodes, in their order."""
+    rows = [_make_row(owner, node, use) for (owner, node), use in uses.items()]
+    rows.sort(
+        key=lambda row: (
+            role_key(row.role),
+            natural_key(row.member or ""),
+            natural_key(row.node),
+            -1 if row.cohort is None else row.cohort,
+        )
+    )
+    return tuple(rows)
+
+
+def _make_row(owner: Owner, node: str, use: Use) -> LedgerRow:
+    energies = list_energies(use)
+    parts: dict[str, Share] = {}
+    for kind in sorted({kind for kind, *_ in energies}):
+        shares = [(method, ticks, origin) for of, method, ticks, origin in sorted(energies) if of == kind]
+        parts[kind] = Share(
+            from_ticks(sum(ticks for _, ticks, _ in shares)),
+            weakest(origin for *_, origin in shares),
+            {method: from_ticks(ticks) for method, ticks, _ in shares},
+        )
+    gpu = count_ticks(use, BUSY) or count_ticks(use, SM)
+    return LedgerRow(
+        role=owner.role,
+        member=owner.member,
+        node=node,
+        cohort=owner.cohort,
+        cpu_s=from_ticks(count_ticks(use, CPU)),
+        cpu_origin=use.get(CPU, (0, "measured"))[1],
+        energy_j=sum(share.energy_j for share in parts.values()) if parts else None,
+        origin=weakest(share.origin for share in parts.values()),
+        gpu_s=from_ticks(gpu) if gpu else None,
+        parts=parts,
+    )
+
+
+def count_ticks(use: Use, what: tuple[str, str]) -> int:
+    """The ticks of something in a use; 0 where there are none of it."""
+    return use[what][0] if what in use else 0
+
+
+def role_key(role: str) -> tuple[int, str]:
+    """Sorts roles in their order, others behind them."""
+    return (ROLES.index(role), "") if role in ROLES else (len(ROLES), role)
+
+
+def natural_key(name: str) -> tuple[str, int, str]:
+    """Sorts member-2 before member-10."""
+    stem = name.rstrip("0123456789")
+    return (stem, int(name[len(stem) :] or -1), name)

@@ -8,15 +8,18 @@ its own batches consumed nothing from the stream, and pays nothing for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from ensemble.meter.account import Use
-from ensemble.meter.attribution import IDLE, OTHER
-from ensemble.meter.origin import weakest
-from ensemble.meter.proportional_split import Owner, split
+from ensemble.meter.energy_allocator import IDLE, OTHER, split
+from ensemble.meter.usage_records import Owner
+from ensemble.meter.usage_sums import Use, add
 
 BY_SAMPLES = ("prepare", "feed")
 DRIVER = Owner("startup")  # the start of the process that drives the run
+
+T = TypeVar("T")
+Weights = Mapping[tuple[str], int]  # by member
 
 
 def share_out(
@@ -35,63 +38,31 @@ def share_out(
         ranks: ticks of rank-seconds for which members held a place, by (member, node).
         find: returns the use to which what an owner used on a node is added.
     """
-    weights = _Weights(consumed, ranks, {node for owner, node in uses if owner == DRIVER})
+    by_cohort, by_node, held = _group(consumed), _group(ranks), dict[tuple[str], int]()
+    for (member, _), ticks in ranks.items():
+        held[member,] = held.get((member,), 0) + ticks
+    held = {member: ticks for member, ticks in held.items() if ticks}
+    central = {node for owner, node in uses if owner == DRIVER}
     for (owner, node), use in uses.items():
-        among = {} if owner.member is not None or owner in (IDLE, OTHER) else weights.find(owner, node)
+        among: Weights = {}
+        if owner.member is None and owner not in (IDLE, OTHER):
+            of_stream = by_cohort.get(owner.cohort, {}) if owner.role in BY_SAMPLES else {}
+            among = of_stream or (by_node.get(node, {}) if node not in central else {}) or held
         if among:
-            split_use(use, among, {to: find(Owner(owner.role, to.member), node) for to in among})
+            found = {to: find(Owner(owner.role, *to), node) for to in among}
+            for what, (whole, origin) in use.items():
+                for to, ticks in split(whole, among).items():
+                    add(found[to], what, ticks, origin)
         else:
-            find(owner, node).add(use)
+            whole_use = find(owner, node)
+            for what, (whole, origin) in use.items():
+                add(whole_use, what, whole, origin)
 
 
-class _Weights:
-    """By what uses are shared out.
-
-    Args:
-        consumed, ranks: see `share_out`.
-        central: nodes with a process that serves the members of all nodes.
-    """
-
-    def __init__(
-        self,
-        consumed: Mapping[tuple[str, int | None], int],
-        ranks: Mapping[tuple[str, str], int],
-        central: Collection[str],
-    ) -> None:
-        self._central = central
-        self._samples: dict[int | None, dict[Owner, int]] = {}  # by cohort
-        self._ranks: dict[str | None, dict[Owner, int]] = {None: {}}  # by node, and of all nodes
-        for (member, cohort), samples in consumed.items():
-            _add(self._samples.setdefault(cohort, {}), member, samples)
-        for (member, node), ticks in ranks.items():
-            _add(self._ranks.setdefault(node, {}), member, ticks)
-            _add(self._ranks[None], member, ticks)
-
-    def find(self, owner: Owner, node: str) -> Mapping[Owner, int]:
-        """Among whom a use is shared out; nobody: it stays whole."""
-        if owner.role in BY_SAMPLES:
-            found = self._samples.get(owner.cohort, {})
-            if found:
-                return found
-        here = {} if node in self._central else self._ranks.get(node, {})
-        return here or self._ranks[None]
-
-
-def _add(weights: dict[Owner, int], member: str, ticks: int) -> None:
-    if ticks:
-        owner = Owner("", member)
-        weights[owner] = weights.get(owner, 0) + ticks
-
-
-def split_use(use: Use, weights: Mapping[Owner, int], into: Mapping[Owner, Use]) -> None:
-    """Splits each count of a use exactly, and adds the shares to other uses."""
-    for name in ("cpu", "sm", "busy"):
-        if whole := getattr(use, name):
-            for to, ticks in split(whole, weights).items():
-                setattr(into[to], name, getattr(into[to], name) + ticks)
-    for key, (whole, origin) in use.energy.items():
-        for to, ticks in split(whole, weights).items():
-            into[to].add_energy({key: (ticks, origin)})
-    for share in into.values():
-        if share.cpu_origin != use.cpu_origin:
-            share.cpu_origin = weakest((share.cpu_origin, use.cpu_origin))
+def _group(amounts: Mapping[tuple[str, T], int]) -> dict[T, dict[tuple[str], int]]:
+    """Amounts by what they are of, and member; those of 0 are left out."""
+    found: dict[T, dict[tuple[str], int]] = {}
+    for (member, of), amount in amounts.items():
+        if amount:
+            found.setdefault(of, {})[member,] = amount
+    return found

@@ -1,18 +1,57 @@
-"""What is known of the power, the CPU time and the samples of a run's nodes, as `Reader` finds it in the log."""
+"""What was used on each node of a run, as `UsageParser` finds it in the log. Figures are whole ticks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ensemble.meter.origin import Origin, to_ticks
-from ensemble.meter.proportional_split import Owner, UsageSpan
+from ensemble.meter.origin import Origin, from_ticks, to_ticks
 
 Device = int | str  # id of a GPU
-
-
+UNNAMED: Device = ""
 Process = tuple[str, int | None, int]  # node, pid, and what tells two processes of that id apart
+
+
+class Owner(NamedTuple):
+    """Who used something: a role, with the member it belongs to or, of a feeder, the cohort that it serves."""
+
+    role: str
+    member: str | None = None
+    cohort: int | None = None
+
+
+@dataclass(frozen=True)
+class UsageSpan:
+    """`ticks` of something that `owner` used evenly over the time (start, end]; at `end` when they are equal.
+
+    Attributes:
+        rate: of a hold, which may have no end yet, how much is held: what is held up to a moment is then the same
+            to the tick, whether the hold has ended since or not. None: it follows from `ticks`.
+    """
+
+    owner: Owner
+    start: float
+    end: float
+    ticks: int = 0
+    rate: float | None = None
+
+    def until(self, t: float) -> int:
+        """Ticks used up to the moment `t`."""
+        if self.rate is not None:
+            return max(0, to_ticks((min(t, self.end) - self.start) * self.rate))
+        if t >= self.end:
+            return self.ticks
+        if t <= self.start:
+            return 0
+        return min(self.ticks, round(self.ticks * ((t - self.start) / (self.end - self.start))))
+
+
+class CpuUse(NamedTuple):
+    """A span of CPU time with the process that used it."""
+
+    process: Process
+    span: UsageSpan
+    origin: Origin
 
 
 class EnergyPart(NamedTuple):
@@ -49,13 +88,21 @@ class PowerInterval:
     source: str
     unread: str = ""
 
+    @property
+    def length_s(self) -> float:
+        """Seconds from its start to its end."""
+        return self.end - self.start
 
-class CpuUse(NamedTuple):
-    """A span of CPU time with the process that used it."""
+    @property
+    def idle(self) -> int | None:
+        """Idle energy of its parts in ticks; None where it is known of none."""
+        known = [part.idle for part in self.parts if part.idle is not None]
+        return sum(known) if known else None
 
-    process: Process
-    span: UsageSpan
-    origin: Origin
+    @property
+    def idle_watts(self) -> float | None:
+        """Mean idle power."""
+        return None if self.idle is None or self.length_s <= 0 else from_ticks(self.idle) / self.length_s
 
 
 @dataclass
@@ -67,7 +114,8 @@ class NodeRecord:
         gpus: the physical GPU of each device, and the part of its compute that the device has.
         power: in order of time.
         cpu: CPU time.
-        reserved: ticks of core-seconds (None) and of each physical GPU's seconds that members reserved.
+        reserved: core-seconds (None) and seconds of each physical GPU that members had reserved.
+        held: what each member has reserved now, with no end.
         busy: ticks of seconds in which members kept each physical GPU busy.
     """
 
@@ -76,51 +124,15 @@ class NodeRecord:
     power: list[PowerInterval] = field(default_factory=list)
     cpu: list[CpuUse] = field(default_factory=list)
     reserved: dict[Device | None, list[UsageSpan]] = field(default_factory=dict)
+    held: dict[str, list[tuple[Device | None, UsageSpan]]] = field(default_factory=dict)
     busy: dict[Device, list[UsageSpan]] = field(default_factory=dict)
 
     def find_gpu(self, device: Device) -> tuple[Device, float]:
         """The physical GPU of a device, and the part of its compute that the device has."""
         return self.gpus.get(device, (device, 1.0))
 
-
-class Reservation(NamedTuple):
-    """What a member holds of one node from a time on: the devices of its ranks, a share of each, and cores."""
-
-    node: str
-    devices: tuple[Device | None, ...]
-    share: float
-    cores: float
-    start: float
-
-    def list_spans(self, member: str, node: NodeRecord, until: float) -> Iterator[tuple[Device | None, UsageSpan]]:
-        """What it held until a time: of cores (None), and of each physical GPU."""
-        held = [(None, self.cores), *(_reserve(node, device, self.share) for device in self.devices)]
-        for what, amount in held:
-            ticks = to_ticks((until - self.start) * amount)
-            if ticks > 0:
-                yield what, UsageSpan(Owner("train", member), self.start, until, ticks, amount)
-
-
-def _reserve(node: NodeRecord, device: Device | None, share: float) -> tuple[Device | None, float]:
-    if device is None:
-        return None, 0.0
-    gpu, part = node.find_gpu(device)
-    return gpu, share * part
-
-
-@dataclass
-class Samples:
-    """Counts of samples.
-
-    Attributes:
-        prepared, consumed: of all feeders.  private: prepared by members for themselves.  skipped: by either.
-        by_member: consumed from a shared stream, by (member, cohort).
-        by_stream: prepared, consumed and skipped of all feeders that a stream has had, by (node, cohort).
-    """
-
-    prepared: int = 0
-    consumed: int = 0
-    skipped: int = 0
-    private: int = 0
-    by_member: dict[tuple[str, int | None], int] = field(default_factory=dict)
-    by_stream: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    def drop_until(self, t: float) -> None:
+        """Drops what was used up to a time."""
+        self.cpu = [used for used in self.cpu if used.span.end > t]
+        for spans in (*self.reserved.values(), *self.busy.values()):
+            spans[:] = [span for span in spans if span.end > t]

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ensemble.events import NOT_COMBINED, RunStopped
-from ensemble.meter.ledger import Ledger, build_ledger, ledger
+from ensemble.meter import Ledger, ledger
 from ensemble.meter.ledger_rows import Total
 from ensemble.reporting.ranking import best_member, finite_or_none, metric
 from ensemble.reporting.sections.time_to_solution import TimeToSolution, measure_time_to_solution
@@ -49,7 +49,7 @@ class RunProjection:
     @classmethod
     def from_status(cls, status: RunStatus, driver: str | None = None) -> RunProjection:
         """The projection of a status that was read from a run directory."""
-        return cls(status.state, build_ledger(status.account), driver)
+        return cls(status.state, status.used.read(), driver)
 
     # -- how it stands --------------------------------------------------------------------------------------------
 

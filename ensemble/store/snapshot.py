@@ -7,7 +7,7 @@ follows in the log is folded on top. It is a cache: only the controller writes i
 one that does not belong to this log, is damaged or of another version is not used.
 
     {"v": 1, "offset": bytes of the log, "tail": digest of the last of them, "sha256": of what follows}
-    the state and the account, as MessagePack
+    the state and what was used, as MessagePack
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ensemble.events import Epoch
-from ensemble.meter.account import Account
+from ensemble.meter import LedgerView
 from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, leave_out
 from ensemble.store.files import StoreError, write_bytes
 from ensemble.store.follower import LogFollower, LogReplacedError
@@ -31,7 +31,7 @@ from ensemble.store.member import UnknownEpochsError
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-VERSION = 9
+VERSION = 10
 
 #: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
 TAIL_BYTES = 2**16
@@ -50,7 +50,7 @@ class _Kept(msgspec.Struct):
     """What a snapshot holds."""
 
     state: RunState
-    account: Account
+    used: LedgerView
 
 
 _DECODER = msgspec.msgpack.Decoder(_Kept)
@@ -61,6 +61,7 @@ class RunStatus:
 
     Attributes:
         state: as `fold` has it, but for what is left out; of the present log, also where it has replaced another.
+        used: what was used.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -68,7 +69,7 @@ class RunStatus:
         self._reset()
 
     def _reset(self) -> None:
-        self.state, self.account = RunState(), Account()
+        self.state, self.used = RunState(), LedgerView()
         self._log, self._kept_at, self._kept_bytes = LogFollower(self._run_dir), 0, 0
 
     @property
@@ -108,14 +109,14 @@ class RunStatus:
         for events, _ in self._log.read():
             for event in events:
                 try:
-                    self.account.apply(event)
+                    self.used.apply(event)
                     apply_event(self.state, _shorten(event) if isinstance(event, Epoch) else event)
                 except EVENT_ERRORS as error:
                     leave_out(self.state, event, error)
             self.state.decision_events.clear()
 
-    def read_account(self) -> Account:
-        """The account up to the present end of the log.
+    def read_used(self) -> LedgerView:
+        """What was used, up to the present end of the log.
 
         Raises:
             StoreError: the log is unreadable.
@@ -123,8 +124,7 @@ class RunStatus:
         if not self.offset:
             self._load_snapshot()
         self.update()
-        self.account.settle()
-        return self.account
+        return self.used
 
     # -- the snapshot ---------------------------------------------------------------------------------------------
 
@@ -137,12 +137,12 @@ class RunStatus:
         size = self._run_dir.events.stat().st_size
         if size - self._kept_at < max(GROWN_BYTES, self._kept_bytes):
             return
-        self.read_account()
+        self.read_used()
         for member in self.state.members.values():
             member.identity = {name: member.identity[name] for name in IDENTITY if name in member.identity}
             if member.state in CLOSED:
                 member.drop_epochs()
-        body = msgspec.msgpack.encode(_Kept(_leave_out_hidden(self.state), self.account))
+        body = msgspec.msgpack.encode(_Kept(_leave_out_hidden(self.state), self.used))
         head = {
             "v": VERSION,
             "offset": self.offset,
@@ -162,7 +162,7 @@ class RunStatus:
                 return
             with _without_garbage_collection():
                 kept = _DECODER.decode(body)
-            self.state, self.account = kept.state, kept.account
+            self.state, self.used = kept.state, kept.used
             self._kept_at = head["offset"]
             self._log = LogFollower(self._run_dir, self._kept_at)
             self._kept_bytes = len(body)

@@ -21,7 +21,7 @@ from event_dicts import fold, ledger, read_events, typed
 from killed_runs import count_epochs
 
 import ensemble
-from ensemble.meter.usage_intervals import Reader
+from ensemble.meter.usage_parser import UsageParser
 
 ACCOUNT, KILLED = Path(__file__).parent / "account.py", Path(__file__).parent / "killed_runs.py"
 CASES = Path(__file__).parents[1] / "e2e"
@@ -115,7 +115,7 @@ def test_the_time_between_a_kill_and_the_next_start_is_nobodys(tmp_path: Path) -
     left = [row | {"until": row["until"] - pause_s} for row in json.loads(tally.read_text())]
     tally.write_text(json.dumps(left))
     ensemble.resume(run, "inline").wait()
-    events, reader = read_events(run / "events.jsonl"), Reader()
+    events, reader = read_events(run / "events.jsonl"), UsageParser()
     assert any(event.get("until") is not None for event in events if event["type"] == "usage")
     state = fold(events)
     assert 0 < state.wall_s < pause_s / 2 and state.idle_s > pause_s / 2

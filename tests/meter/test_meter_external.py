@@ -361,10 +361,11 @@ class MeteredNode:
 @pytest.mark.parametrize("every_s", [0.5, 1.03, 5.0])
 def test_all_energy_is_in_the_interval_in_which_it_was_used(tmp_path: Path, every_s: float) -> None:
     node = MeteredNode(tmp_path, every_s)
-    (used,) = node.run(14.0).nodes
+    book = node.run(14.0)
+    (used,), (power,) = book.nodes, book.power.values()
     assert used.energy_j == pytest.approx(100.0 * node.seconds, rel=0.03), "to the end of the run"
     assert used.peak_watts == pytest.approx(100.0, rel=1e-3)
-    assert [watts for _, watts, *_ in used.power] == pytest.approx([100.0] * len(used.power), rel=1e-3)
+    assert [each.watts for each in power] == pytest.approx([100.0] * len(power), rel=1e-3)
     assert used.unread_s == 0.0
 
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
 
-from ensemble.meter.account import Account
-from ensemble.meter.ledger import build_ledger
-from ensemble.meter.proportional_split import UsageSpan, split, spread, subtract_claimed
+from ensemble.meter import Ledger, LedgerView, ledger_view
+from ensemble.meter.energy_allocator import EnergyAllocator, split, spread
+from ensemble.meter.usage_records import Owner, UsageSpan
 
 Event = dict[str, Any]
 
@@ -71,7 +71,7 @@ def test_a_span_inside_the_metered_time_is_spread_without_loss(
     cuts: list[float], start: float, length: float, ticks: int
 ) -> None:
     cuts.sort()
-    span = UsageSpan(("train", "a"), start, start + length, ticks)
+    span = UsageSpan(Owner("train", "a"), start, start + length, ticks)
     used = spread([span], list(itertools.pairwise(cuts)))
     total = sum(share.get(span.owner, 0) for share in used)
     assert all(value >= 0 for share in used for value in share.values())
@@ -82,8 +82,12 @@ def test_a_span_inside_the_metered_time_is_spread_without_loss(
 
 def test_a_lag_between_two_counters_is_charged_to_nobody_twice() -> None:
     # The run's use is told half an interval late: ahead in one interval, behind in the next.
-    assert subtract_claimed([10, 10, 10, 10], [5, 15, 5, 15]) == [5, 0, 0, 0]
-    assert subtract_claimed([10, None, 10], [4, 3, 4]) == [6, 0, 6]
+    for busy, claimed, others in (
+        ((10, 10, 10, 10), (5, 15, 5, 15), [5, 0, 0, 0]),
+        ((10, None, 10), (4, 3, 4), [6, 0, 6]),
+    ):
+        allocator = EnergyAllocator()
+        assert list(map(allocator.count_others, busy, claimed)) == others
 
 
 def test_there_is_no_share_of_nothing() -> None:
@@ -152,7 +156,10 @@ def logs(draw: st.DrawFn) -> list[Event]:
 @examples(60)
 @given(events=logs())
 def test_rows_add_up_to_every_total_exactly(events: list[Event]) -> None:
-    book = ledger(events)
+    check_sums(ledger(events))
+
+
+def check_sums(book: Ledger) -> None:
     for node in book.nodes:
         parts = [row.energy_j for row in book.rows if row.node == node.node and row.energy_j is not None]
         assert all(part >= 0 for part in parts)
@@ -176,6 +183,31 @@ def test_rows_add_up_to_every_total_exactly(events: list[Event]) -> None:
         assert full.cpu_s >= own.cpu_s and (full.energy_j or 0.0) >= (own.energy_j or 0.0)
     plain = book.as_dict()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain and plain["version"] == 2
+
+
+@examples(60)
+@given(events=logs(), cuts=st.sets(st.integers(1, 60)), margin_s=st.sampled_from([0.0, 1.0, 3.0]))
+def test_a_view_that_reads_a_log_in_pieces_shows_what_the_log_says_up_to_then(
+    events: list[Event], cuts: set[int], margin_s: float
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger_view, "MARGIN_S", margin_s)
+        patch.setattr(ledger_view, "SETTLE_S", margin_s / 2)
+        view = LedgerView()
+        for number, event in enumerate(events, start=1):
+            view.apply(typed(event))
+            if number in cuts or number == len(events):
+                view = msgspec.msgpack.decode(msgspec.msgpack.encode(view), type=LedgerView)  # as a snapshot does
+                check_sums(view.read())
+                assert figures(view.read()) == figures(ledger(events[:number]))
+                for member, total in view.read().by_member().items():
+                    assert view.read(member).member(member) == total
+
+
+def figures(book: Ledger) -> Event:
+    """All but the power over time, which only a ledger of the whole log has."""
+    found = book.as_dict()
+    return {**found, "nodes": [node | {"power": None, "begins": None} for node in found["nodes"]]}
 
 
 @given(events=logs(), random=st.randoms(use_true_random=False))
@@ -431,20 +463,6 @@ def test_the_time_that_was_metered_is_that_in_which_some_node_was() -> None:
     assert book.nodes[0].mean_watts == pytest.approx(50.0)
     assert book.total.mean_w == pytest.approx(60.0)
     assert book.member("member-0").energy_j == pytest.approx(5000.0), "what it held while the node was metered"
-    account = Account()
-    for event in events:
-        account.apply(typed(event))
-        account.settle()
-    assert build_ledger(account).metered_s == pytest.approx(250.0)
-
-
-def test_the_figures_of_one_member_are_those_that_all_have() -> None:
-    events = [*on_gpu(), usage(1.0, 1, 1.0, member="member-0"), usage(1.0, 2, 2.0, member="member-1")]
-    account = Account()
-    for event in [*events, power(1.0, 200.0, parts=[part(120.0), part(80.0, "gpu", "GPU-a", idle_j=20.0)])]:
-        account.apply(typed(event))
-    for member, total in build_ledger(account).by_member().items():
-        assert build_ledger(account, member).member(member) == total
 
 
 def test_what_served_nobody_stays_in_a_row_of_its_own() -> None:
@@ -505,19 +523,13 @@ def test_a_gpu_is_split_by_share_and_time_and_nobodys_gpu_is_other() -> None:
     assert by["other", None].energy_j == 180.0
 
 
-def test_an_account_settles_and_is_the_same_after_a_snapshot() -> None:
-    account = Account()
-    for event in [started(0.0), *placed(1.0, "member-0"), usage(2.0, 1, 1.0, member="member-0")]:
-        account.apply(typed(event))
-    for event in [
-        {"t": 3.0, "type": "finished", "member": "member-0"},
-        *(power(float(t), 5.0) for t in range(2, 2000)),
-    ]:
-        account.apply(typed(event))
-    account.settle()
-    assert len(account.reader.nodes["n0"].power) < 100, "what is long past is settled"
-    again = msgspec.msgpack.decode(msgspec.msgpack.encode(account), type=Account)
-    assert again == account
+def test_what_is_long_past_is_settled_and_its_details_are_dropped() -> None:
+    view = LedgerView()
+    events = [started(0.0), *placed(1.0, "member-0"), usage(2.0, 1, 1.0, member="member-0")]
+    events += [power(2.0, 5.0), {"t": 3.0, "type": "finished", "member": "member-0"}]
+    for event in [*events, *(power(float(t), 5.0) for t in range(3, 200))]:
+        view.apply(typed(event))
+    assert len(view.parser.nodes["n0"].power) < 80
 
 
 def test_what_ran_while_nothing_metered_has_no_energy() -> None:

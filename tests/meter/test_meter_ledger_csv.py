@@ -11,8 +11,8 @@ from typing import Any
 from event_dicts import ledger
 
 from ensemble.meter import Ledger
-from ensemble.meter.attribution import METHODS
-from ensemble.meter.ledger_csv import COLUMNS, KINDS, format_csv
+from ensemble.meter.energy_allocator import METHODS
+from ensemble.meter.ledger import COLUMNS, KINDS
 
 Event = dict[str, Any]
 
@@ -67,7 +67,7 @@ def test_each_column_is_documented() -> None:
 
 
 def read(book: Ledger) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(format_csv(book))))
+    return list(csv.DictReader(io.StringIO(book.as_csv())))
 
 
 def test_each_view_has_a_line_for_each_row_that_says_the_same() -> None:

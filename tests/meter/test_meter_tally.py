@@ -16,7 +16,7 @@ from event_dicts import ledger, typed
 from ensemble.meter import CpuClock, make_usage
 from ensemble.meter.origin import to_ticks
 from ensemble.meter.tally import Tally, list_unreported, read_tallies, remove
-from ensemble.meter.usage_intervals import Reader
+from ensemble.meter.usage_parser import UsageParser
 
 CHILD = """
 import sys, time
@@ -69,7 +69,7 @@ def test_what_was_reported_in_another_role_after_a_tally_was_written_is_counted_
     clock.move("prepare", 0.15)
     roles = ("startup", "train", "prepare")
     log = [clock.report("n", role, "member-0", 0) | {"t": 13.0} for role in roles]  # then a kill
-    used_s, reader = sum(event["cpu_s"] for event in log), Reader()
+    used_s, reader = sum(event["cpu_s"] for event in log), UsageParser()
     for event in log:
         reader.apply(typed(event))
     assert list_unreported(left, reader.last_usage) == []

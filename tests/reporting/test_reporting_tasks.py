@@ -11,7 +11,7 @@ from event_dicts import fold, project, typed
 
 from ensemble.combine.tasks import find_math
 from ensemble.reporting.loggers.points import describe_end
-from ensemble.reporting.metrics.projection import project_run
+from ensemble.reporting.metrics.projection import project as project_metrics
 from ensemble.reporting.model_figures import FIGURES, HEADLINES, compare, describe_figure, list_figures
 from ensemble.reporting.results import make_results
 from ensemble.reporting.sections.quality import tabulate
@@ -142,14 +142,14 @@ def test_results_loggers_and_metrics_have_figures_intervals_and_uncertainty() ->
 
 
 def test_the_samples_of_the_combined_model_name_figure_split_and_direction() -> None:
-    from ensemble.meter.account import Account
+    from ensemble.meter import LedgerView
 
     events = tasks.task_run("regression")
-    account = Account()
+    view = LedgerView()
     for event in events:
-        account.apply(typed(event))
+        view.apply(typed(event))
     found = {
-        (sample.family.name, sample.labels): sample.value for sample in project_run("r", fold(events), account)
+        (sample.family.name, sample.labels): sample.value for sample in project_metrics("r", fold(events), view)
     }
     value = fold(events).combined.metrics["ensemble"]["rmse"]
     assert found["ensemble_run_combined_figure", ("r", "rmse", "ensemble", "test", "lower")] == value

@@ -17,7 +17,7 @@ from run_events import Event, list_run, measured, search_run
 import ensemble
 from ensemble.cli.parser import main
 from ensemble.inspection.declarations import read_declared
-from ensemble.meter.account import Account
+from ensemble.meter import LedgerView
 from ensemble.reporting import RunProjection, summary_text, text
 from ensemble.reporting.dashboard.feed import LogReader
 from ensemble.reporting.loggers.points import describe_end
@@ -151,7 +151,7 @@ def check_texts(run_dir: RunDir, run: RunProjection) -> None:
 
 def check_metrics(state: Any, events: list[Event], figures: Figures) -> None:
     """A scrape has the same counts and the same best, and what is settled of the rest: all of it in the end."""
-    account = Account()
+    account = LedgerView()
     for event in events:
         account.apply(typed(event))
     samples = list(projection.project("run", state, account))

@@ -22,7 +22,7 @@ Event = dict[str, Any]
 @pytest.fixture(autouse=True)
 def every_event_is_worth_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.store.snapshot.GROWN_BYTES", 1)
-    monkeypatch.setattr("ensemble.meter.account.MARGIN_S", 2.0)
+    monkeypatch.setattr("ensemble.meter.ledger_view.MARGIN_S", 2.0)
 
 
 def rows_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

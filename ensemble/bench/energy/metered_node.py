@@ -79,7 +79,7 @@ class Figures:
     def account(self) -> None:
         """Read the log back, and attribute the energy of each interval once, as a run does while its log grows."""
         self._status.update()
-        self._status.account.sum_up()
+        self._status.used.read()
 
 
 def _train(member: Any) -> None:

@@ -35,7 +35,7 @@ class PowerSeries:
         """Adds the reading of a `power` event.
 
         Args:
-            interval: the time of which it is, as the account knows it: a late reading goes on where the one before
+            interval: the time of which it is, as the parser knows it: a late reading goes on where the one before
                 ended, as counters do.
         """
         node, length = event.node, interval.end - interval.start

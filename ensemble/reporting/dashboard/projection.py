@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import AttemptEvent, Epoch, MemberDeclared, Power, RequestAnswered, RunStarted, Started
-from ensemble.meter.account import Account
-from ensemble.meter.ledger import Ledger, build_ledger
+from ensemble.meter import Ledger, LedgerView
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
 from ensemble.reporting.dashboard.power_series import PowerSeries
@@ -117,7 +116,7 @@ class RunView:
         self.run_dir, self._clock = run_dir, clock
         self.state, self.offset, self.log = RunState(), 0, ""
         self.driver: str | None = None
-        self._account, self._estimator = Account(), TimeLeftEstimator()
+        self._used, self._estimator = LedgerView(), TimeLeftEstimator()
         self._curves, self._power, self._rates = Curves(), PowerSeries(), StreamRates()
         self._collector, self._notices = NoticeCollector(), list[Notice]()
         self._ledger: Ledger | None = None
@@ -149,12 +148,12 @@ class RunView:
     def _apply(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             self._estimator = TimeLeftEstimator()  # what lay between is no pace
-        self._account.apply(event)
+        self._used.apply(event)
         self._curves.apply(self.state, event)  # before the fold: it compares with the member's attempt
         apply_event(self.state, event)
         self._rates.apply(event)
         if isinstance(event, Power):
-            self._power.apply(event, self._account.reader.node(event.node).power[-1])
+            self._power.apply(event, self._used.parser.node(event.node).power[-1])
         self._add_notices(event)
         self._touched.note(event)
 
@@ -191,7 +190,7 @@ class RunView:
     def tables_document(self) -> dict[str, Any]:
         """What the other views have no place for, as tables."""
         known = self._ledger if self._ledger_offset == self.offset else None
-        return describe_tables(self.state, known or build_ledger(self._account))
+        return describe_tables(self.state, known or self._used.read())
 
     def _member_rows(self, names: Iterable[str]) -> dict[str, list[Any]]:
         members, run = self.state.members, self.project()
@@ -199,7 +198,7 @@ class RunView:
 
     def project(self) -> RunProjection:
         """What is known of the run; what was used may be some seconds old."""
-        return RunProjection(self.state, self._ledger or build_ledger(self._account), self.driver)
+        return RunProjection(self.state, self._ledger or self._used.read(), self.driver)
 
     def _list_nodes(self) -> list[dict[str, Any]]:
         return rows.list_nodes(self.project(), self._power.last)
@@ -216,8 +215,7 @@ class RunView:
         if self._cost is not None and self._ledger_offset == self.offset:
             return self._cost
         began = self._clock()
-        self._account.settle()
-        self._ledger, self._ledger_offset = build_ledger(self._account), self.offset
+        self._ledger, self._ledger_offset = self._used.read(), self.offset
         self._cost = rows.describe_cost(self.project())
         self._paces["cost"].note(began, self._clock())
         return self._cost

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 
 from ensemble.events import Event
-from ensemble.meter.ledger import build_ledger
 from ensemble.reporting.loggers.base import Kept, Logger, LostRecordsError
 from ensemble.reporting.loggers.points import EpochEnded, Point, PointReader, describe_end
 from ensemble.reporting.run_projection import RunProjection
@@ -56,9 +55,9 @@ class Follower:
         self.catch_up()
         status, state = RunStatus.load(self._run_dir), self._reader.state
         if last is not None:
-            status.account.apply(last)
+            status.used.apply(last)
             apply_event(state, last)
-        end = describe_end(RunProjection(state, build_ledger(status.account)))
+        end = describe_end(RunProjection(state, status.used.read()))
         self._kept.save(self._events, self._logger.end(end, state))
 
     def close(self) -> None:

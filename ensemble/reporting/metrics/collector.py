@@ -80,7 +80,7 @@ class Exposition(Collector):
                 status.update()
             except StoreError:  # it was removed just now, or is unreadable, which the page of the run says
                 continue
-            samples = list(project(clean(name), status.state, status.account, left))
+            samples = list(project(clean(name), status.state, status.used, left))
             left -= len({sample.labels[1] for sample in samples if sample.family.labels[:2] == ("run", "member")})
             yield from samples
 

@@ -1,8 +1,8 @@
-"""Computes the metrics of a run from its state and its account: pure functions.
+"""Computes the metrics of a run from its state and what it has used: pure functions.
 
 Counters never fall. CPU time is summed up as it is reported. Energy of an interval is shared out anew when another
 process reports its part of it, so that of a run in progress only what is settled counts
-(`ensemble.meter.account.Account.settle`); once the run has ended all of it does, and equals `ledger.json`.
+(`ensemble.meter.LedgerView.settled`); once the run has ended all of it does, and equals `ledger.json`.
 
 A member has series of its own from its first place until `KEPT_S` after its end, by the clock of the log, which is
 long enough for its last interval to be settled and for the final values to be scraped. Of too many, those that
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from ensemble.events import NOT_COMBINED
 from ensemble.executors.metrics import MetricSample
-from ensemble.meter.account import Account, Sums
+from ensemble.meter import LedgerView
 from ensemble.meter.origin import Origin, from_ticks, weakest
-from ensemble.meter.proportional_split import Owner
+from ensemble.meter.usage_records import Owner
+from ensemble.meter.usage_sums import CPU, Sums, list_energies
 from ensemble.reporting import text
 from ensemble.reporting.metrics import families as f
 from ensemble.reporting.model_figures import describe_figure, read_task
@@ -48,23 +49,22 @@ class Used:
 
 
 def project(
-    run: str, state: RunState, account: Account, most_members: int = MOST_MEMBERS
+    run: str, state: RunState, view: LedgerView, most_members: int = MOST_MEMBERS
 ) -> Iterator[MetricSample]:
     """Yields the samples of a run.
 
     Args:
         run: value of the label `run`, which no other run has.
-        account: of the same events as the state; it is settled here.
+        view: of the same events as the state.
         most_members: how many members may have series of their own.
     """
-    account.settle()
     members, left_out = select_members(state, most_members)
-    used = _sum_up(account.sums if state.ended is None else account.sum_up())
-    yield from project_run(run, state, account, used)
+    used = _sum_up(view.settled)
+    yield from project_run(run, state, view, used)
     yield MetricSample(f.LEFT_OUT, (run,), left_out)
-    yield from _project_members(run, state, account, members, used)
+    yield from _project_members(run, state, view, members, used)
     cohorts = {member.cohort for member in members}
-    yield from project_streams(run, state, account, cohorts)
+    yield from project_streams(run, state, view, cohorts)
 
 
 #: Families of which no series ever has to end, for collectors that cannot end any.
@@ -75,10 +75,9 @@ LASTING = frozenset(
 )
 
 
-def project_lasting(run: str, state: RunState, account: Account) -> Iterator[MetricSample]:
+def project_lasting(run: str, state: RunState, view: LedgerView) -> Iterator[MetricSample]:
     """Yields the samples of the families in `LASTING`, none of which is about a member; see `project`."""
-    account.settle()
-    samples = (*project_run(run, state, account), *project_streams(run, state, account))
+    samples = (*project_run(run, state, view, _sum_up(view.settled)), *project_streams(run, state, view))
     return (sample for sample in samples if sample.family in LASTING)
 
 
@@ -105,14 +104,13 @@ def _find_end(member: MemberState) -> float:
 
 
 def project_run(
-    run: str, state: RunState, account: Account, used: Mapping[tuple[str, str], Used] | None = None
+    run: str, state: RunState, view: LedgerView, used: Mapping[tuple[str, str], Used]
 ) -> Iterator[MetricSample]:
     """Yields the samples of the run as a whole and of its nodes.
 
     Args:
-        used: by role; None: it is summed up here, from an account that is settled.
+        used: what is settled, by role and by member.
     """
-    used = _sum_up(account.sums if state.ended is None else account.sum_up()) if used is None else used
     facts = (state.name, state.run_id, state.executor, state.mode, state.objective or "", state.direction or "")
     yield MetricSample(f.RUN_INFO, tuple(map(clean, (run, *facts))), 1)
     known = RunProjection(state)
@@ -129,14 +127,14 @@ def project_run(
         yield MetricSample(f.RUN_MODELS, (run,), known.pace.per_minute)
     if state.updated is not None:
         yield MetricSample(f.RUN_UPDATED, (run,), state.updated)
-    yield from _project_roles(run, state, account, used)
-    samples = account.reader.samples
+    yield from _project_roles(run, state, view, used)
+    samples = view.parser.samples
     prepared, consumed = samples.prepared + samples.private, samples.consumed + samples.private
     yield MetricSample(f.RUN_PREPARED, (run,), prepared)
     yield MetricSample(f.RUN_CONSUMED, (run,), consumed)
     if prepared:
         yield MetricSample(f.RUN_REUSE, (run,), consumed / prepared)
-    for name, node in account.reader.nodes.items() if state.ended is None else ():
+    for name, node in view.parser.nodes.items() if state.ended is None else ():
         if node.power and (watts := node.power[-1].watts) is not None:
             yield MetricSample(f.NODE_POWER, (run, clean(name), node.power[-1].origin), watts)
 
@@ -160,9 +158,9 @@ def _project_combined(run: str, state: RunState) -> Iterator[MetricSample]:
 
 
 def _project_roles(
-    run: str, state: RunState, account: Account, used: Mapping[tuple[str, str], Used]
+    run: str, state: RunState, view: LedgerView, used: Mapping[tuple[str, str], Used]
 ) -> Iterator[MetricSample]:
-    new_of_ray = 0 if state.ended is not None else account.count_new_ray_cpu()
+    new_of_ray = 0 if state.ended is not None else view.count_open_ray_cpu()
     for (what, role), use in used.items():
         if what != "role":
             continue
@@ -181,8 +179,8 @@ def _sum_up(sums: Sums) -> dict[tuple[str, str], Used]:
             total = found.get(key)
             if total is None:
                 total = found[key] = Used()
-            total.cpu += use.cpu
-            for ticks, origin in use.energy.values():
+            total.cpu += use.get(CPU, (0, ""))[0]
+            for *_, ticks, origin in list_energies(use):
                 total.energy += ticks
                 total.origins.add(origin)
     return found
@@ -199,12 +197,12 @@ def _list_keys(owner: Owner) -> tuple[tuple[str, str], ...]:
 def _project_members(
     run: str,
     state: RunState,
-    account: Account,
+    view: LedgerView,
     members: list[MemberState],
     used: Mapping[tuple[str, str], Used],
 ) -> Iterator[MetricSample]:
     objective, nothing = clean(state.objective or ""), Used()
-    power = _measure_power(account, members) if state.ended is None else {}
+    power = _measure_power(view, members) if state.ended is None else {}
     for member in members:
         who = (run, clean(member.id))
         cohort = "" if member.cohort is None else str(member.cohort)
@@ -215,7 +213,7 @@ def _project_members(
             yield MetricSample(f.MEMBER_OBJECTIVE, (*who, objective), value)
         if member.state == "running" and member.samples_per_s is not None:
             yield MetricSample(f.MEMBER_RATE, who, member.samples_per_s)
-        yield MetricSample(f.MEMBER_WAITED, who, from_ticks(account.reader.waited.get(member.id, 0)))
+        yield MetricSample(f.MEMBER_WAITED, who, from_ticks(view.parser.waited.get(member.id, 0)))
         use = used.get(("member", member.id), nothing)
         yield MetricSample(f.MEMBER_CPU, who, from_ticks(use.cpu))
         if use.origins:
@@ -227,13 +225,11 @@ def _project_members(
             yield MetricSample(f.MEMBER_POWER, (*who, origin), watts)
 
 
-def _measure_power(account: Account, members: list[MemberState]) -> dict[str, tuple[float, Origin]]:
+def _measure_power(view: LedgerView, members: list[MemberState]) -> dict[str, tuple[float, Origin]]:
     """The mean power of each member that holds a place, in the intervals that are still open, and its origin."""
-    recent = _sum_up(account.sum_up_recent())
+    recent = _sum_up(view.sum_open())
     spans = {
-        name: (node.power[0].start, node.power[-1].end)
-        for name, node in account.reader.nodes.items()
-        if node.power
+        name: (node.power[0].start, node.power[-1].end) for name, node in view.parser.nodes.items() if node.power
     }
     found = {}
     for member in members:
@@ -249,10 +245,10 @@ def _measure_power(account: Account, members: list[MemberState]) -> dict[str, tu
 
 
 def project_streams(
-    run: str, state: RunState, account: Account, cohorts: set[int | None] | None = None
+    run: str, state: RunState, view: LedgerView, cohorts: set[int | None] | None = None
 ) -> Iterator[MetricSample]:
     """Yields the samples of streams: of these cohorts, or of all."""
-    for (node, cohort), (prepared, consumed, skipped) in account.reader.samples.by_stream.items():
+    for (node, cohort), (prepared, consumed, skipped) in view.parser.samples.by_stream.items():
         if cohorts is not None and cohort not in cohorts:
             continue
         which = (run, clean(node), str(cohort))

@@ -10,7 +10,7 @@ from ensemble.reporting.sections import Cell, Column, Table
 from ensemble.reporting.sections.cost import METHOD_WORDS, ROLE_WORDS, sum_methods
 
 if TYPE_CHECKING:
-    from ensemble.meter.ledger import Ledger
+    from ensemble.meter import Ledger
     from ensemble.meter.ledger_rows import LedgerRow, Total
     from ensemble.meter.origin import Origin
     from ensemble.store import RunState

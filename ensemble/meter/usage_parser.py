@@ -1,4 +1,5 @@
-"""Reads from the event log who used what on each node, and when: CPU time, busy GPUs, reserved cores, energy.
+"""Parses the events of a log into records of who used what on each node, and when: CPU time, busy GPUs, reserved
+cores, energy.
 
 Counts in `usage` events (of a process in a role) and `feeder` events grow; the difference of two of them is what
 was used in between, by the member that the later one names. A process is named by its id and its start, so that
@@ -8,36 +9,59 @@ begin anew when the run is started again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import ensemble.events as events
 from ensemble.events import Event
 from ensemble.meter.origin import to_ticks
-from ensemble.meter.proportional_split import Owner, UsageSpan
 from ensemble.meter.usage_records import (
+    UNNAMED,
     CpuUse,
     Device,
     EnergyPart,
     NodeRecord,
+    Owner,
     PowerInterval,
-    Reservation,
-    Samples,
+    UsageSpan,
 )
 
 #: Events that end an attempt of a member.
 ENDS_ATTEMPT = (events.Finished, events.Pruned, events.Stopped, events.Paused, events.Cancelled, events.Failed)
-
-UNNAMED: Device = ""
-#: How late a `power` event may be: its energy is since the one before. Later ones were not metered meanwhile.
-PAUSE_S = 60.0
 #: With these events a node is metered anew, after a time in which nothing may have metered it.
 BEGINS_POWER = (events.NodeChanged, events.NodeLost, events.AgentReplaced)
+#: How late a `power` event may be: its energy is since the one before. Later ones were not metered meanwhile.
+PAUSE_S = 60.0
+
+
+class Hold(NamedTuple):
+    """Since when a member holds its place, and how many ranks it has on each node."""
+
+    start: float
+    ranks: dict[str, int]
 
 
 @dataclass
-class Reader:
+class Samples:
+    """Counts of samples.
+
+    Attributes:
+        prepared, consumed: of all feeders.  private: prepared by members for themselves.  skipped: by either.
+        by_member: consumed from a shared stream, by (member, cohort).
+        by_stream: prepared, consumed and skipped of all feeders that a stream has had, by (node, cohort).
+    """
+
+    prepared: int = 0
+    consumed: int = 0
+    skipped: int = 0
+    private: int = 0
+    by_member: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    by_stream: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+
+
+@dataclass
+class UsageParser:
     """Applies events one by one.
 
     Attributes:
@@ -47,7 +71,7 @@ class Reader:
         held: ticks of the seconds in which each member held a place.
         ranks: ticks of rank-seconds, by (member, node).
         waited: ticks of the seconds in which each member waited for data, epochs that were trained again included.
-        holds: what members hold now, by member; one for each of its nodes.
+        holds: what members hold now.
         declared: cores and share of a GPU of each rank, by member.
         devices: of each rank, by member.
         cohorts: whose stream each member reads.
@@ -60,7 +84,7 @@ class Reader:
     held: dict[str, int] = field(default_factory=dict)
     ranks: dict[tuple[str, str], int] = field(default_factory=dict)
     waited: dict[str, int] = field(default_factory=dict)
-    holds: dict[str, list[Reservation]] = field(default_factory=dict)
+    holds: dict[str, Hold] = field(default_factory=dict)
     declared: dict[str, tuple[float, float]] = field(default_factory=dict)
     devices: dict[str, list[Device | None]] = field(default_factory=dict)
     cohorts: dict[str, int | None] = field(default_factory=dict)
@@ -100,23 +124,8 @@ class Reader:
                 self.cohorts[event.member] = event.cohort
             case events.RunStarted() | events.RunStopped() | events.RunFinished():
                 self._restart(event)
-            case (
-                events.Finished()
-                | events.Pruned()
-                | events.Stopped()
-                | events.Paused()
-                | events.Cancelled()
-                | events.Failed()
-            ):
+            case _ if isinstance(event, ENDS_ATTEMPT):
                 self._release(event.member, event.t)
-
-    def list_open_spans(self, name: str, until: float) -> Iterator[tuple[Device | None, UsageSpan]]:
-        """What members that still hold something of a node have held until a time."""
-        node = self.node(name)
-        for member, hold in self.holds.items():
-            for one in hold:
-                if one.node == name:
-                    yield from one.list_spans(member, node, until)
 
     def count_held(self, until: float) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
         """`held` and `ranks`, with what members hold until a time."""
@@ -219,7 +228,9 @@ class Reader:
             last[name] = max(count, last.get(name, 0))
 
     def _add_epoch(self, event: events.Epoch) -> None:
-        member, private = event.member, private_samples(event)
+        """Adds the samples of an epoch; by its batches, those that the member prepared itself."""
+        member, batches = event.member, (event.private_batches or 0) + (event.shared_batches or 0)
+        private = round((event.samples or 0) * (event.private_batches or 0) / (batches or 1))
         self.samples.private += private
         self.samples.skipped += event.private_skipped or 0
         key = (member, self.cohorts.get(member))
@@ -243,39 +254,40 @@ class Reader:
         self._release(member, event.t)
         self.cohorts[member] = event.cohort
         devices = self.devices[member] = event.devices
-        nodes = event.nodes or [event.node] * len(devices)
         by_node: dict[str, list[Device | None]] = {event.node: []}
-        for node, device in zip(nodes, devices, strict=True):
-            by_node.setdefault(node, []).append(device)
+        for name, device in zip(event.nodes or [event.node] * len(devices), devices, strict=True):
+            by_node.setdefault(name, []).append(device)
         cores, share = self.declared.get(member, (1.0, 1.0))
-        self.holds[member] = [
-            Reservation(node, tuple(on), share, cores * len(on), event.t) for node, on in by_node.items()
-        ]
+        self.holds[member] = Hold(event.t, {node: len(on) for node, on in by_node.items()})
+        for name, on in by_node.items():
+            node = self.node(name)
+            physical = [node.find_gpu(device) for device in on if device is not None]
+            reserved = [(None, cores * len(on)), *((gpu, share * part) for gpu, part in physical)]
+            owner = Owner("train", member)
+            node.held[member] = [
+                (what, UsageSpan(owner, event.t, math.inf, rate=amount)) for what, amount in reserved if amount > 0
+            ]
 
     def _release(self, member: str, t: float) -> None:
         """Ends a member's hold at time `t`."""
-        if member not in self.holds:
+        hold = self.holds.pop(member, None)
+        if hold is None:
             return
-        _add_held(self.held, self.ranks, member, self.holds[member], t)
-        for hold in self.holds.pop(member):
-            node = self.node(hold.node)
-            for what, span in hold.list_spans(member, node, t):
-                node.reserved.setdefault(what, []).append(span)
+        _add_held(self.held, self.ranks, member, hold, t)
+        for name in hold.ranks:
+            node = self.node(name)
+            for what, span in node.held.pop(member):
+                node.reserved.setdefault(what, []).append(replace(span, end=t))
 
 
 def _add_held(
-    held: dict[str, int],
-    ranks: dict[tuple[str, str], int],
-    member: str,
-    hold: Iterable[Reservation],
-    until: float,
+    held: dict[str, int], ranks: dict[tuple[str, str], int], member: str, hold: Hold, until: float
 ) -> None:
     """Adds how long a member has held its place."""
-    for at, one in enumerate(hold):
-        ticks = max(0, to_ticks(until - one.start))
-        if at == 0:
-            held[member] = held.get(member, 0) + ticks
-        ranks[member, one.node] = ranks.get((member, one.node), 0) + ticks * len(one.devices)
+    ticks = max(0, to_ticks(until - hold.start))
+    held[member] = held.get(member, 0) + ticks
+    for node, count in hold.ranks.items():
+        ranks[member, node] = ranks.get((member, node), 0) + ticks * count
 
 
 def _read_part(part: events.PowerPart) -> EnergyPart:
@@ -290,9 +302,3 @@ def _read_part(part: events.PowerPart) -> EnergyPart:
         if part.activity is None
         else tuple((Owner(role, m), to_ticks(sm_s)) for role, m, sm_s in part.activity),
     )
-
-
-def private_samples(event: events.Epoch) -> int:
-    """Returns the samples of an epoch that the member prepared itself, by its private batches."""
-    private, shared = event.private_batches or 0, event.shared_batches or 0
-    return round((event.samples or 0) * private / (private + shared)) if private else 0

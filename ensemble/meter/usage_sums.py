@@ -1,0 +1,145 @@
+"""What owners and nodes have used, summed up in whole ticks."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ensemble.meter.energy_allocator import IDLE, OTHER, EnergyShare
+from ensemble.meter.origin import Origin, from_ticks, weakest
+from ensemble.meter.usage_records import Owner, PowerInterval
+
+ROLES = ("startup", "train", "prepare", "feed", "verify", "profile", "orchestrate", "ray", "idle", "other")
+
+#: What an owner has used on a node: ticks and their origin, of CPU time, of SM-seconds as the driver counts them,
+#: of seconds in which its processes kept GPUs busy, and of energy by kind of part and `Method`.
+Use = dict[tuple[str, str], tuple[int, Origin]]
+CPU, SM, BUSY = ("cpu_s", ""), ("sm_s", ""), ("busy_s", "")
+
+
+def add(use: Use, what: tuple[str, str], ticks: int, origin: Origin) -> None:
+    """Adds ticks of something to a use."""
+    before, known = use.get(what, (0, origin))
+    use[what] = (before + ticks, origin if origin == known else weakest((known, origin)))
+
+
+def list_energies(use: Use) -> list[tuple[str, str, int, Origin]]:
+    """The energy of a use: kind, method, ticks, origin."""
+    return [(kind, method, ticks, origin) for (kind, method), (ticks, origin) in use.items() if method]
+
+
+@dataclass
+class NodeTotal:
+    """What one node used while its meter ran.
+
+    Attributes:
+        energy, idle: ticks of all its energy, and of the idle energy in it; None where that was never known.
+        origin: of the energy: measured, estimated or unavailable.
+        metered_s: seconds that were metered.  unread_s: seconds of which its meter has no reading.
+        peak_watts: the highest mean power of an interval.
+        sources: names of the power sources.
+    """
+
+    node: str
+    energy: int | None = None
+    idle: int | None = None
+    origin: Origin = "unavailable"
+    metered_s: float = 0.0
+    unread_s: float = 0.0
+    peak_watts: float | None = None
+    sources: list[str] = field(default_factory=list)
+
+    @property
+    def energy_j(self) -> float | None:
+        """Joules of the whole node."""
+        return None if self.energy is None else from_ticks(self.energy)
+
+    @property
+    def idle_j(self) -> float | None:
+        """Joules of idle energy."""
+        return None if self.idle is None else from_ticks(self.idle)
+
+    @property
+    def mean_watts(self) -> float | None:
+        """Energy over the time that was metered."""
+        return self.energy_j / self.metered_s if self.energy_j is not None and self.metered_s > 0 else None
+
+    def add(self, interval: PowerInterval) -> None:
+        """Adds an interval."""
+        if interval.unread:
+            self.unread_s += interval.length_s
+        if not interval.parts:
+            return
+        known = () if self.energy is None else (self.origin,)
+        self.origin = weakest((*known, *(part.origin for part in interval.parts)))
+        energy = sum(part.ticks for part in interval.parts)
+        self.energy = (self.energy or 0) + energy
+        if interval.idle is not None:
+            self.idle = (self.idle or 0) + interval.idle
+        self.metered_s += interval.length_s
+        if interval.length_s > 0:
+            self.peak_watts = max(from_ticks(energy) / interval.length_s, self.peak_watts or 0.0)
+        if interval.source not in self.sources:
+            self.sources.append(interval.source)
+
+
+@dataclass
+class Sums:
+    """What was used in some time.
+
+    Attributes:
+        uses: by owner and node.
+        nodes: by name.
+        peaks: highest mean power of an interval in watts, by ("member", name), ("role", name) or ("run", ""), and
+            node.
+        metered: stretches of time in which some node was metered, in order, not overlapping: [start, end].
+    """
+
+    uses: dict[tuple[Owner, str], Use] = field(default_factory=dict)
+    nodes: dict[str, NodeTotal] = field(default_factory=dict)
+    peaks: dict[tuple[str, str, str], float] = field(default_factory=dict)
+    metered: list[list[float]] = field(default_factory=list)
+
+    def copy(self, member: str | None = None) -> Sums:
+        """A copy to which more can be added, of all uses or of those of one member."""
+        uses = {key: dict(use) for key, use in self.uses.items() if member is None or key[0].member == member}
+        nodes = {name: dataclasses.replace(node, sources=list(node.sources)) for name, node in self.nodes.items()}
+        return Sums(uses, nodes, dict(self.peaks), [list(each) for each in self.metered])
+
+    def use(self, owner: Owner, node: str) -> Use:
+        """What an owner has used on a node."""
+        return self.uses.setdefault((owner, node), {})
+
+    def node(self, name: str) -> NodeTotal:
+        """What a node has used."""
+        return self.nodes.setdefault(name, NodeTotal(name))
+
+    def add_interval(self, node: str, interval: PowerInterval, shares: Iterable[EnergyShare]) -> None:
+        """Adds one interval of a node and the shares of its energy."""
+        self.node(node).add(interval)
+        if interval.parts:
+            _add_stretch(self.metered, interval.start, interval.end)
+        energies: dict[tuple[str, str], int] = {}
+        for owner, kind, method, ticks, origin in shares:
+            add(self.use(owner, node), (kind, method), ticks, origin)
+            of_run = [] if owner in (IDLE, OTHER) else [("run", "")]
+            of_member = [] if owner.member is None else [("member", owner.member)]
+            for key in (("role", owner.role), *of_run, *of_member):
+                energies[key] = energies.get(key, 0) + ticks
+        for (what, name), ticks in energies.items() if interval.length_s > 0 else ():
+            now_w = from_ticks(ticks) / interval.length_s
+            self.peaks[what, name, node] = max(now_w, self.peaks.get((what, name, node), 0.0))
+        for part in interval.parts:
+            for owner, ticks in part.activity or ():
+                add(self.use(owner, node), SM, ticks, part.origin)
+
+
+def _add_stretch(stretches: list[list[float]], start: float, end: float) -> None:
+    """Adds a stretch of time to others, joined with those that it meets."""
+    first = bisect_left(stretches, start, key=lambda each: each[1])
+    last = bisect_right(stretches, end, key=lambda each: each[0])
+    if first < last:
+        start, end = min(start, stretches[first][0]), max(end, stretches[last - 1][1])
+    stretches[first:last] = [[start, end]]
