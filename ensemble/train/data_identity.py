@@ -13,7 +13,7 @@ from ensemble.spec.splits import LABELLED, describe_numbering
 from ensemble.user_code.fingerprint import PYTHON
 from pipelines.fingerprint import SCHEME, digest
 from pipelines.sources._origin import sketch_parts
-from pipelines.sources._sides import NUMBER, Moves, Sketch, find_moves
+from pipelines.sources._sides import Moves, Sketch, find_moves
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
@@ -151,13 +151,13 @@ def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> st
 def describe_moves(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """How many records are in another split than before, for the user; empty where that cannot be told."""
     moves = _find_moves(before, now)
-    if moves is None:
-        return ""
-    moved = sum(count for (old, new), count in moves.counts.items() if old != new)
-    if not moved and moves.by == NUMBER:  # which may be other records
-        return ""
-    said = moves.describe(moved, sum(moves.counts.values()))
-    return f"{said} of the records that both have are in another split{_explain(moves)}"
+    if moves is not None:
+        moved = sum(count for (old, new), count in moves.counts.items() if old != new)
+        said = moves.describe(moved, sum(moves.counts.values()))
+        return f"{said} of the records that both have are in another split"
+    if before.get("sides") and now.get("sides"):
+        return "how many records are in another split is not known, as nothing names them: split(key=) does"
+    return ""
 
 
 def describe_trained(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -166,8 +166,9 @@ def describe_trained(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     if moves is None:
         return []
     found = {new: count for (old, new), count in moves.counts.items() if old == "train" != new and count}
+    known = f", by their {moves.by}," if moves.by.startswith("key") else ""
     return [
-        f"{moves.describe(count, moves.sizes[split])} of the samples of {split}{_explain(moves)}"
+        f"{moves.describe(count, moves.sizes[split])} of the samples of {split}{known}"
         for split, count in found.items()
     ]
 
@@ -178,10 +179,3 @@ def _find_moves(before: Mapping[str, Any], now: Mapping[str, Any]) -> Moves | No
         for data in (before, now)
     )
     return find_moves(then, here)
-
-
-def _explain(moves: Moves) -> str:
-    """What that rests on."""
-    if moves.by != NUMBER:
-        return ""
-    return " (records are taken for the same that have the same place in the data; split(key=) knows them by name)"

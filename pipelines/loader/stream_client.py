@@ -141,25 +141,26 @@ class StreamClient:
     ) -> None:
         hello = messages.pack("hello", **pipeline.describe_for_peers(), **place)
         self._connection, answer, descriptor = _request(address, hello, on_wait)
-        self._on_wait = on_wait
-        pipeline.poison_records.codes.update(map(tuple, answer["poison"]))
-        assert descriptor is not None
-        if on_wait is not None:
-            messages.set_receive_timeout(self._connection, _WAIT_S)
-        self.first_epoch: int = answer["first_epoch"]
-        self.capacity: int = answer["capacity"]
-        self.position: int = answer["position"]
-        self.stages = answer.get("stages", len(pipeline.stages))
-        own = pipeline.take_stages(self.stages).token
-        self.stream = _describe_stream(answer, answer["prepared_by"] == own, self._connection)
         try:
+            self._on_wait = on_wait
+            pipeline.poison_records.codes.update(map(tuple, answer["poison"]))
+            assert descriptor is not None
+            if on_wait is not None:
+                messages.set_receive_timeout(self._connection, _WAIT_S)
+            self.first_epoch: int = answer["first_epoch"]
+            self.capacity: int = answer["capacity"]
+            self.position: int = answer["position"]
+            self.stages = answer.get("stages", len(pipeline.stages))
+            own = pipeline.take_stages(self.stages).token
+            self.stream = _describe_stream(answer, answer["prepared_by"] == own, self._connection)
             layout = Layout(self._find_fields(pipeline, answer), self.capacity)
             self._reader = RingReader(RingView(descriptor, layout, wraps=True), pipeline.poison_records)
         except BaseException:
             self._connection.close()
             raise
         finally:
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
         # A loader that was not closed leaves the stream with its last reference.
         self._detach = weakref.finalize(self, _leave, self._connection, self._reader)
         self._ready = 0

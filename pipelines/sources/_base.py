@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
-from pipelines.fingerprint import Description, describe, is_ours, known_as
+from pipelines.fingerprint import Description, describe, digest, is_ours, known_as
 from pipelines.sources import _splits
 from pipelines.sources._labels import Values, pack_values
 from pipelines.sources._origin import Indices, Origin, digest_indices
@@ -229,7 +229,8 @@ class Source(ABC):
             key: what names a record (a file, an id): a text, bytes or an integer; given as `stratify` is. A record
                 stays in its part when others are added, removed or moved, and all records of a key are in one
                 part. Of n keys a part has its fraction by chance, within about sqrt(n * fraction). The part is
-                that in whose share of [0, 2^64) the digest of seed and key lies (BLAKE2b, 64 bits).
+                that in whose share of [0, 2^64) the digest of the key lies (BLAKE2b, 64 bits), mixed with one of
+                the seed.
 
         Returns:
             A source for each part; its records have new indices, from 0.
@@ -349,9 +350,13 @@ class Subset(Source):
     def find_origin(self) -> Origin:
         return self.source.find_origin().select(self.indices)
 
-    def sketch(self) -> Sketch:
-        """A sample of the records, by which they are known again when the data are others."""
-        return self._sketch or sketch_numbers(self.find_origin().indices)
+    def sketch(self) -> Sketch | None:
+        """A sample of the records, by which they are known again; None where nothing tells them from others."""
+        if self._sketch is not None:
+            return self._sketch
+        origin = self.find_origin()
+        described = origin.describe()
+        return None if described.gaps else sketch_numbers(origin.indices, digest(described.value))
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
         own = self.indices

@@ -124,7 +124,7 @@ class IterableRecords(FileRecords):
         with open(os.path.join(self._folder, "writing"), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.path.exists(self._path):
-                _write(self._path, self._iterate(), len(self), self._digests)
+                _write(self._path, self._iterate(), len(self), self._digests, self.files[0].mtime_ns)
                 self._owner = _own(self, self._folder)
             try:
                 return File.of(self._path)
@@ -235,13 +235,18 @@ def _remove_abandoned(parent: str) -> None:
 
 
 def _write(
-    path: str, records: Iterable[dict[str, Any]], length: int, expected: Digests | None
+    path: str,
+    records: Iterable[dict[str, Any]],
+    length: int,
+    expected: Digests | None,
+    mtime_ns: int | None = None,
 ) -> tuple[npt.NDArray[np.int64], Digests]:
     """Writes all records into a file, which is there only when it is complete.
 
     Args:
         length: the number of records that there must be.
         expected: their digests (XXH3, 64 bits), uint64 [length], if they are known.
+        mtime_ns: the time of change that processes expect which know the file already.
 
     Returns:
         Where the records begin, and where the last one ends, int64 [length + 1]; their digests.
@@ -277,6 +282,8 @@ def _write(
                 count += 1
         if count < length:
             raise PipelineError(f"iterable(): ended after {count} records, but length={length}")
+        if mtime_ns is not None:
+            os.utime(unfinished, ns=(mtime_ns, mtime_ns))
         os.rename(unfinished, path)
     except OSError as error:
         if error.filename not in (None, unfinished):

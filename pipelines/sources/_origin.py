@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.fingerprint import Description
-from pipelines.sources._sides import Sketch
+from pipelines.sources._sides import Sketch, cut_together
 
 Indices = np.ndarray[Any, Any] | range
 
@@ -56,14 +56,15 @@ def count_shared_records(one: Any, other: Any) -> int:
 
 
 def sketch_parts(sources: Mapping[str, Any]) -> dict[str, Sketch]:
-    """A sample of the records of each source that is a part of the same data as another of them."""
+    """Samples of the records of the sources that are parts of the same data as another of them."""
     parts = {name: source for name, source in sources.items() if hasattr(source, "sketch")}
     origins = {name: source.find_origin() for name, source in parts.items()}
-    return {
+    found = {
         name: source.sketch()
         for name, source in parts.items()
         if any(other != name and _is_same_root(origins[name], origins[other]) for other in parts)
     }
+    return cut_together({name: sketch for name, sketch in found.items() if sketch is not None})
 
 
 def _find_origin(source: Any) -> Origin:

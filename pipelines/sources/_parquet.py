@@ -125,7 +125,8 @@ class Parquet(GroupedRecords):
         if field not in self.columns:
             raise self._missing_field(field, self.columns)
         alone = copy.copy(self)
-        alone.forget()  # it has a cache of its own
+        alone.forget()  # it has a cache, and counts, of its own
+        alone._statistics = _DecodeStatistics()
         alone.columns, alone._leaves = (field,), [self._leaves[self.columns.index(field)]]
         return super(Parquet, alone).column(field)
 

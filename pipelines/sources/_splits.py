@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pipelines.checks import check_integer
 from pipelines.errors import PipelineError
 from pipelines.sources._labels import Records, Values, encode_classes, read_values
-from pipelines.sources._sides import Hashes, Sketch, sketch_keys
+from pipelines.sources._sides import Hashes, Sketch, mix, sketch_keys
 
 Indices = npt.NDArray[np.int64]
 
@@ -46,9 +46,12 @@ def split(
     if key is not None:
         if any(other is not None for other in (stratify, group, by)):
             raise PipelineError("split(key=) looks at the key alone: it goes with no stratify=, group= or by=")
-        digests = np.fromiter(_digest_keys(read_values(source, key, "key="), seed), np.uint64, count)
-        found = _collect(_assign_digests(digests, shares), shares, fractions, what="keys")
-        known_by = f"{key!r} with seed {seed}" if isinstance(key, str) else f"key with seed {seed}"
+        keys = read_values(source, key, "key=")
+        digests = np.fromiter(_digest_keys(keys), np.uint64, count)
+        found = _collect(_assign_digests(digests, shares, seed), shares, fractions, what="keys")
+        if not isinstance(key, str) and keys.dtype.kind in "iu":  # other data may have the same numbers
+            return _without_keys(found)
+        known_by = f"key {key!r}" if isinstance(key, str) else "key"
         return [(indices, sketch_keys(digests[indices], known_by)) for indices in found]
     if by is not None:
         if stratify is not None or group is not None:
@@ -168,20 +171,23 @@ def _assign_groups(codes: Indices, groups: Indices, shares: Sequence[float], see
     return placed
 
 
-def _assign_digests(digests: Hashes, shares: Sequence[float]) -> npt.NDArray[np.int64]:
-    """Assigns each key to the part in whose share of [0, 2^64) its digest lies, int64 [n]."""
+def _assign_digests(digests: Hashes, shares: Sequence[float], seed: int) -> npt.NDArray[np.int64]:
+    """Assigns each key to the part in whose share of [0, 2^64) its digest lies, mixed with the seed, int64 [n]."""
     inner = [math.fsum(shares[:part]) for part in range(1, len(shares))]
     bounds = np.array([min(int(share * 2**64), 2**64 - 1) for share in inner], np.uint64)
-    return np.searchsorted(bounds, digests, side="right")
+    by_seed = int.from_bytes(
+        hashlib.blake2b(b"%d" % seed, digest_size=8, person=b"ensemble.split").digest(), "big"
+    )
+    return np.searchsorted(bounds, mix(digests ^ np.uint64(by_seed)), side="right")
 
 
-def _digest_keys(keys: npt.NDArray[Any], seed: int) -> Iterator[int]:
-    """Yields of each key 64 bits: BLAKE2b of the seed and the key as text, so that 7 and "7" are one key.
+def _digest_keys(keys: npt.NDArray[Any]) -> Iterator[int]:
+    """Yields of each key 64 bits: BLAKE2b of the key as text, so that 7 and "7" are one key.
 
     Raises:
         PipelineError: a key is neither a text nor bytes nor an integer.
     """
-    base = hashlib.blake2b(b"%d:" % seed, digest_size=8, person=b"ensemble.split")
+    base = hashlib.blake2b(digest_size=8, person=b"ensemble.split")
     for record in range(len(keys)):  # one by one: a list of all would take ten times the memory
         key = keys[record]
         if isinstance(key, str):

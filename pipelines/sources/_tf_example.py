@@ -73,17 +73,40 @@ def parse_example(data: bytes, *, is_packed: bool = True) -> dict[str, Values | 
         raise Malformed(str(error)) from None
     if message.HasField("feature_lists"):
         raise Malformed("is a SequenceExample, of which a record's features are no function; only Example is read")
+    _check_kinds(message, message.features)
     found: dict[str, Values | None] = {}
     for entry in message.features.feature:
         kind = entry.value.WhichOneof("kind")
+        _check_kinds(
+            entry,
+            entry.value,
+            *([getattr(entry.value, kind)] if kind and not (kind == "float_list" and is_packed) else []),
+        )
         values = getattr(entry.value, kind).value if kind else ()
         if kind == "float_list" and is_packed:
-            packed = b"".join(values)
-            if len(packed) % 4 or len(UnknownFieldSet(entry.value.float_list)):
+            if any(len(each) % 4 for each in values):
+                raise Malformed("a list of floats ends within a number")
+            if len(UnknownFieldSet(entry.value.float_list)):
                 return parse_example(data, is_packed=False)
-            found[entry.key] = np.frombuffer(packed, "<f4").astype(np.float32)
+            found[entry.key] = np.frombuffer(b"".join(values), "<f4").astype(np.float32)
         elif kind == "bytes_list":
             found[entry.key] = list(values)
         else:
             found[entry.key] = np.array(values, np.int64 if kind == "int64_list" else np.float32) if kind else None
     return found
+
+
+def _check_kinds(*messages: Any) -> None:
+    """Refuse messages in which a field that is declared has a value of another kind: it is read as an unknown one.
+
+    Raises:
+        Malformed: a message has one.
+    """
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    for message in messages:
+        declared = message.DESCRIPTOR.fields_by_number
+        for unknown in UnknownFieldSet(message):
+            if unknown.field_number in declared:
+                name = declared[unknown.field_number].name
+                raise Malformed(f"its field {name!r} in {message.DESCRIPTOR.name} has a value of another kind")

@@ -47,3 +47,11 @@ class FreeMath(TaskMath):
     def mix(self, values: Sequence[Array], weights: Array) -> NoReturn:
         """There is no way but the user's function."""
         raise CombineError(NO_MIX)
+
+    def criterion(self, target: Array, name: str) -> NoReturn:
+        """There is none."""
+        raise CombineError(NO_MIX)
+
+    def guess(self, values: Array, target: Array) -> NoReturn:
+        """There is none."""
+        raise CombineError(NO_MIX)
