@@ -222,7 +222,7 @@ def examine_power(meter: Path | None = None) -> list[Finding]:
     Args:
         meter: the file of an external meter.
     """
-    from ensemble.executors.power_reports import POWER_EVERY_S
+    from ensemble.executors.node_services import POWER_EVERY_S
     from ensemble.meter.cpu import MOST_S
     from ensemble.meter.power import list_gpus
 

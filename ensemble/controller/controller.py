@@ -37,7 +37,6 @@ from ensemble.executors.mps import stop_stale_daemon
 from ensemble.executors.private_directory import remove_stale
 from ensemble.interrupts import raise_if_deferred
 from ensemble.meter import CpuClock
-from ensemble.meter.cpu import report_interval_s
 from ensemble.meter.tally import list_unreported, read_tallies, remove
 from ensemble.reporting.loggers.processes import LoggerProcesses
 from ensemble.reporting.notebook import LiveView
@@ -262,7 +261,7 @@ class Controller:
                 self._trials.catch_up(MIRROR_S)
                 actions = []
             if now >= self._usage_at or self.session.attempts.costs.is_due(self._limit_clock.read()):
-                self._usage_at = now + max(USAGE_EVERY_S, report_interval_s(now - self._began))
+                self._usage_at = now + USAGE_EVERY_S
                 actions += self._decide([*self._loggers.read(), *self._usage.sample()])
             actions += self._decide(self._performer.reducer.read())
             self._reconcile(actions)
@@ -347,9 +346,11 @@ class Controller:
         self._trials.catch_up()
         self.executor.close()
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
+        self._perform(self.session.log_held(*self._read_clock()))
         left, files = self._read_unreported()  # by agents that were lost
         self._process([*left, *self._loggers.read(), *self._usage.sample()])
         remove(files)
+        self._perform(self.session.log_held(*self._read_clock()))
         self._save_snapshot()
         ending = self._describe_end()
         used_s, last = time.process_time(), self._events.make_event(**ending)

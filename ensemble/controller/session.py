@@ -155,6 +155,7 @@ class Session:
         if self.state.placement_due or self._readers_changed:
             self.feeders.expect_at_most(self.state.live.count_readers())
             self._readers_changed = False
+        self.state.log_due()
         self.attempts.watch()
         was_measuring = self._profiler.is_busy
         self._profiler.watch(now)
@@ -191,6 +192,12 @@ class Session:
         for member in list_unselected(list(run.members.values()), run.combined) if keep == "selected" else ():
             for name, digest in member.list_checkpoints():
                 self.state.actions.append(ReduceCheckpoint(member.id, name, digest, keeps_weights=False))
+        return self.state.drain_actions()
+
+    def log_held(self, now: float, t: float) -> list[Action]:
+        """Log all figures that were held back."""
+        self.state.set_time(now, t)
+        self.state.log_held()
         return self.state.drain_actions()
 
     # -- events -------------------------------------------------------------------------------------------------

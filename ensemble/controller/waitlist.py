@@ -89,6 +89,8 @@ class Waitlist:
         found = next(
             (each for each in (*self.returning, *deferred, *self.paused) if each[0].member == member), None
         )
+        if found is None:
+            return None
         self.returning = [item for item in self.returning if item is not found]
         self.deferred = [each for each in self.deferred if each[1] is not found]
         self.paused = [item for item in self.paused if item is not found]

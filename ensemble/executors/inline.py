@@ -17,18 +17,20 @@ from ensemble.events import Report
 from ensemble.executors.base import EventHandler, make_exited
 from ensemble.executors.host import describe_host
 from ensemble.executors.memory_offers import MemoryOffers
-from ensemble.executors.power_reports import PowerReports
+from ensemble.executors.node_services import LAST_S
 from ensemble.meter.cpu import CpuClock
-from ensemble.meter.gpu_activity import RunProcess
 from ensemble.schedule import Node, Placement
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.train import Inbox, Job, work
 from pipelines.ipc.child_processes import act_as_rank
 
 if TYPE_CHECKING:
+    from ensemble.meter import PowerMeter
+    from ensemble.meter.gpu_activity import RunProcess
     from ensemble.store import RunDir
     from pipelines import Peers
 
+_POWER_EVERY_S = 1.0
 NODE = "inline"
 
 
@@ -58,21 +60,32 @@ class InlineExecutor:
     def __init__(self) -> None:
         self.clock = CpuClock(has_children=True)
         self._jobs: list[tuple[Job, Inbox, str | None]] = []  # with the id of the GPU
-        self._power: PowerReports | None = None
+        self._meter: PowerMeter | None = None
+        self._power_at = 0.0
         self._last: list[Report] = []  # reported after the end
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node has one place."""
+        from ensemble.meter import PowerMeter
+        from ensemble.meter.gpu_activity import GpuActivity
         from ensemble.meter.power import list_gpus
         from ensemble.train.gpu_busy import reset_gpu_busy
 
         check_widths(ensemble)
         reset_gpu_busy()
         self._ensemble, self._handle = ensemble, handle
-        self._power = PowerReports(NODE, ensemble.energy)
-        self._power.watch_gpus(list_gpus() if ensemble.devices != "cpu" else ())
-        self._power.list_processes = lambda: {os.getpid(): self._describe_process()}
-        host = describe_host(NODE, places=1, power=self._power.describe())
+        meter = PowerMeter(NODE, energy=ensemble.energy)
+        try:
+            meter.start()
+        except BaseException:  # a signal, while idle power is measured
+            meter.close()
+            raise
+        self._power_at = time.monotonic() + _POWER_EVERY_S
+        self._activity = GpuActivity(list_gpus() if ensemble.devices != "cpu" else ())
+        self._meter = meter
+        known = self._activity.describe()
+        power = {**meter.describe(), **({"gpu_activity": known} if known else {})}
+        host = describe_host(NODE, places=1, power=power)
         self._memory = MemoryOffers()
         self._node = replace(host, memory_left_gb=self._memory.offer(host))
         return [self._node]
@@ -106,7 +119,7 @@ class InlineExecutor:
             if timeout_s:  # all are paused
                 time.sleep(timeout_s)
             last, self._last = self._last, []
-            return [*last, *self._sample_power(), *self._look_at_memory()]
+            return [*last, *self._power(), *self._look_at_memory()]
         job, inbox, _ = self._jobs[0]
         before, self.clock.member = self.clock.switch("startup"), job.identity.member
         try:
@@ -116,26 +129,30 @@ class InlineExecutor:
             self.clock.switch(before)
             self.clock.member = None
             self._jobs.pop(0)
-        if self._power is not None:
-            self._power.report_soon()
-        return [make_exited(job, outcome), *self._sample_power(), *self._look_at_memory()]
+        return [make_exited(job, outcome), *self._power(), *self._look_at_memory()]
 
     def _emit(self, event: Report) -> None:
         """Let the controller handle an event of the member, at its own expense."""
         before = self.clock.switch("orchestrate")
         try:
-            self._handle([event, *self._sample_power()])
+            self._handle([event, *self._power()])
         finally:
             self.clock.switch(before)
 
-    def _sample_power(self) -> list[Report]:
-        if self._power is None or time.monotonic() < self._power.next_sample:
+    def _power(self, *, is_last: bool = False) -> list[Report]:
+        """The power since the last sample: a second after it, and at the end."""
+        if self._meter is None or not (is_last or time.monotonic() >= self._power_at):
             return []
-        return self._power.sample()
+        sampled = self._meter.finish() if is_last else self._meter.sample()
+        self._power_at = time.monotonic() + _POWER_EVERY_S
+        for power in sampled:
+            if power["parts"]:
+                self._activity.add_to(power, {os.getpid(): self._describe_process()})
+        return [{"type": "power", **power} for power in sampled]
 
     def _look_at_memory(self) -> list[Report]:
         """The node, where others hold more or less of its memory than before."""
-        found = self._memory.find_change() if self._power is not None else None
+        found = self._memory.find_change() if self._meter is not None else None
         if found is None:
             return []
         self._node = replace(self._node, memory_left_gb=found[0])
@@ -143,6 +160,8 @@ class InlineExecutor:
 
     def _describe_process(self) -> RunProcess:
         """For whom this process uses a GPU now."""
+        from ensemble.meter.gpu_activity import RunProcess
+
         for job, _, gpu in self._jobs:  # the first is in training
             return RunProcess("train", job.identity.member, gpu)
         return RunProcess("orchestrate", None, None)
@@ -160,8 +179,10 @@ class InlineExecutor:
     def close(self) -> None:
         """See `Executor`; `events` returns the last power sample after this."""
         self._jobs.clear()
-        if self._power is not None:
-            self._last += self._power.finish()
-            self._power.close()
-            self._power = None
+        if self._meter is not None:
+            time.sleep(max(0.0, self._power_at - _POWER_EVERY_S + LAST_S - time.monotonic()))
+            self._last += self._power(is_last=True)
+            self._meter.close()
+            self._activity.close()
+            self._meter = None
             del self._ensemble  # members lead to this executor, and to each other in circles

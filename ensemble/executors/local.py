@@ -98,7 +98,7 @@ class LocalExecutor:
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._services.sample()
-            until = min(deadline, self._services.power.next_sample)
+            until = min(deadline, self._services.next_sample)
             dispatch(self._selector, 0 if self._queue else max(0.0, until - time.monotonic()))
             if self._queue or time.monotonic() >= deadline:
                 return self._pop_queue()

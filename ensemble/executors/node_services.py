@@ -1,7 +1,7 @@
 """Services of a node for its members, under any executor: feeders, MPS, its GPUs, power and CPU time.
 
 It starts feeder processes (`pipelines.feeder.process`), converts their reports to `feeder` and `usage` events, and
-samples the node's power. Figures are reported together, when power is (`ensemble.executors.power_reports`).
+samples the node's power once a second.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import selectors
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from ensemble.executors.host import describe_host
 from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.memory_offers import MemoryOffers
 from ensemble.executors.mps import Mps, stop_stale_daemon
-from ensemble.executors.power_reports import PowerReports
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.schedule import Node
@@ -30,9 +29,12 @@ from pipelines.ipc.child_processes import START_S
 
 if TYPE_CHECKING:
     from ensemble.executors.process_pool import ProcessPool
+    from ensemble.meter.gpu_activity import RunProcess
     from pipelines import Peers
     from pipelines.feeder.process import FeederProcess
 
+POWER_EVERY_S = 1.0
+LAST_S = 0.2  # the last interval has so many seconds at least: counters of energy and of CPU time go in steps
 _REPORTED = (
     "prepared",
     "consumed",
@@ -45,7 +47,6 @@ _REPORTED = (
     "group",
     "cache",
 )
-_REPORTED_AT_ONCE = ("skipped", "restarts", "detached")
 _LONGEST_NAME = 24  # below the node's directory: "/feeder-12", "/forks", "/mps/control"
 _RETURN_S = 5.0  # how long the start gate of a feeder that replaces another waits for members that work alone
 
@@ -57,7 +58,6 @@ class _Feeder:
     sample_bytes: int
     since: float = field(default_factory=time.monotonic)
     usage: dict[str, float] = field(default_factory=dict)
-    figures: dict[str, Any] = field(default_factory=dict)  # its last report
     has_renewed: bool = False  # its cache, which was said
     poison: int = 0  # poison records that it has reported
 
@@ -82,7 +82,6 @@ class NodeServices:
 
     Attributes:
         directory: mode 0700, for sockets; removed by `close`.
-        power: of the node.
         gpus: what the node offers of its GPUs; None where members train on the CPU.
     """
 
@@ -94,6 +93,9 @@ class NodeServices:
         emit: Callable[[Report], None],
         takes_over: Path | None = None,
     ) -> None:
+        from ensemble.meter import PowerMeter
+        from ensemble.meter.gpu_activity import GpuActivity
+
         self.node = node
         raise_descriptor_limit(ensemble)
         self._private = PrivateDirectory("ensemble-", _LONGEST_NAME, stop_stale_daemon, takes_over)
@@ -105,16 +107,22 @@ class NodeServices:
         self._feeders: dict[int, _Feeder] = {}
         self._known: set[int] = set()
         self._poison: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
+        self._meter = PowerMeter(node, energy=ensemble.energy)
         try:
-            self.power = PowerReports(node, ensemble.energy)
+            self._meter.start()
         except BaseException:  # a signal, while idle power is measured
+            self._meter.close()
             self._private.close()
             raise
+        self._sampled_at = time.monotonic()
+        self.next_sample = self._sampled_at + POWER_EVERY_S
         self.gpus = GpuOffers(node, self.directory, emit) if ensemble.devices != "cpu" else None
         self._memory = MemoryOffers()
         self._host: Node | None = None
         self._mps: Mps | None = None
-        self._report_usage: Callable[[], None] = lambda: None
+        self._activity = GpuActivity(())
+        self._list_processes: Callable[[], Mapping[int, RunProcess]] = dict
+        self._report_checker: Callable[[], None] = lambda: None
         self._free_logs: Callable[[], None] = lambda: None
         if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
             self._mps = Mps(self.directory)
@@ -123,43 +131,49 @@ class NodeServices:
         else:
             stop_stale_daemon(self.directory)
         if self.gpus is not None:
-            self.power.watch_gpus(self.gpus.known, with_mps=self._mps is not None and self._mps.running)
-        self._described = self.power.describe()
+            self._activity = GpuActivity(self.gpus.known, with_mps=self._mps is not None and self._mps.running)
+        self._described = self._describe_power()
 
     def describe(self) -> Node:
         """This host as a node."""
         feeds = self._ensemble.sharing != "independent"
-        host = describe_host(self.node, power=self.power.describe(), feeds=feeds)
+        host = describe_host(self.node, power=self._describe_power(), feeds=feeds)
         self._host = dataclasses.replace(host, memory_left_gb=self._memory.offer(host))
         return self._host if self.gpus is None else self.gpus.offer(self._host)
 
+    def _describe_power(self) -> dict[str, Any]:
+        known = self._activity.describe()
+        return {**self._meter.describe(), **({"gpu_activity": known} if known else {})}
+
     def sample(self) -> None:
-        """From `power.next_sample` on: report figures, look after GPUs, kill feeders that do not start in time."""
+        """From `next_sample` on: report power, look after GPUs, kill feeders that do not start in time."""
         now = time.monotonic()
-        if now >= self.power.next_sample:
+        if now >= self.next_sample:
             for feeder in self._feeders.values():
                 if not feeder.process.ready and now - feeder.since > START_S:
                     feeder.process.failure = f"it had not started after {START_S:g} s"
                     feeder.process.kill()  # its end is reported like any other
+            self._report_checker()
             self._free_logs()
-            if self.power.is_due:
-                self._report_usage()
-                for feeder in self._feeders.values():
-                    self._emit_figures(feeder)
-            self._emit_all(self.power.sample())
+            self._emit_power(self._meter.sample())
+            # From its end: after a stall a shorter interval follows, but never one in which counters hardly step.
+            self.next_sample = max(self._sampled_at + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
             if self.gpus is not None:
                 self.gpus.sample()
             self._report_changes()
 
-    def _emit_all(self, events: Iterable[Report]) -> None:
-        for event in events:
-            self._emit(event)
+    def _emit_power(self, sampled: Sequence[dict[str, Any]]) -> None:
+        self._sampled_at = time.monotonic()
+        for power in sampled:
+            if power["parts"]:
+                self._activity.add_to(power, self._list_processes())
+            self._emit({"type": "power", **power})
 
     def _report_changes(self) -> None:
         """Report what others leave of the memory, and how the GPUs' energy and activity are known, on a change."""
         changed: dict[str, Any] = {}
         if self.gpus is not None:
-            before, self._described = self._described, self.power.describe()
+            before, self._described = self._described, self._describe_power()
             if before.get("gpu_activity") != self._described.get("gpu_activity"):
                 changed["power"] = self._described
         if (found := self._memory.find_change()) is not None:
@@ -179,15 +193,14 @@ class NodeServices:
             self._emit({"type": "node", **self._host.as_event(), **named})
 
     def attach(self, workers: ProcessPool) -> None:
-        """Have members ended whose GPUs break, know their GPUs and what their processes use; bound their logs."""
-        self._report_usage, self._free_logs = workers.report_usage, workers.free_logs
-        workers.note_end = self.power.report_soon
+        """Have members ended whose GPUs break, know their GPUs and what their checker uses; bound their logs."""
+        self._report_checker, self._free_logs = workers.report_checker, workers.free_logs
         self._memory.list_pids = workers.list_pids
         if self.gpus is not None:
             self.gpus.list_used, self.gpus.list_pids = workers.list_gpus, workers.list_pids
             self.gpus.end_ranks = workers.end_on_gpus
             workers.find_gpu_fault = self.gpus.find_fault
-            self.power.list_processes = workers.list_processes
+            self._list_processes = workers.list_processes
 
     def start_feeder(
         self, cohort: int, expect: int, capacity: int, peers: Peers | None = None, late: bool = False
@@ -247,8 +260,10 @@ class NodeServices:
         """End all feeders, report the power up to now, and remove the directory."""
         for cohort in list(self._feeders):
             self.stop_feeder(cohort)
-        self._emit_all(self.power.finish())
-        self.power.close()
+        time.sleep(max(0.0, self._sampled_at + LAST_S - time.monotonic()))
+        self._emit_power(self._meter.finish())
+        self._meter.close()
+        self._activity.close()
         if self.gpus is not None:
             self.gpus.close()
         if self._mps is not None:
@@ -258,7 +273,7 @@ class NodeServices:
     def _read_feeder(self, feeder: _Feeder) -> None:
         reports = feeder.process.read()
         for report in reports or []:
-            self._handle_report(feeder, report)
+            self._emit_report(feeder, report)
         if reports is None:
             self._selector.unregister(feeder.process.stdout)
             del self._feeders[feeder.cohort]
@@ -269,14 +284,13 @@ class NodeServices:
     def _stop_process(self, feeder: _Feeder) -> None:
         """End a feeder; report its last events, and the CPU time after its last report."""
         for report in feeder.process.stop():
-            self._handle_report(feeder, report)
-        self._emit_figures(feeder)
+            self._emit_report(feeder, report)
         rest_s = (feeder.process.cpu_s or 0.0) - sum(feeder.usage.values())
         if rest_s > 0:
             self._emit(self._make_usage(feeder, "feed", feeder.usage.get("feed", 0.0) + rest_s))
 
-    def _handle_report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
-        """Handle a feeder's report; its figures are emitted when figures are due, or something has happened."""
+    def _emit_report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
+        """Emit a feeder's report as a `feeder` event, and `usage` events of its processes from their start on."""
         if report["type"] != "feeder":
             return
         for record in report["poison"][feeder.poison :]:
@@ -292,24 +306,11 @@ class NodeServices:
         feeder.live["prepare"] = pids["prepare"]
         for role, reported_s in report["cpu"].items():
             feeder.usage[role] = max(reported_s, feeder.count(role))
-        before, feeder.figures = (
-            feeder.figures,
-            {
-                "cohort": feeder.cohort,
-                "pid": pids["feed"],
-                "workers": self._ensemble.prep_workers,
-                **{key: report[key] for key in _REPORTED},
-                "ring_bytes": report["capacity"] * feeder.sample_bytes,
-                "sent_bytes": group.get("sent_bytes", 0),
-            },
-        )
-        if any(feeder.figures[name] != before.get(name) for name in _REPORTED_AT_ONCE):
-            self._emit_figures(feeder)
-
-    def _emit_figures(self, feeder: _Feeder) -> None:
-        """Emit a feeder's last report: a `feeder` event, and the `usage` of its processes from their start on."""
-        if feeder.figures:
-            self._emit({"type": "feeder", "node": self.node, **feeder.figures})
+        fields = {"cohort": feeder.cohort, "pid": pids["feed"], "workers": self._ensemble.prep_workers}
+        fields |= {key: report[key] for key in _REPORTED} | {
+            "ring_bytes": report["capacity"] * feeder.sample_bytes
+        }
+        self._emit({"type": "feeder", "node": self.node, **fields, "sent_bytes": group.get("sent_bytes", 0)})
         for role, cpu_s in feeder.usage.items():
             self._emit(self._make_usage(feeder, role, cpu_s))
 

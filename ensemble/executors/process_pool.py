@@ -62,7 +62,6 @@ class ProcessPool:
     Attributes:
         directory: of the node, as in `make_worker_environment`.
         find_gpu_fault: returns why a GPU is broken, by its id; None where it works.
-        note_end: called when a rank has ended.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class ProcessPool:
         self.node = node
         self.directory: Path | None = None
         self.find_gpu_fault: Callable[[str], str | None] = lambda gpu: None
-        self.note_end: Callable[[], None] = lambda: None
         self._log_bounds = LogBounds()
         self._selector = selector
         self._emit = emit
@@ -118,10 +116,8 @@ class ProcessPool:
         except PipelineError as error:  # members then report that nothing is compared
             log.warning("node %s has no checker: %s", self.node, error)
 
-    def report_usage(self) -> None:
-        """Emit the CPU time of the fork server and of the checker, as far as there are any."""
-        if self._forks is not None:
-            self._emit(self._forks.usage(self.node))
+    def report_checker(self) -> None:
+        """Emit the CPU time of the node's checker, if there is one."""
         if self._checker is not None:
             self._checker.report_usage()
 
@@ -274,14 +270,15 @@ class ProcessPool:
             if worker.kill_pending:
                 worker.kill()
             self._flush(worker)
+            self._emit(forks.usage(self.node))
         else:
+            self._emit(forks.usage(self.node))
             self._finish(worker, message["code"], message.get("cpu_s"))
 
     def _handle_lost_server(self, forks: ForkServer) -> None:
         """The fork server died: its workers live on, but their exit codes cannot be known."""
         self._unregister(forks.control)
         forks.close()
-        self._emit(forks.usage(self.node))
         log.warning("the fork server of node %s died; another is started for the next member", self.node)
         self._forks = None
         if self._checker is not None:
@@ -381,7 +378,6 @@ class ProcessPool:
         if used_s is not None and (rest := worker.make_remaining_usage(used_s)) is not None:
             self._emit(rest)
         self._emit(event)
-        self.note_end()
 
 
 def _find_pid(worker: WorkerProcess) -> int | None:

@@ -77,6 +77,7 @@ class UsageParser:
         cohorts: whose stream each member reads.
         start: how often the run was started, the last time at `started_t`.
         last_usage, last_power, last_feeder: what was counted last.
+        last_interval: of the last `power` event, also where it is settled already; None before the first.
     """
 
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
@@ -93,6 +94,7 @@ class UsageParser:
     started_t: float = float("-inf")
     last_usage: dict[tuple[Any, ...], tuple[float, int]] = field(default_factory=dict)
     last_power: dict[str, float] = field(default_factory=dict)
+    last_interval: PowerInterval | None = None
     last_feeder: dict[tuple[str, int, int | None], dict[str, int]] = field(default_factory=dict)
 
     def node(self, name: str) -> NodeRecord:
@@ -200,18 +202,18 @@ class UsageParser:
         if start is None or (length_s is not None and t - start > length_s + PAUSE_S):
             start = max([t - (length_s or 0.0), *(interval.end for interval in earlier[-1:])])
         self.last_power[node] = t
-        earlier.append(
-            PowerInterval(
-                start=min(start, t),
-                end=t,
-                parts=tuple(map(_read_part, event.parts or ())),
-                busy=None if event.busy_s is None else to_ticks(event.busy_s),
-                watts=event.watts,
-                origin=event.origin,
-                source=event.source or "unknown",
-                unread=event.reason or "",
-            )
+        interval = PowerInterval(
+            start=min(start, t),
+            end=t,
+            parts=tuple(map(_read_part, event.parts or ())),
+            busy=None if event.busy_s is None else to_ticks(event.busy_s),
+            watts=event.watts,
+            origin=event.origin,
+            source=event.source or "unknown",
+            unread=event.reason or "",
         )
+        self.last_interval = interval
+        earlier.append(interval)
 
     def _add_feeder(self, event: events.Feeder) -> None:
         """Adds what a feeder has prepared and sent since its last event; the event's figures are cumulative."""

@@ -58,7 +58,7 @@ def test_what_took_the_place_of_the_method_is_loaded_as_it_was_measured(tmp_path
     run.predictions("member-0", "test").unlink()
     for number in range(5):
         saved = load_predictions(run.predictions(f"member-{number}", "valid"))
-        overwrite(run, f"member-{number}", "valid", saved.values, saved.index, 0 * saved.index)
+        overwrite(run, f"member-{number}", saved.values, saved.index, 0 * saved.index)
     combined = combine(run, state_of(run), declared)
     assert (combined["method"], combined["declared"]) == ("average", "stack")
     record(run, combined)

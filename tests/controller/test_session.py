@@ -517,6 +517,7 @@ class World:
         while self.later:
             self.handle(self.later.pop())
         assert not self.feeders, "a feeder is left"
+        self.perform(self.session.log_held(*self.time))
         assert fold(self.log) == state.run, "the log says what the session decided from"
         asked = [event["request"] for event in self.log if event["type"] == "request"]
         assert len(asked) == len(set(asked)), "a request is answered once"
@@ -609,6 +610,31 @@ def test_a_trial_on_a_node_that_meters_no_more_has_its_cost_after_a_few_seconds(
     world.now += WAIT_S
     world.reconcile()
     assert world.ended[process.identity.number] == 1
+
+
+def test_figures_that_were_held_back_are_logged_before_a_cost_is_measured() -> None:
+    world, process = begin("energy_j")
+    world.now += 5000.0
+    world.report(process)  # it starts: the session does not take it for hung
+    who = {"node": "a", "role": "train", "member": process.identity.member, "pid": 1, "origin": "measured"}
+    power = {"type": "power", "origin": "estimated", "node": process.nodes[0], "energy_j": None, "interval_s": 1.0}
+
+    def report(count: float) -> None:
+        world.now += 1.0
+        world.handle({"type": "usage", **who, "cpu_s": count})
+        world.handle({**power, "watts": count})
+        world.reconcile()
+
+    report(1.0)
+    report(2.0)
+    process.end("finished", "finished", metrics={"accuracy": 0.5})
+    world.report(process)
+    report(3.0)
+    world.report(process)
+    report(4.0)
+    before = world.log[: [event["type"] for event in world.log].index("cost")]
+    assert [event["cpu_s"] for event in before if event["type"] == "usage"][-1] == 4.0
+    assert [event["watts"] for event in before if event["type"] == "power"][-1] == 4.0
 
 
 def test_progress_is_logged_the_more_seldom_the_older_the_run_is() -> None:

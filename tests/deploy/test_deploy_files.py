@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
+from ensemble.reporting.metrics import DASHBOARD
 from ensemble.spec.spec_file import import_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,3 +269,8 @@ def test_the_readme_speaks_of_every_file() -> None:
     text = (DEPLOY / "README.md").read_text()
     names = {path.name for path in DEPLOY.iterdir()} - {"README.md", "Dockerfile.dockerignore"}
     assert [name for name in names if name not in text] == []
+
+
+def test_the_dashboard_for_grafana_is_the_one_that_ray_is_given() -> None:
+    assert (DEPLOY / "grafana" / "ensemble.json").read_text() == DASHBOARD.read_text()
+    assert not (DEPLOY / "grafana" / "ensemble.json").is_symlink(), "it is to be mounted and downloaded alone"

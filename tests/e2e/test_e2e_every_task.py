@@ -337,7 +337,7 @@ def test_the_report_has_its_figures(trained: Trained) -> None:
     plain = page[page.index('<div id="plain">') :].split("<script")[0]
     assert f"Combined {trained.case.heading}" in plain
     assert f"{trained.combined.metrics['ensemble'][trained.case.figure]:.4f}" in plain
-    assert f"Best {trained.case.objective} in validation" in plain
+    assert f"Best {trained.case.objective}, on validation" in plain
     assert "member-0" in plain and "member-2" in plain
 
 

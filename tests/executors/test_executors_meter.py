@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -21,8 +20,6 @@ from event_dicts import collect_notices, fold, ledger, read_events
 
 import ensemble
 from ensemble.executors.node_services import NodeServices
-from ensemble.executors.power_reports import PowerReports, add_power
-from ensemble.meter.cpu import MOST_S
 from ensemble.meter.power import PowerSource
 from ensemble.meter.power.busy_time import find_busy_time
 from ensemble.meter.power.common import Reading
@@ -89,7 +86,7 @@ def test_a_run_in_this_process_has_energy_however_short_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter_with(monkeypatch, lambda: [Reading("package-0", "cpu", 1.0)])
-    monkeypatch.setattr("ensemble.executors.power_reports.POWER_EVERY_S", 1e6)
+    monkeypatch.setattr("ensemble.executors.inline._POWER_EVERY_S", 1e6)
     declared = execute_members.an_ensemble(energy=Energy(measure_idle_s=0))
     ensemble.submit(declared, tmp_path / "run", "inline").wait()
     events = read_events(tmp_path / "run" / "events.jsonl")
@@ -112,91 +109,14 @@ def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as leaving:
         services = NodeServices("a", declared, selector, told.append)
         leaving.callback(services.close)
-        ended.clear()
         for stalled_s, slow_s[0] in ((0.0, 0.0), (0.2, 0.0), (5.0, 0.0), (0.0, 0.7), (0.0, 1.2)):
-            due_at = services.power.next_sample = time.monotonic() - stalled_s
+            due_at = services.next_sample = time.monotonic() - stalled_s
             services.sample()
-            assert ended[-1] + 0.5 <= services.power.next_sample, "an interval has half a second at least"
-            assert services.power.next_sample <= max(due_at + 1.0, time.monotonic() + 0.5)
+            assert ended[-1] + 0.5 <= services.next_sample, "an interval has half a second at least"
+            assert services.next_sample <= max(due_at + 1.0, time.monotonic() + 0.5)
             services.sample()
             services.sample()
-    assert len(ended) == 6, "the last one when it is closed"
-    assert {event["type"] for event in told} == {"power"}
-    assert sum(event["energy_j"] for event in told) == 6.0
-
-
-def test_power_is_reported_the_more_seldom_the_older_the_run_is_and_none_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    joules = [float(2**-20 * n) for n in range(1, 100)]
-    meter_with(monkeypatch, lambda: [Reading("package-0", "cpu", joules[len(measured)])])
-    measured: list[int] = []
-    power = PowerReports("a", Energy(measure_idle_s=0))
-    with contextlib.closing(power):
-        power.began -= 1e4
-
-        def sample() -> list[float]:
-            measured.append(1)
-            return [event["energy_j"] for event in power.sample()]
-
-        first = len(measured) + 1
-        assert sample() == [joules[first]], "the first one at once"
-        assert sample() == sample() == sample() == []
-        power.report_soon()
-        assert sample() == [sum(joules[first + 1 : first + 5])], "a rank has ended"
-        assert sample() == []
-        monkeypatch.setattr(power, "_reported_at", time.monotonic() - MOST_S)
-        assert sample() == [sum(joules[first + 5 : first + 7])]
-        assert sample() == []
-        measured.append(1)
-        (last,) = power.finish()
-    assert last["energy_j"] == sum(joules[first + 7 : first + 9])
-
-
-def meter_a_second(number: int, **changes: Any) -> dict[str, Any]:
-    """The fields of the `power` event of one second in which a member changes."""
-    ticks = [2**-20 * (number + at) for at in range(4)]
-    parts = [
-        {"name": "package-0", "kind": "cpu", "device": None, "energy_j": ticks[0], "idle_j": ticks[1]},
-        {"name": "gpu", "kind": "gpu", "device": "GPU-a", "energy_j": ticks[2], "idle_j": None},
-    ]
-    parts[1]["activity"] = [["train", f"member-{number % 3}", ticks[3]], ["train", "member-9", 0.25]]
-    known = {"node": "a", "energy_j": ticks[0] + ticks[2], "watts": 1.0, "origin": "measured", "source": "rapl"}
-    all_parts = [{**part, "origin": "measured"} for part in parts]
-    return {**known, "interval_s": 1.0, "busy_s": 0.5, "parts": all_parts, **changes}
-
-
-def test_the_energy_of_intervals_adds_up_exactly_for_each_part_and_for_each_member() -> None:
-    seconds = [meter_a_second(number) for number in range(30)]
-    added = functools.reduce(add_power, seconds)
-    assert (added["interval_s"], added["busy_s"]) == (30.0, 15.0)
-    assert added["energy_j"] == sum(each["energy_j"] for each in seconds) == 30 * added["watts"]
-    assert [part["energy_j"] for part in added["parts"]] == [
-        sum(each["parts"][at]["energy_j"] for each in seconds) for at in (0, 1)
-    ]
-    cpu, gpu = added["parts"]
-    assert cpu["idle_j"] == sum(each["parts"][0]["idle_j"] for each in seconds) and gpu["idle_j"] is None
-    by_member = {member: sm_s for _, member, sm_s in gpu["activity"]}
-    assert by_member.keys() == {"member-0", "member-1", "member-2", "member-9"}
-    assert by_member["member-9"] == 7.5 and by_member["member-1"] == 2**-20 * sum(range(4, 33, 3))
-    assert add_power(meter_a_second(0, busy_s=None), seconds[1])["busy_s"] is None
-
-
-@pytest.mark.parametrize(
-    "change", [{"source": "estimate"}, {"parts": []}, {"parts": meter_a_second(1)["parts"][:1]}], ids=str
-)
-def test_intervals_of_which_other_things_are_known_are_reported_apart(
-    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
-) -> None:
-    meter_with(monkeypatch, list)
-    power = PowerReports("a", Energy(measure_idle_s=0))
-    sampled = iter([meter_a_second(0), meter_a_second(1), meter_a_second(2), meter_a_second(3, **change)])
-    with contextlib.closing(power):
-        power.began -= 1e4
-        monkeypatch.setattr(power._meter, "sample", lambda: [next(sampled)])
-        assert [len(power.sample()) for _ in range(3)] == [1, 0, 0]
-        (before,) = power.sample()
-        assert before["interval_s"] == 2.0 and before["busy_s"] == 1.0
+    assert [event["type"] for event in told] == ["power"] * 6, "the last one when it is closed"
 
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])

@@ -117,7 +117,7 @@ def test_another_agent_takes_over_the_directory_and_so_the_addresses_of_one_that
     with selectors.DefaultSelector() as selector:
         ended = NodeServices("a", an_ensemble(), selector, lambda event: None)
         ended._private._unlock()  # as the kernel does
-        ended.power.close()
+        ended._meter.close()
         (ended.directory / "feeder-0").touch()
         after = NodeServices("a", an_ensemble(), selector, lambda event: None, ended.directory)
         assert after.directory == ended.directory

@@ -68,14 +68,9 @@ def test_what_is_known_by_other_things_is_not_compared() -> None:
     by_key, by_number = divide(list(range(300))), divide(list(range(300)), by_key=False)
     assert find_moves(find_sides(by_key), find_sides(by_number)) is None
     assert find_moves({}, find_sides(by_key)) is None
-    source = sources.arrays(name=np.arange(300))
-    numbered = {
-        part: each for part, each in zip(("train", "valid"), source.split(0.9, key=np.arange(300)), strict=True)
-    }
-    reverse = {
-        part: each
-        for part, each in zip(("train", "valid"), source.split(0.9, key=np.arange(300)[::-1]), strict=True)
-    }
+    source, names = sources.arrays(name=np.arange(300)), ("train", "valid")
+    numbered = dict(zip(names, source.split(0.9, key=np.arange(300)), strict=True))
+    reverse = dict(zip(names, source.split(0.9, key=np.arange(300)[::-1]), strict=True))
     moves = find_moves(find_sides(numbered), find_sides(reverse))
     assert moves is not None and moves.counts["train", "valid"] > 0, "by their numbers: an array names nothing"
 

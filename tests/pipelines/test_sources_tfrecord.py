@@ -183,6 +183,40 @@ def test_repeated_and_unpacked_and_unknown_fields_follow_the_encodings_rules() -
         assert found is not None and not isinstance(found, list) and found.tolist() == expected
 
 
+def field(number: int, kind: int, body: bytes) -> bytes:
+    """A field of a message: of kind 0 and 5 the value, of kind 2 what follows its length."""
+    return bytes([number << 3 | kind]) + (bytes([len(body)]) if kind == 2 else b"") + body
+
+
+@pytest.mark.parametrize(
+    ("number", "values"),
+    [
+        (1, field(1, 0, b"\x05")),  # bytes that are a number
+        (2, field(1, 0, b"\x05")),  # floats that are an integer
+        (2, field(1, 2, b"\0\0\0") + field(1, 2, b"\0\0\0\0\0")),  # packed floats of three and five bytes
+        (3, field(1, 5, b"\0\0\0\0")),  # integers that are of a fixed length
+    ],
+)
+def test_values_of_another_kind_are_damage_and_no_empty_list(number: int, values: bytes) -> None:
+    entry = field(1, 2, b"x") + field(2, 2, field(number, 2, values))
+    with pytest.raises(Malformed):
+        parse_example(field(1, 2, field(1, 2, entry)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        field(1, 0, b"\x05"),
+        field(1, 2, field(1, 0, b"\x05")),
+        field(1, 2, field(1, 2, field(1, 2, b"x") + field(2, 0, b"\x05"))),
+        field(1, 2, field(1, 2, field(1, 2, b"x") + field(2, 2, field(3, 0, b"\x05")))),
+    ],
+)
+def test_a_part_of_an_example_that_is_a_number_is_damage(data: bytes) -> None:
+    with pytest.raises(Malformed):
+        parse_example(data)
+
+
 def record(i: int) -> dict[str, Any]:
     return {"image": [b"image %d" % i], "label": numbers(i), "box": np.arange(4, dtype=np.float32) + i}
 

@@ -1,7 +1,7 @@
 """The node and the controller of the overhead study: `python -m ensemble.bench.energy.metered_node CONFIG`.
 
 One process, as under the local executor: it samples power and GPUs, reads a feeder's reports and the ranks' usage,
-and logs and accounts all of it, with the code of a run. Members do nothing but report, so what the process
+and thins, logs and accounts all of it, with the code of a run. Members do nothing but report, so what the process
 uses of a core is the cost of the account. It writes that as JSON to standard output.
 """
 
@@ -41,7 +41,7 @@ from pipelines import Pipeline, sources
 NODE = "local"
 #: Parts of the account, in the order of the table.
 SAMPLE, FEEDER, RANKS = "node: power and GPUs", "node: feeder's reports", "ranks: usage events"
-RECEIVE, LOG = "executor: waiting for and decoding events", "controller: logging"
+RECEIVE, LOG = "executor: waiting for and decoding events", "controller: thinning and logging"
 ACCOUNT = "controller: account"
 PARTS = (SAMPLE, FEEDER, RANKS, RECEIVE, LOG, ACCOUNT)
 
@@ -50,28 +50,30 @@ class Figures:
     """What a controller does with the figures, on a log of its own.
 
     Args:
+        began: when the run has begun, in seconds of the monotonic clock.
         events: the first of the run's log.
     """
 
-    def __init__(self, folder: Path, events: Iterable[Report]) -> None:
+    def __init__(self, folder: Path, began: float, events: Iterable[Report]) -> None:
         folder.mkdir()
         self.log = EventLog(RunDir(folder).events)
         self._status = RunStatus(RunDir(folder))
         run = RunState()
         self._state = SessionState(run, NodeTable(run), AttemptTable(run))
-        self._state.set_time(time.monotonic(), self.log.read_clock())
+        self._state.set_time(began, self.log.read_clock())
         self._log_all(events)
         self._status.update()  # figures alone are left to be accounted
         self.logged = 0
 
     def handle(self, events: Sequence[Report]) -> None:
-        """Log events as a session does."""
+        """Log events as a session does, thinned, and what is due."""
         self._state.set_time(time.monotonic(), self.log.read_clock())
         self.logged += self._log_all(events)
 
     def _log_all(self, events: Iterable[Report]) -> int:
         for event in events:
             self._state.log(event["type"], **{key: event[key] for key in event if key != "type"})
+        self._state.log_due()
         lines = [(each.event, each.line) for each in self._state.drain_actions() if isinstance(each, Log)]
         self.log.write(lines)
         return len(lines)
@@ -176,9 +178,8 @@ class MeteredNode:
 
     def _measure(self, seconds: float, age_s: float) -> dict[str, Any]:
         """CPU-seconds by part and second, of a run of that age."""
-        self._services.power.began = time.monotonic() - age_s
         first = first_events(self.node, self._jobs)
-        figures = Figures(self._folder / f"age-{age_s:g}", first)
+        figures = Figures(self._folder / f"age-{age_s:g}", time.monotonic() - age_s, first)
         spent, handled = dict.fromkeys(PARTS, 0.0), 0
 
         def count(part: str, function: Callable[..., object], *arguments: Any) -> None:
@@ -194,11 +195,10 @@ class MeteredNode:
         self._services.sample()
         dispatch(self._selector, 0)  # what has arrived meanwhile
         self._queue.clear()
-        self._services.power.report_soon()  # each age has a report of the node
         began, before_s = time.monotonic(), time.thread_time()
         while (now := time.monotonic()) < began + seconds:
             count(SAMPLE, self._services.sample)
-            timeout_s = max(0.0, self._services.power.next_sample - now)
+            timeout_s = max(0.0, self._services.next_sample - now)
             for key, _ in self._selector.select(0 if self._queue else timeout_s):
                 if key.fd in self._feeder:
                     count(FEEDER, key.data)

@@ -2,7 +2,7 @@
 
 The parts are those of a run (`ensemble.bench.energy.metered_node`): a node samples its power, the activity on its
 GPUs and what others make of them; every rank reports its CPU time; the executor decodes the reports; the
-controller logs them, and attributes energy to members. Ranks are processes that report once a second and
+controller thins and logs them, and attributes energy to members. Ranks are processes that report once a second and
 do nothing else, which is more than training does: a rank reports at the end of an epoch.
 
 Where a C compiler is found, the GPUs are those of a stand-in for NVIDIA's driver, with a process of each member on
@@ -29,7 +29,7 @@ from pipelines.ipc.child_processes import child_environment
 #: Percent of a core that the account may use.
 TARGET = 0.5
 ALL = "in all"
-#: Seconds since the beginning of the run: figures are reported the more seldom the older it is.
+#: Seconds since the beginning of the run: figures are thinned more and more with its age.
 AGES = {"at the beginning": 0.0, "after an hour": 3600.0}
 _GPUS, _GPU = 8, "H100:80"
 _LONGEST_S = 120.0  # for all processes to start and end

@@ -165,11 +165,9 @@ class NodeAgent:
                     self._ranks.kill_for_memory(rank)
                 now = time.monotonic()
                 if now >= self._next_usage:
-                    self._next_usage = now + max(_USAGE_EVERY_S, self._services.power.interval_s)
+                    self._next_usage = now + _USAGE_EVERY_S
                     self._emit_usage()
-                dispatch(
-                    self._selector, max(0.0, min(self._services.power.next_sample, self._guard.next_look) - now)
-                )
+                dispatch(self._selector, max(0.0, min(self._services.next_sample, self._guard.next_look) - now))
         except Exception as error:
             log.exception("the agent of node %s has failed", self._node)
             self._events.put(error)

@@ -79,20 +79,26 @@ class RayExecutor:
         except BaseException:
             self._native.close()
             raise
+        self._head, on_gpus = Head(), ensemble.devices != "cpu"
+        self._link = AgentLink(run_dir, self._session.directory, on_gpus=on_gpus, ask=self._head.ask)
+        self._follow(
+            ClusterModel(None, on_gpus=on_gpus, ask=self._head.ask)
+        )  # from here on `close` has all it needs
         self._native.add_logger("ray")
         self._open_dashboard(self._session)
-        self._head, on_gpus, leases = Head(), ensemble.devices != "cpu", None
         if self._session.directory is None:
             has_gpus = run_dir.events.exists() and RunStatus.load(run_dir).state.has_gpus
             leases = LeaseManager(run_dir.path.name, ensemble.devices, list_declared(ensemble), has_gpus=has_gpus)
-        self._link = AgentLink(run_dir, self._session.directory, on_gpus=on_gpus, ask=self._head.ask)
-        self._model = ClusterModel(leases, on_gpus=on_gpus, ask=self._head.ask)
-        self._loop = ClusterLoop(self._model, self._link, self._head, self._session.nodes)
+            self._follow(ClusterModel(leases, on_gpus=on_gpus, ask=self._head.ask))
         try:
             return self._head.call(self._open, ensemble)
         except HeadLostError:
             self._head.give_up()
             raise ClusterLostError(HEAD_LOST) from None
+
+    def _follow(self, model: ClusterModel) -> None:
+        assert self._session is not None
+        self._model, self._loop = model, ClusterLoop(model, self._link, self._head, self._session.nodes)
 
     def _open_dashboard(self, session: RayConnection) -> None:
         """Say where Ray's dashboard is, if it was asked for; report metrics to a Ray that somebody looks at."""

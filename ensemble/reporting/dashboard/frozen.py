@@ -17,6 +17,7 @@ from typing import Any
 
 from ensemble.reporting import text
 from ensemble.reporting.dashboard.link import link_modules, read_modules
+from ensemble.reporting.dashboard.tiles import list_combined_figures
 
 STATIC = Path(__file__).parent / "static"
 #: Fields of the documents in `compose_report`'s order.
@@ -93,10 +94,12 @@ def _describe_plainly(state: Mapping[str, Any]) -> str:
     """The main figures and the members as HTML."""
     run = state["run"]
     word, tone = run["state"]["word"], run["state"]["tone"]
+    shown = [vars(tile) for tile in list_combined_figures(run)]
+    shown = [tile for tile in run["tiles"] if tile["key"] != "combined" or not shown] + shown
     tiles = "".join(
         f'<div class="tile"><dt>{escape(tile["label"])}</dt><dd class="figure">{escape(tile["figure"])}</dd>'
         f'<dd class="note">{escape(tile["note"])}</dd></div>'
-        for tile in run["tiles"]
+        for tile in shown
     )
     return (
         f'<div id="plain"><h1>{escape(str(run["name"]))}</h1>'

@@ -152,8 +152,8 @@ class RunView:
         self._curves.apply(self.state, event)  # before the fold: it compares with the member's attempt
         apply_event(self.state, event)
         self._rates.apply(event)
-        if isinstance(event, Power):
-            self._power.apply(event, self._used.parser.node(event.node).power[-1])
+        if isinstance(event, Power) and (interval := self._used.parser.last_interval) is not None:
+            self._power.apply(event, interval)
         self._add_notices(event)
         self._touched.note(event)
 

@@ -13,6 +13,7 @@ from ensemble.spec.task import CLASSIFICATION, Task
 
 NO_COMBINATION = "not before members have finished"
 NO_POWER = "no node has a power source that could be read"
+MOST_FIGURES = 5
 MODELS = "finished and pruned, from the first start to the last end"
 
 
@@ -47,8 +48,8 @@ def describe_tiles(run: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _list_results(run: Mapping[str, Any]) -> Iterator[Tile]:
     counts, best, so_far = run["counts"], run["best"], "" if run["ended"] is not None else " so far"
-    failed = counts.get("failed", 0)
-    members = f"{text.number(counts.get('finished', 0))} of {text.number(sum(counts.values()))}"
+    failed, of = counts.get("failed", 0), max(sum(counts.values()), run["declared"] or 0)
+    members = f"{text.number(counts.get('finished', 0))} of {text.number(of)}"
     to_failed = ("members", {"filter": "state:failed"})
     if failed:
         yield Tile("members", "Members finished", members, f"{failed} failed", "bad", to_failed)
@@ -154,6 +155,19 @@ def describe_quality(
         "tiles": [vars(tile) for tile in _list_model_tiles(model, ranking)] if quality["missing"] is None else [],
         "tile": vars(describe_combined(model, ranking, so_far=True) if known else explain_no_combination(why)),
     }
+
+
+def list_combined_figures(run: Mapping[str, Any]) -> list[Tile]:
+    """Returns tiles of up to `MOST_FIGURES` figures of the combined model of a run, for a view that has no other.
+
+    Args:
+        run: the section `run` of the document `state`.
+    """
+    combined = None if run["combined"] is None else Combined(**run["combined"])
+    return [
+        Tile("combined", f"Combined {each.figure.heading}", text.score(each.value), each.describe_difference())
+        for each in compare(combined, (run["objective"], run["direction"]))[:MOST_FIGURES]
+    ]
 
 
 def _list_model_tiles(combined: Combined, ranking: Ranking) -> Iterator[Tile]:

@@ -95,6 +95,25 @@ def test_agents_of_fifty_nodes_take_as_long_as_one(tmp_path: Path, monkeypatch: 
     assert commands["n0"] == (0, [("start_feeder", 3, 1, 64, None, False), ("expect_readers", 3, 1)])
 
 
+def test_a_run_that_cannot_be_opened_ends_its_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    session = SimpleNamespace(
+        nodes=list, directory=None, close=lambda: closed.append("ray"), ray_directory=tmp_path
+    )
+    monkeypatch.setattr("ensemble.executors.ray.executor.RayConnection", lambda: session)
+    monkeypatch.setattr("ensemble.executors.ray.executor.Head", lambda: Head(lambda timeout_s: True))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("the log cannot be read")
+
+    monkeypatch.setattr("ensemble.executors.ray.executor.LeaseManager", fail)
+    declared, executor = an_ensemble(devices="cpu"), RayExecutor()
+    with pytest.raises(OSError, match="the log cannot be read"):
+        executor.open(RunDir.create(tmp_path / "run", declared), declared, lambda events: None)
+    executor.close()
+    assert closed == ["ray"]
+
+
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_a_clusters_agents_trust_the_group_as_the_driver_does_and_see_the_gpus(
     gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
