@@ -228,8 +228,8 @@ def test_keys_are_divided_alike_on_every_machine_by_what_they_say() -> None:
             parts = source(8).split((0.4, 0.4, 0.2), 2, key=keys)
         assert parts_of(parts, 8).tolist() == expected
     numbers = np.array([10, 700, -3, 2**62], np.int64)
-    texts = source(4, name=["10", "700", "-3", str(2**62)]).split(0.5, 1, key="name")
-    assert parts_of(source(4).split(0.5, 1, key=numbers), 4).tolist() == parts_of(texts, 4).tolist()
+    texts = source(4, name=["10", "700", "-3", str(2**62)]).split(0.5, 2, key="name")
+    assert parts_of(source(4).split(0.5, 2, key=numbers), 4).tolist() == parts_of(texts, 4).tolist()
     patients = np.repeat(np.arange(40), 5)
     train, valid = source(200, patient=patients).split(0.7, key="patient")
     assert not set(train.column("patient")) & set(valid.column("patient"))

@@ -222,3 +222,8 @@ def test_what_cannot_be_the_objective_is_refused(options: dict[str, Any], words:
 def test_a_gain_needs_validation_data() -> None:
     with pytest.raises(SpecError, match="is measured on Ensemble"):
         declared(valid=None)
+
+
+def test_of_outputs_of_which_nothing_is_known_there_is_no_gain_and_it_is_said() -> None:
+    with pytest.raises(CombineError, match="nothing says how outputs of the task free are combined"):
+        compute_gains([DIFFERENT], TARGET, "nll", task=Task("free"))
