@@ -299,7 +299,10 @@ def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(name: str
     if name == "wandb":  # it writes at the end: the kill comes while it does
         write_log(run_dir.path, EVENTS[:-1])
         processes.start()
-        [process] = [each for each in psutil.Process().children() if "loggers.process_main" in str(each.cmdline())]
+        found: list[psutil.Process] = []
+        while not found:  # what has just been started may have no command line yet
+            found = [each for each in psutil.Process().children() if "loggers.process_main" in str(each.cmdline())]
+        [process] = found
         ender = threading.Thread(target=processes.end, args=[typed(EVENTS[-1]), 8])
         ender.start()
         while len(list(run_dir.path.glob("wandb/wandb/offline-run-*/*.wandb"))) < 3:
