@@ -99,7 +99,10 @@ class UsageParser:
 
     def node(self, name: str) -> NodeRecord:
         """The node of that name, made when it is first met."""
-        return self.nodes.setdefault(name, NodeRecord())
+        found = self.nodes.get(name)
+        if found is None:  # asked for at each event: no record is made in vain
+            found = self.nodes[name] = NodeRecord()
+        return found
 
     def apply(self, event: Event) -> None:
         """Applies the next event of the log; its CPU time, if it has some, is the last of its node's `cpu`."""
