@@ -268,7 +268,6 @@ def check_starts(ensemble: Ensemble, state: RunState) -> None:
     Raises:
         StoreError: the message names the first member whose weights are missing.
     """
-    read: dict[str, Any] = {}  # what the ensemble reads
     for number in range(len(ensemble.members or ())):
         lineage = select_warm(ensemble.identify(number).lineage)
         known = state.members.get(f"member-{number}")
@@ -282,15 +281,13 @@ def check_starts(ensemble: Ensemble, state: RunState) -> None:
             if recorded is None and not (known is not None and _lacks_weights(known)):
                 raise StoreError(f"members[{number}]: {error}") from None
             continue  # the run has its copy, or the member fails again, alone
-        if found.data.get("sides"):
-            read = read or training_data(ensemble)
-            for seen in describe_trained(found.data, read):
-                log.warning(
-                    "member-%d starts with the weights of %s, trained on %s: their figures are too good",
-                    number,
-                    lineage["from"],
-                    seen,
-                )
+        for seen in describe_trained(found.data, {"sides": ensemble.sides}):
+            log.warning(
+                "member-%d starts with the weights of %s, trained on %s: their figures are too good",
+                number,
+                lineage["from"],
+                seen,
+            )
         if changed:
             log.warning(
                 "%s has other weights now than member-%d started with; the member goes on with the run's copy",

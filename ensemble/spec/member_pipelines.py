@@ -89,6 +89,18 @@ class MemberPipelines:
             {name: [each for each in given if hasattr(each, "source")] for name, given in splits.items()}
         )
 
+    @functools.cached_property
+    def sides(self) -> dict[str, dict[str, Any]]:
+        """A sample of the records of each split that is a part of the same data as another one, as JSON values.
+
+        Empty where members have pipelines of their own.
+        """
+        from pipelines.sources._origin import sketch_parts
+
+        splits = {} if callable(self.train) else {name: getattr(self, name) for name in ("train", *LABELLED)}
+        sources = {name: each.source for name, each in splits.items() if hasattr(each, "source")}
+        return {name: sketch.as_json() for name, sketch in sketch_parts(sources).items()}
+
     def list_overlaps(self) -> list[dict[str, Any]]:
         """The same as rows of an event: `split`, `with`, how many samples are `shared`, `samples` of the split."""
         return [

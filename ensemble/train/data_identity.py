@@ -12,7 +12,6 @@ from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from ensemble.spec.splits import LABELLED, describe_numbering
 from ensemble.user_code.fingerprint import PYTHON
 from pipelines.fingerprint import SCHEME, digest
-from pipelines.sources._origin import sketch_parts
 from pipelines.sources._sides import Moves, Sketch, find_moves
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     stages.
     `sides` has a sample of the records of splits that are parts of the same data (`describe_moves`).
     Where each member has a pipeline of its own (`train=` is a function), `fingerprints` has that of each declared
-    member instead, and there are no `sides`.
+    member instead, and `sides` is empty.
 
     Args:
         params: of a single member; None for the run.
@@ -42,9 +41,7 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     if params is None:
         others = ((split, getattr(ensemble, split)) for split in PREDICTED_SPLITS)
         common |= {"splits": {split: _identify(pipeline) for split, pipeline in others if pipeline is not None}}
-    if params is None and not callable(ensemble.train):
-        sources = {name: each.source for name, each in splits.items() if each is not None}
-        common |= {"sides": {name: sketch.as_json() for name, sketch in sketch_parts(sources).items()}}
+        common |= {"sides": ensemble.sides}
     if not callable(ensemble.train) or params is not None:
         return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **common}
     numbers = range(len(ensemble.members or ()))
