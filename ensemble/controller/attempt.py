@@ -119,7 +119,6 @@ class Attempt:
         device: as `Placement.describe_device` names it.
         ranks: the ranks whose exit has not been reported.
         last_event_at: the time of the last event of a rank, in seconds of a monotonic clock.
-        progress_at: the time at which its progress was logged last.
         resumed_from: (epoch, step) of the checkpoint from which it started.
         cohort: the cohort whose stream it reads; None: it prepares its own batches.
         phase: see `AttemptPhase`.
@@ -146,7 +145,6 @@ class Attempt:
     device: str
     ranks: set[int]
     last_event_at: float
-    progress_at: float = float("-inf")
     resumed_from: tuple[int, int] = (0, 0)
     cohort: int | None = None
     phase: AttemptPhase = AttemptPhase.STARTING
@@ -243,13 +241,6 @@ class Attempt:
         if self.phase is AttemptPhase.STOPPING and self.grace_s and self.deadline is not None:
             limit = max(min(now + self.grace_s, self.latest_deadline), self.saves_until)
             self.deadline = max(self.deadline, limit)
-
-    def is_progress_due(self, now: float, interval_s: float) -> bool:
-        """Whether to log how far it is, of which it reports once a second."""
-        is_due = interval_s <= 1.0 or now - self.progress_at >= interval_s
-        if is_due:
-            self.progress_at = now
-        return is_due
 
     def event_type(self, reported: str) -> str:
         """The type under which an end is logged that its worker reported."""

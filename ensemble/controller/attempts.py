@@ -25,7 +25,6 @@ from ensemble.controller.costs import TrialCosts
 from ensemble.controller.failure_policy import Decision, Failure, RetryPolicy
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import SessionState
-from ensemble.meter.cpu import report_interval_s
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir
 
@@ -38,8 +37,6 @@ NODE_LOSS_S = 75.0  # until it is known that a node was lost, or that what start
 
 #: Fields of `exited` events: why a rank was lost, through no fault of its member.
 _LOSSES = ("node_lost", "agent_lost", "gpu_lost")
-
-PROGRESS_PER_S = 4.0  # `progress` events of all members together that are logged
 
 
 class Attempts:
@@ -111,8 +108,6 @@ class Attempts:
         elif not live.advance(kind):
             log.warning("%s: dropped a %r event of an attempt that is %s", identity.member, kind, live.phase)
             return
-        if kind == "progress" and not live.is_progress_due(self._session.now, self._find_interval_s()):
-            return
         member = self._state.members[live.member]
         self._session.log_report(outcome, {**event, "checkpoint": member.checkpoint})
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
@@ -134,11 +129,6 @@ class Attempts:
             self._session.placement_due = True  # the feeder that it left may have no reader now
         if kind in ("finished", "pruned", "cancelled", "stopped") and outcome not in ("stopped", "paused"):
             self.costs.end_trial(live, outcome, event.get("metrics") or {})
-
-    def _find_interval_s(self) -> float:
-        """Seconds from one `progress` event of a member to the next that is logged."""
-        age_s = self._session.now - self._session.began
-        return max(report_interval_s(age_s), len(self._live) / PROGRESS_PER_S)
 
     def _fail_as_reported(self, live: Attempt, event: Mapping[str, Any]) -> None:
         """End an attempt by the report of a failure."""

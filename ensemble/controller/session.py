@@ -105,7 +105,6 @@ class Session:
     def start(self, events: Sequence[Report], now: float, t: float) -> list[Action]:
         """Log the first events of the session."""
         self.state.set_time(now, t)
-        self.state.began = now
         for event in events:
             self._log(event)
         return self.state.drain_actions()

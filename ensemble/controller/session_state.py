@@ -40,8 +40,7 @@ class SessionState:
         keep_checkpoints: of the ensemble.
         stop_reason: why the run stops before its members have ended; None: it goes on.
         placement_due: whether free places or waiting members have changed since members were last placed.
-        began: the time of the session's start, in seconds of a monotonic clock.
-        now: the time of the present event, of the same clock.
+        now: the time of the present event, in seconds of a monotonic clock.
         t: the same time in the log's clock, in Unix seconds.
         actions: decided, and not yet drained.
     """
@@ -53,7 +52,6 @@ class SessionState:
     keep_checkpoints: str = "all"
     stop_reason: str | None = None
     placement_due: bool = True
-    began: float = 0.0
     now: float = 0.0
     t: float = 0.0
     actions: list[Action] = field(default_factory=list)
