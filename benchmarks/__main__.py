@@ -6,24 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from benchmarks import compression, energy, precision, scaling, schedule
+from benchmarks import everything
 from ensemble.cli import parser as cli
 from ensemble.cli.bench import add_studies
-
-STUDIES = (
-    precision.STUDY,
-    compression.STUDY,
-    scaling.STUDY,
-    schedule.STUDY,
-    energy.ATTRIBUTION,
-    energy.SHAPLEY,
-)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of all studies."""
     parser = cli.Parser(prog="python -m benchmarks", description="Studies that answer the questions of papers.")
-    add_studies(parser, STUDIES)
+    add_studies(parser, (*everything.PAPERS, everything.STUDY))
     return parser
 
 

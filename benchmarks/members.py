@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks import models
 from benchmarks.models import Net
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 # Members that train at the same time at most: each is a process, of some 100 MB on the CPU.
 MOST_AT_ONCE = 16
 _WARM_UP = 0.1  # of all epochs
+VariantT = TypeVar("VariantT", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,12 @@ class MemberResult:
     Attributes:
         accuracy: after its last epoch, percent; None where it did not finish.
         failure: the reason that it did not, such as that its loss became infinite.
+        history: its objective after each finished epoch, percent; NaN where it had none.
     """
 
     accuracy: float | None
     failure: str | None = None
+    history: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,7 @@ class Accuracy:
         accuracy: percent, mean and interval over seeds.
         difference: from the baseline with the same seed, percentage points; None of the baseline itself.
         seeds: that finished.
-        note: the reason why something is missing, such as how many seeds failed.
+        note: the reason why something is missing, such as how many seeds failed, of it or of the baseline.
     """
 
     accuracy: Interval | None = None
@@ -138,26 +142,35 @@ def train_members(ensemble: Ensemble, run_dir: str | None, report: Report) -> li
         run.wait()
     results = []
     for member in (run.state.members[f"member-{number}"] for number in range(count)):
+        history = tuple(100 * epoch.metrics.get(run.state.objective, math.nan) for epoch in member.history)
         if member.state == "finished":
-            results.append(MemberResult(100 * member.metrics[run.state.objective]))
+            results.append(MemberResult(100 * member.metrics[run.state.objective], None, history))
         else:
-            results.append(MemberResult(None, member.error or member.state))
+            results.append(MemberResult(None, member.error or member.state, history))
     return results
 
 
-def compare(results: Sequence[MemberResult], variants: Sequence[str], baseline: str) -> dict[str, Accuracy]:
+def compare(
+    results: Sequence[MemberResult], variants: Sequence[VariantT], baseline: VariantT
+) -> dict[VariantT, Accuracy]:
     """Compare variants seed by seed; `results` are ordered by seed, and within a seed as `variants`."""
     columns = {variant: results[place :: len(variants)] for place, variant in enumerate(variants)}
-    base = [result.accuracy for result in columns.get(baseline, ())]
+    base = columns.get(baseline, ())
     compared = {}
     for variant, column in columns.items():
         accuracies = [result.accuracy for result in column]
         finished = [accuracy for accuracy in accuracies if accuracy is not None]
         failures = [result.failure for result in column if result.accuracy is None]
+        notes = [f"{len(failures)} of {len(column)} seeds failed: {failures[0]}"] if failures else []
+        pairs = zip(base, accuracies, strict=False)
+        alone = [other.failure for other, own in pairs if other.accuracy is None and own is not None]
+        notes += [f"{len(alone)} not compared, as {baseline} failed: {alone[0]}"] if alone else []
         compared[variant] = Accuracy(
             accuracy=interval(finished) if finished else None,
-            difference=paired_interval(accuracies, base) if variant != baseline else None,
+            difference=paired_interval(accuracies, [result.accuracy for result in base])
+            if variant != baseline
+            else None,
             seeds=len(finished),
-            note=f"{len(failures)} of {len(column)} seeds failed: {failures[0]}" if failures else None,
+            note="; ".join(notes) or None,
         )
     return compared

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from benchmarks import models
 from ensemble.cli.arguments import count, directory, option
+from ensemble.spec.validation import SpecError, check_choice
 
 
 def data_options(parser: argparse.ArgumentParser) -> None:
@@ -30,11 +31,30 @@ def training_options(
     option(parser, "--run-dir", None, "where the members' runs are kept and continued", metavar="DIR")
 
 
-def chosen_nets(options: argparse.Namespace, names: Sequence[str]) -> list[models.Net]:
+def chosen_nets(
+    options: argparse.Namespace, names: Sequence[str], *, images: bool | None = None
+) -> list[models.Net]:
     """Networks by name in the sizes of `data_options`; the name "none" is left out.
 
+    Args:
+        images: whether they are to be networks of images, or of texts; None for any.
+
     Raises:
-        SpecError: there is no network of that name.
+        SpecError: there is no network of that name, or it is of the other kind.
     """
     changed = {number: getattr(options, number) for number in models.NUMBERS}
-    return [models.net_of(name, **changed) for name in names if name != "none"]
+    nets = [models.net_of(name, **changed) for name in names if name != "none"]
+    for net in nets if images is not None else ():
+        if (net.kind != models.LSTM) != images:
+            raise SpecError(f"{net.name!r} is no network of {'images' if images else 'texts'}")
+    return nets
+
+
+def check_names(option: str, names: Iterable[str], valid: Iterable[str]) -> None:
+    """Check the names that an option lists.
+
+    Raises:
+        SpecError: one is not valid.
+    """
+    for name in names:
+        check_choice(option, name, list(valid))

@@ -70,9 +70,12 @@ class RecipeTrainer:
         device: of the network and of the batches.
         comm: the member's ranks.
         compression: of the gradients that they exchange: a choice of `ensemble.spec.options.COMPRESSIONS`.
+        communicator: over which they do: a choice of `ensemble.spec.options.COMMUNICATORS`.
 
     Attributes:
         model: the network.
+        exchanged_s: seconds from the start of the last step until gradients were exchanged: without clipping them
+            and without the optimizer.
     """
 
     def __init__(
@@ -84,11 +87,12 @@ class RecipeTrainer:
         device: str,
         comm: Communicator,
         compression: NamedOptions = "none",
+        communicator: NamedOptions = "torch",
     ) -> None:
         import torch
 
         from ensemble.comm.autotune.plan import ExchangeOptions
-        from ensemble.spec.options import COMPRESSIONS, resolve
+        from ensemble.spec.options import COMMUNICATORS, COMPRESSIONS, resolve
         from ensemble.train.optimization import Optimization
         from ensemble.train.optimizers import make_optimizer
         from ensemble.train.precision import MixedPrecision
@@ -98,7 +102,8 @@ class RecipeTrainer:
         self.model: nn.Module = recipe.model(params).to(torch.device(device))
         self._precision = MixedPrecision(precision, torch.device(device))
         declared = ExchangeOptions(
-            None if compression == "none" else resolve("compression", compression, COMPRESSIONS)
+            None if compression == "none" else resolve("compression", compression, COMPRESSIONS),
+            resolve("communicator", communicator, COMMUNICATORS),
         )
         self._optimization = Optimization(
             self.model,
@@ -111,7 +116,12 @@ class RecipeTrainer:
             declared,
         )
         self._optimization.start(None)
-        self._waited_s = 0.0
+        self._waited_s = self._exchanged = self.exchanged_s = 0.0
+
+    @property
+    def messages(self) -> int:
+        """All-reduces of gradients in a step."""
+        return sum(self._optimization.bucket_compressions.values())
 
     def step(self, batch: Batch, emulated_s: float | None = None) -> tuple[float, float]:
         """Train on one batch; returns its seconds, and of them those in which it waited for other ranks.
@@ -125,6 +135,7 @@ class RecipeTrainer:
             self._optimization.share_buffers()
         self._optimization.begin(None, self._losses(batch, emulated_s), batch)
         self._optimization.end(batch, self._waiting())  # reads the loss, so the device has finished
+        self.exchanged_s = self._exchanged - start
         return time.perf_counter() - start, self._waited_s
 
     def _losses(self, batch: Batch, emulated_s: float | None) -> Tensor:
@@ -142,13 +153,18 @@ class RecipeTrainer:
         try:
             yield
         finally:
-            self._waited_s += time.perf_counter() - start
+            self._exchanged = time.perf_counter()
+            self._waited_s += self._exchanged - start
 
 
 def make_trainer(
-    setup: TrainingSetup, precision: Precision, comm: Communicator, compression: NamedOptions = "none"
+    setup: TrainingSetup,
+    precision: Precision,
+    comm: Communicator,
+    compression: NamedOptions = "none",
+    communicator: NamedOptions = "torch",
 ) -> RecipeTrainer:
-    """A rank of a network of the studies; `precision`, `comm` and `compression` as `RecipeTrainer` has them."""
+    """A rank of a network of the studies; all arguments but `setup` as `RecipeTrainer` has them."""
     net, optimizer = setup.net, models.OPTIMIZERS[setup.net.kind]
     params, recipe = net.params(setup.data), models.recipe(net)
-    return RecipeTrainer(recipe, params, optimizer, precision, setup.device, comm, compression)
+    return RecipeTrainer(recipe, params, optimizer, precision, setup.device, comm, compression, communicator)

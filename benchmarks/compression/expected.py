@@ -6,14 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.compression.measure import PLAIN, AccuracyRow, CodecRow, ExchangeRow
+from benchmarks.compression.measure import PLAIN, AccuracyRow, CodecRow, ExchangeRow, SameTimeRow
+from benchmarks.compression.published import ACCURACIES, QSGD_PAPER
 from ensemble.bench.charts import Mark, Panel, bar_panel
-from ensemble.bench.results import Outcome, group_by, outcome_of, series_of
+from ensemble.bench.results import Claim, Outcome, group_by, outcome_of, series_of, show_claims
 
 _COLOURS = {
     PLAIN: "#8a94a3",
     "fp16": "#b58a3c",
     "bf16": "#d9a62a",
+    "qsgd16": "#24a0b3",
     "qsgd8": "#3c9d68",
     "qsgd4": "#2f7bc4",
     "qsgd2": "#7a5bc4",
@@ -24,6 +26,7 @@ _COLOURS |= {f"{name}+ef": colour for name, colour in _COLOURS.items()}
 _WITH, _WITHOUT = "with error feedback", "without error feedback"
 _FEEDBACK = {_WITHOUT: "#2f7bc4", _WITH: "#d97a2b"}
 _EXCHANGE_COLUMNS = "hosts rate what scheme time_ms speedup sent_mb wire_mb ratio error"
+_SAME_TIME_COLUMNS = "model data rate scheme step_ms speedup trained seeds accuracy difference note"
 _ACCURACY_COLUMNS = "model data scheme bits seeds accuracy difference note"
 
 
@@ -65,8 +68,43 @@ def show_exchanges(rows: Sequence[ExchangeRow]) -> Outcome:
     return exchanges + outcome_of(found, crossed, columns, headings=headings, part="crossover")
 
 
-def show_accuracies(rows: Sequence[AccuracyRow]) -> Outcome:
+def show_accuracies(rows: Sequence[AccuracyRow], same_time: Sequence[SameTimeRow] = ()) -> Outcome:
     """What the part 'accuracy' prints, writes and draws."""
+    return (
+        show_claims(list(claims(rows)))
+        + _show_table(rows)
+        + outcome_of(
+            same_time,
+            "Accuracy when fp32 has finished",
+            _SAME_TIME_COLUMNS,
+            headings={"accuracy": "accuracy, %", "difference": "less fp32"},
+            part="same-time",
+        )
+    )
+
+
+def claims(rows: Sequence[AccuracyRow]) -> Iterator[Claim]:
+    """The published accuracy of 8 and 4 bits beside that of networks trained here."""
+    for bits in (8, 4):
+        told = [packed - plain for plain, packed, each in ACCURACIES.values() if each == bits]
+        found = [row for row in rows if row.scheme == f"qsgd{bits}" and row.difference is not None]
+        if found:
+            lost = [
+                row.model for row in found if row.difference and row.difference.mean < -(row.difference.half or 0)
+            ]
+            yield Claim(
+                paper=QSGD_PAPER,
+                claim=f"{bits} bits lose no accuracy",
+                published=f"{min(told):+.2f} to {max(told):+.2f} points, of {len(told)} networks"
+                if len(told) > 1
+                else f"{told[0]:+.2f} points, of one network",
+                measured=", ".join(f"{row.model} {row.difference} points" for row in found),
+                spread=f"{found[0].seeds} seeds, 95 %",
+                loses=f"accuracy of {', '.join(lost)}" if lost else "",
+            )
+
+
+def _show_table(rows: Sequence[AccuracyRow]) -> Outcome:
     return outcome_of(
         rows,
         "Accuracy against bits",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 import statistics
 from argparse import Namespace
@@ -9,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks import models
@@ -25,6 +28,10 @@ UNLIMITED = "unlimited"
 PLAIN = "none"
 WORKERS = 2  # of each member
 Schemes = Mapping[str, dict[str, Any]]
+_VARIANTS = {
+    "onebit-zero": {"name": "onebit", "threshold": "zero"},
+    "onebit-tensor": {"name": "onebit", "column": "tensor"},
+}
 _RANKS, _TIMEOUT_S = "benchmarks.compression.ranks:", 3600.0
 _CODEC_BYTES = 64 * 2**20  # of fp32, with which codecs are timed
 
@@ -96,6 +103,25 @@ class AccuracyRow(Accuracy):
     data: str
     scheme: str
     bits: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameTimeRow(Accuracy):
+    """What a scheme has reached over a link at the time at which fp32 has finished, of members that have finished.
+
+    Attributes:
+        model, data, scheme: as of an `AccuracyRow`.  rate: of the links of two hosts, a worker on each.
+        step_ms: of training, without emulation.  speedup: over fp32's.
+        trained: share of the scheme's epochs that are trained by then.
+    """
+
+    model: str
+    data: str
+    rate: str
+    scheme: str
+    step_ms: float
+    speedup: float
+    trained: float
 
 
 def measure_codecs(rounds: int, schemes: Schemes, report: Report) -> Iterator[CodecRow]:
@@ -180,10 +206,66 @@ def exchange_rows(
 
 def measure_accuracies(
     options: Namespace, declared: Sequence[tuple[Net, Ensemble]], schemes: Schemes, report: Report
-) -> Iterator[AccuracyRow]:
-    """Train what `declare_members` has declared of each network."""
+) -> tuple[list[AccuracyRow], list[SameTimeRow]]:
+    """Train what `declare_members` has declared of each network, and time its steps over links."""
+    accuracies, same_time = list[AccuracyRow](), list[SameTimeRow]()
     for net, ensemble in declared:
-        yield from accuracy_rows(net, options.data, schemes, train_members(ensemble, options.run_dir, report))
+        results = train_members(ensemble, options.run_dir, report)
+        accuracies += accuracy_rows(net, options.data, schemes, results)
+        for rate, step_s in _time_members(options, net, schemes, report):
+            same_time += same_time_rows(net, options.data, rate, step_s, results)
+    return accuracies, same_time
+
+
+def _time_members(
+    options: Namespace, net: Net, schemes: Schemes, report: Report
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """For each link, seconds of a member's step by scheme, a worker on each of two hosts."""
+    reason = hosts.unavailable()
+    setup = TrainingSetup(net=net, data=options.data, batch_size=models.BATCH_SIZE)
+    given = {"setup": asdict(setup), "schemes": schemes, "rounds": options.rounds}
+    given |= {"interface": LOOPBACK if reason else hosts.INTERFACE}
+    for rate in options.time_links if reason is None else [UNLIMITED]:
+        report(f"{net.name}: timing steps over {rate}" + (f" ({reason})" if reason else ""))
+        with hosts.make_hosts(0 if reason else WORKERS, None if rate == UNLIMITED else rate) as made:
+            ranks = run_ranks(
+                _RANKS + "time_members", given, placement=range(WORKERS), hosts=made, timeout_s=_TIMEOUT_S
+            )
+        yield rate, {scheme: max(statistics.median(rank[scheme]) for rank in ranks) for scheme in schemes}
+
+
+def same_time_rows(
+    net: Net, data: str | None, rate: str, step_s: Mapping[str, float], results: Sequence[MemberResult]
+) -> Iterator[SameTimeRow]:
+    """The rows of one network and link, of its members' results as `declare_members` numbers them."""
+    shares = {scheme: step_s[PLAIN] / seconds for scheme, seconds in step_s.items()}
+    reached = [
+        dataclasses.replace(result, accuracy=accuracy_at(result, share))
+        for result, share in zip(results, itertools.cycle(shares.values()), strict=False)
+    ]
+    compared = compare(reached, list(step_s), PLAIN)
+    for scheme, share in shares.items():
+        yield SameTimeRow(
+            model=net.name,
+            data=net.data(data),
+            rate=rate,
+            scheme=scheme,
+            step_ms=1e3 * step_s[scheme],
+            speedup=share,
+            trained=min(1.0, share),
+            **vars(compared[scheme]),
+        )
+
+
+def accuracy_at(result: MemberResult, share: float) -> float | None:
+    """Accuracy after a share of all epochs, the last one's from 1 on; None of a member that did not finish.
+
+    Interpolated between the ends of epochs; before the first one from 0.
+    """
+    curve = result.history
+    if result.accuracy is None or not curve:
+        return None
+    return float(np.interp(share * len(curve), range(len(curve) + 1), [0.0, *curve]))
 
 
 def declare_members(net: Net, schemes: Schemes, options: Namespace) -> Ensemble:
@@ -218,6 +300,7 @@ def parse_schemes(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The options of schemes, each once, by their names in tables; the plain exchange, the baseline, comes first.
 
     `qsgd4+ef` is with error feedback, `onebit-ef` without; without an ending it is the compression's default.
+    `onebit-zero` has its threshold at zero, `onebit-tensor` columns of each tensor's own, as in the original.
 
     Raises:
         SpecError: there is no such compression, or it has no error feedback; or it is chosen by measurement.
@@ -228,7 +311,7 @@ def parse_schemes(names: Iterable[str]) -> dict[str, dict[str, Any]]:
         if base == "auto":
             raise SpecError("--schemes: 'auto' is one of the others, chosen by measurement; name those")
         feedback = {"error_feedback": ending == "+ef"} if ending else {}
-        options = resolve("--schemes", {"name": base, **feedback}, COMPRESSIONS)
+        options = resolve("--schemes", {"name": base, **_VARIANTS.get(base, {}), **feedback}, COMPRESSIONS)
         schemes[base + ("+ef" if options.get("error_feedback") else "")] = options
     return schemes
 
@@ -244,10 +327,10 @@ def mean_bits(options: Mapping[str, Any], shapes: Iterable[Sequence[int]]) -> fl
 
 
 def _bits(options: Mapping[str, Any], n: int, shape: Sequence[int]) -> float:
-    from ensemble.comm.codecs import make_codec
+    from ensemble.comm.codecs import make_codec, options_for
     from ensemble.comm.powersgd import is_worth_compressing, matrix_shape
 
     if options["name"] != "powersgd":
-        return 8 * make_codec(options).wire_bytes(n)
+        return 8 * make_codec(options_for(options, shape)).wire_bytes(n)
     rank = options["rank"]
     return 32 * rank * sum(matrix_shape(shape)) if is_worth_compressing(shape, rank) else 32 * n

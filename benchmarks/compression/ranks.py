@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from torch.nn import Parameter
 
 from benchmarks import models
 from benchmarks.compression.measure import PLAIN
-from benchmarks.training import TrainingSetup
+from benchmarks.training import TrainingSetup, make_trainer
 from ensemble.bench.timing import fitting_iterations, take_turns, time_iterations
 from ensemble.comm.gradients import GradientExchange
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _ITERATION_S = 0.25  # of an exchange; of one that takes longer there are fewer iterations
 _MESSAGES = 16
+_STEPS = 5  # of a round
 
 
 def measure(comm: Communicator, options: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
@@ -60,6 +62,23 @@ def _measure_payload(
         )
     found = take_turns(comm, runs, each, options["rounds"], options["interface"])
     return {scheme: {"error": error[scheme], **case} for scheme, case in found.items()}
+
+
+def time_members(comm: Communicator, options: dict[str, Any]) -> dict[str, list[float]]:
+    """Seconds of a member's training steps in each scheme, in turn.
+
+    Args:
+        options: `setup`, of a `TrainingSetup`; `schemes`, the options of each by its name; `rounds`; `interface`.
+    """
+    setup = TrainingSetup.of(options["setup"])
+    batch = setup.batches(comm.rank, comm.world)[0]
+    named = {name: PLAIN if given["name"] == PLAIN else given for name, given in options["schemes"].items()}
+    trainers = {name: make_trainer(setup, "fp32", comm, given) for name, given in named.items()}
+    runs = {name: functools.partial(trainer.step, batch) for name, trainer in trainers.items()}
+    for run in runs.values():
+        time_iterations(run, 1, comm)
+    found = take_turns(comm, runs, dict.fromkeys(runs, _STEPS), options["rounds"], options["interface"])
+    return {name: case["times"] for name, case in found.items()}
 
 
 def _norm(tensors: list[Tensor]) -> float:

@@ -156,12 +156,12 @@ def _train(declared: Ensemble, executor: str) -> Run:
 
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         run_dir = Path(directory) / "run"
-        result = api.submit(declared, run_dir, executor=executor).wait()
+        api.submit(declared, run_dir, executor=executor).wait()
         events = read_events(run_dir / "events.jsonl")
-    ended = {row["state"] for row in result.members}
-    if ended != {"finished"}:
-        raise SpecError(f"members ended as {', '.join(sorted(ended))}; see `--executor local` first")
     state = fold(events)
+    for member in state.members.values():
+        if member.state != "finished":
+            raise SpecError(f"{member.id} ended as {member.state}: {member.error or 'no reason is in the log'}")
     time_to_solution = measure_time_to_solution(state)
     assert time_to_solution is not None
     return Run(state, time_to_solution, ledger(events))

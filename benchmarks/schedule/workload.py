@@ -107,5 +107,5 @@ def declare(
         sharing=sharing,
         prep_workers=PREP_WORKERS,
         devices="cpu",
-        resources=Resources(workers=1, cpus_per_worker=cores, gpus_per_worker=0.0, memory_gb=0.1),
+        resources=Resources(workers=1, cpus_per_worker=cores, gpus_per_worker=0.0, memory_gb=0.5),
     )

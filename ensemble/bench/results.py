@@ -77,6 +77,32 @@ class Study:
     run: Callable[[argparse.Namespace, Report], Outcome | None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What a paper claims, beside what was measured here on the same question.
+
+    Attributes:
+        paper: such as "Grubic et al. 2018".  claim: in one sentence.
+        published, measured: its figure and ours, as text with units.
+        ratio: of ours to the published one; None where they are not of one kind.
+        spread: of ours, as text: an interval over seeds, or the least and the most; "" where one was measured.
+        loses: where the method loses, in one sentence; "" where nothing was seen to.
+    """
+
+    paper: str
+    claim: str
+    published: str
+    measured: str
+    ratio: float | None = None
+    spread: str = ""
+    loses: str = ""
+
+
+def show_claims(claims: Sequence[Claim]) -> Outcome:
+    """The claims of a paper as the first part of its study's outcome, "claim" in the JSON."""
+    return outcome_of(claims, "What the paper claims, and what was measured", part="claim")
+
+
 def outcome_of(
     rows: Sequence[Any],
     heading: str = "",
@@ -132,15 +158,19 @@ def group_by(rows: Iterable[RowT], key: Callable[[RowT], KeyT]) -> dict[KeyT, li
 
 
 def median_row(rows: Sequence[RowT]) -> RowT:
-    """One dataclass row of several of one configuration: each float field's median; `runs` counts them."""
+    """One dataclass row of several of one configuration: the median of each number; `runs` counts them.
+
+    That of integers is one of them.
+    """
     first: Any = rows[0]
     values = {field.name: [getattr(row, field.name) for row in rows] for field in dataclasses.fields(first)}
     medians = {
-        name: statistics.median(column)
+        name: (statistics.median if kind is float else statistics.median_low)(column)
         for name, column in values.items()
-        if all(isinstance(value, float) for value in column)
+        for kind in (float, int)
+        if all(type(value) is kind for value in column)
     }
-    result: RowT = dataclasses.replace(first, **medians, runs=len(rows))
+    result: RowT = dataclasses.replace(first, **(medians | {"runs": len(rows)}))
     return result
 
 
@@ -176,12 +206,18 @@ class Interval:
         half = self.half
         return (self.mean, None, None) if half is None else (self.mean, self.mean - half, self.mean + half)
 
+    @property
+    def sign(self) -> int:
+        """Of paired differences: 1 or -1 where the interval is above or below 0; 0 where none is seen."""
+        _, low, high = self.ends
+        return 0 if low is None or high is None else (low > 0) - (high < 0)
+
     def describe(self) -> str:
         """In words, where it is the mean of paired differences in percentage points."""
         mean, low, high = self.ends
         if low is None or high is None:
             return f"{mean:+.2f} points with one seed, which says nothing; take more --seeds"
-        seen = "no difference is seen" if low <= 0 <= high else "a difference is seen"
+        seen = "a difference is seen" if self.sign else "no difference is seen"
         return f"{mean:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f} over {self.n} seeds: {seen}"
 
     def __str__(self) -> str:
@@ -223,6 +259,14 @@ class Spread:
 
     def __str__(self) -> str:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def slowest_quartiles(by_rank: Iterable[Sequence[float]]) -> tuple[float, float, float]:
+    """The median and both quartiles of the rank whose median is the largest."""
+    import numpy as np
+
+    low, middle, high = np.quantile(max(by_rank, key=statistics.median), (0.25, 0.5, 0.75))
+    return float(middle), float(low), float(high)
 
 
 # --- rows for files, for people and for charts --------------------------------------------------------------

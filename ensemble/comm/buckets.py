@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ensemble.comm.codecs import options_for
 from ensemble.comm.powersgd import is_worth_compressing
 
 #: Uncompressed parameters start at multiples of this many values: 64 bytes of fp32.
@@ -59,8 +60,8 @@ def assign_buckets(
 ) -> list[BucketLayout]:
     """Assign parameters, in reverse order, to buckets; compressed and uncompressed ones do not share a bucket.
 
-    A bucket ends where it is full, or where the type or device changes. Buckets are in the order in which the last
-    of their gradients is computed.
+    A bucket ends where it is full, or where the type, the device or the height of 1-bit columns changes. Buckets
+    are in the order in which the last of their gradients is computed.
 
     Args:
         compression: options for large parameters; None for none.
@@ -72,8 +73,8 @@ def assign_buckets(
     layouts: list[BucketLayout] = []
     for compressed in (False, True):
         chosen = [p for p in backwards if is_compressible(p, compression) == compressed]
-        for group in _fill_buckets(chosen, first_bytes, bytes_each):
-            options = compression if compressed else None
+        for group in _fill_buckets(chosen, first_bytes, bytes_each, (compression or {}) if compressed else {}):
+            options = options_for(compression, group[0].shape) if compression and compressed else None
             if options is not None and choose is not None:
                 options = choose(sum(p.numel() for p in group))
             layouts.append(_lay_out(group, options))
@@ -81,18 +82,21 @@ def assign_buckets(
 
 
 def _fill_buckets(
-    parameters: Sequence[torch.nn.Parameter], first_bytes: int, bytes_each: int
+    parameters: Sequence[torch.nn.Parameter], first_bytes: int, bytes_each: int, compression: Mapping[str, Any]
 ) -> Iterator[list[torch.nn.Parameter]]:
     group: list[torch.nn.Parameter] = []
     size, limit = 0, first_bytes
+
+    def kind(parameter: torch.nn.Parameter) -> tuple[torch.dtype, torch.device, object]:
+        column = options_for(compression, parameter.shape).get("column")
+        return accumulation_dtype(parameter.dtype), parameter.device, column
+
     for parameter in parameters:
-        kind = (accumulation_dtype(parameter.dtype), parameter.device)
-        other = bool(group) and kind != (accumulation_dtype(group[-1].dtype), group[-1].device)
-        if group and (other or size >= limit):
+        if group and (kind(parameter) != kind(group[-1]) or size >= limit):
             yield group
             group, size, limit = [], 0, bytes_each
         group.append(parameter)
-        size += parameter.numel() * kind[0].itemsize
+        size += parameter.numel() * kind(parameter)[0].itemsize
     if group:
         yield group
 

@@ -125,7 +125,9 @@ class _Peers:
 
 
 class _Call:
-    """A call of Horovod in progress; `wait` returns its result, also when called again.
+    """A call of Horovod in progress; the first `wait` returns its result.
+
+    A completed call is kept until its name comes again, but none of its tensors.
 
     Args:
         lent: the tensor that Horovod works on.
@@ -140,21 +142,23 @@ class _Call:
         lent: torch.Tensor,
         into: torch.Tensor | None = None,
     ) -> None:
-        self._peers, self._what, self._lent, self._into = peers, what, lent, into
-        self._result: Any = None
+        self._peers, self._what = peers, what
+        self._lent: torch.Tensor | None = lent
+        self._into = into
         with peers.attribute_failure(what):
             self._handle: int | None = begin(peers.started.hvd)
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """See `Pending`."""
-        if self._handle is not None:
-            with self._peers.attribute_failure(self._what, timeout_s):
-                self._result = self._peers.started.hvd.synchronize(self._handle)
-            self._handle = None
-            if self._into is not None and self._lent.data_ptr() != self._into.data_ptr():
-                self._into.detach().copy_(self._lent)
-            self._into = None  # a completed call is kept until its name comes again
-        return self._result
+        if self._handle is None:
+            return None
+        with self._peers.attribute_failure(self._what, timeout_s):
+            result = self._peers.started.hvd.synchronize(self._handle)
+        self._handle, lent, into = None, self._lent, self._into
+        self._lent = self._into = None
+        if lent is not None and into is not None and lent.data_ptr() != into.data_ptr():
+            into.detach().copy_(lent)
+        return result
 
 
 class HorovodCommunicator:

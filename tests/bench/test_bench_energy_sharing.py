@@ -88,7 +88,8 @@ def test_both_sides_take_the_same_samples_in_turn_and_sharing_prepares_once(phot
     (found,) = result
     rows = (found.shared, found.own)
     assert [row.design for row in rows] == ["node", "independent"]
-    assert {(row.samples, row.members, row.runs) for row in rows} == {(3 * SAMPLES, 3, 2)}
+    assert {(row.members, row.runs) for row in rows} == {(3, 2)}
+    assert all(0 <= row.samples - 3 * SAMPLES <= 2 * BATCH for row in rows), "all after the first batch of one"
     assert find_ends(found, "prep_cpu")[0] < 0.75, "one that prepares for three members, against three"
     assert [line.split(",")[1].strip() for line in lines] == [
         "1/2 node",

@@ -32,6 +32,26 @@ with socket.create_server((sys.argv[1], 5000)) as server:
         got += len(part)
     print(got, time.perf_counter() - began)
 """
+ANSWER = """
+import hashlib, socket, sys
+with socket.create_server((sys.argv[1], 5000)) as server:
+    print("listening", flush=True)
+    connection, _ = server.accept()
+    seen = hashlib.sha256()
+    while part := connection.recv(1 << 20):
+        seen.update(part)
+    connection.sendall(seen.hexdigest().encode())
+"""
+ASK = """
+import hashlib, random, socket, sys, time
+began = time.perf_counter()
+with socket.create_connection((sys.argv[1], 5000)) as connection:
+    print(time.perf_counter() - began)
+    sent = random.randbytes(4_000_000)
+    connection.sendall(sent)
+    connection.shutdown(socket.SHUT_WR)
+    print(connection.recv(64).decode() == hashlib.sha256(sent).hexdigest())
+"""
 SEND = """
 import socket, sys
 with socket.create_connection((sys.argv[1], 5000)) as connection:
@@ -40,9 +60,10 @@ with socket.create_connection((sys.argv[1], 5000)) as connection:
 OWN = """
 import signal, subprocess, sys
 from ensemble.bench.launch.hosts import Hosts
-with Hosts(2, "1gbit") as made:
+with Hosts(2, "1gbit", delay_s=0.001) as made:
     inside = subprocess.Popen(made.command(0, ["sleep", "600"]))
-    print(inside.pid, made._remover.pid, *made.names, flush=True)
+    relay = inside.pid if made._relay is None else made._relay.pid
+    print(inside.pid, relay, made._remover.pid, *made.names, flush=True)
     signal.pause()
 """
 
@@ -111,6 +132,40 @@ def test_hosts_reach_each_other_at_the_rate_and_count_the_bytes() -> None:
 
 
 @needs_hosts
+def test_a_delay_is_added_each_way_and_what_is_sent_arrives_whole() -> None:
+    before, python = namespaces(), [sys.executable, "-c"]
+    with Hosts(2, "1gbit", delay_s=0.02) as made:
+        answer = made.command(1, [*python, ANSWER, made.addresses[1]])
+        with subprocess.Popen(answer, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            server.stdout.readline()
+            ask = made.command(0, [*python, ASK, made.addresses[1]])
+            said = subprocess.run(ask, check=True, capture_output=True, text=True).stdout
+        connected_s, is_whole = said.split()
+        assert float(connected_s) >= 0.04 and is_whole == "True"
+        if hosts.delayed_by() == "relay":
+            assert made.lost_frames() == 0
+            subprocess.run([hosts.tool("ip"), "-n", made._switch, "link", "set", "port1", "down"], check=True)
+            send = "import socket, sys; socket.socket(type=socket.SOCK_DGRAM).sendto(b'1', (sys.argv[1], 9))"
+            subprocess.run(made.command(0, [*python, send, made.addresses[1]]), check=True)
+            until(lambda: bool(made.lost_frames()))  # to a port that takes none
+    assert namespaces() == before
+
+
+def test_frames_are_delayed_by_the_kernel_or_go_through_no_bridge() -> None:
+    def commands(by: str) -> list[str]:
+        return [" ".join(each) for each in hosts.setup_commands("s", ["a", "b"], "1gbit", 1500, 0.005, by)]
+
+    kernel, relayed = commands("netem"), commands("relay")
+    assert sum("netem delay 5000us" in each for each in kernel) == 2, "once on a way from host to host"
+    assert (
+        sum("tbf rate 1gbit" in each for each in kernel) == sum("tbf rate 1gbit" in each for each in relayed) == 4
+    )
+    assert sum("master bridge" in each for each in kernel) == 2
+    assert not any("netem" in each or "master" in each for each in relayed)
+
+
+@needs_hosts
 def test_an_exception_removes_hosts_and_what_runs_in_them() -> None:
     before = namespaces()
     started = []
@@ -133,10 +188,10 @@ def test_an_owner_that_is_killed_leaves_no_host(fatal: signal.Signals) -> None:
     before = namespaces()
     with subprocess.Popen([sys.executable, "-c", OWN], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        inside, _remover, *names = owner.stdout.readline().split()
+        inside, relay, _remover, *names = owner.stdout.readline().split()
         assert before.isdisjoint(names) and namespaces() >= {*before, *names}
         owner.send_signal(fatal)
-    until(lambda: namespaces() == before and ended(inside))
+    until(lambda: namespaces() == before and ended(inside) and ended(relay))
 
 
 @needs_hosts
@@ -144,7 +199,7 @@ def test_what_nobody_could_remove_the_next_hosts_do() -> None:
     before = namespaces()
     with subprocess.Popen([sys.executable, "-c", OWN], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        inside, remover, *names = owner.stdout.readline().split()
+        inside, _relay, remover, *names = owner.stdout.readline().split()
         os.kill(int(remover), signal.SIGKILL)
         assert set(names).isdisjoint(remove_stale()), "what a living process owns is not removed"
         owner.kill()

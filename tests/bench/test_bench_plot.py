@@ -7,7 +7,8 @@ from typing import Any
 from plain_rows import make_row
 
 from ensemble.bench.charts import figure
-from ensemble.bench.pipelines.figures import findings, make_outcome, notes, pairs, panels
+from ensemble.bench.pipelines.expected import claims, pairs
+from ensemble.bench.pipelines.figures import findings, make_outcome, notes, panels
 from ensemble.bench.pipelines.study import PipelineRow
 from ensemble.bench.results import median_row
 
@@ -72,9 +73,9 @@ def test_a_machine_that_was_busy_with_other_work_is_said_to_have_been() -> None:
 
 
 def test_the_table_has_no_column_that_says_nothing_but_the_usual_ones() -> None:
-    ((_, (shown,)),) = make_outcome([row(energy_j=None)]).tables
+    (*_, (_, (shown,))) = make_outcome([row(energy_j=None)]).tables
     assert "energy_j" in shown and "link" not in shown and "wire_mb" not in shown
-    ((_, both),) = make_outcome([row(), row(link="1gbit")]).tables
+    (*_, (_, both)) = make_outcome([row(), row(link="1gbit")]).tables
     assert "link" in both[0]
 
 
@@ -82,3 +83,49 @@ def test_medians_leave_out_what_was_not_had() -> None:
     rows = [row(wall_s=wall_s, energy_j=None) for wall_s in (1.0, 3.0, 4.0)]
     middle = median_row(rows)
     assert (middle.wall_s, middle.energy_j, middle.members) == (3.0, None, 4)
+
+
+def test_a_claim_stands_beside_what_was_measured_and_says_where_sharing_loses() -> None:
+    rows = [
+        row(d, m, samples_per_s=s)
+        for m, s in ((2, 650.0), (16, 9000.0))
+        for d, s in (("node", s), (BOTH[1], 700.0))
+    ]
+    cpu, speed = claims(rows)
+    assert (cpu.published, cpu.spread, cpu.ratio) == ("2 to 11 times", "2 to 16 times", 16 / 11) and not cpu.loses
+    assert speed.ratio == 9000 / 7000 and "0.93 times: node, 2 members" in speed.loses
+    assert not claims([row("node")]), "nothing to compare with"
+
+
+def test_less_power_is_claimed_only_where_it_was_measured() -> None:
+    less, metered = {"node": 90.0, "independent": 100.0}, {"energy_origin": "measured", "samples_per_s": 700.0}
+    (*_, claim) = claims([row(d, energy_j=less[d], **metered) for d in BOTH])
+    assert claim.measured == "up to 10 % where both sides are equally fast, measured, step emulated by a wait"
+    (*_, faster) = claims([row(d, energy_j=100 / less[d], energy_origin="measured") for d in BOTH])
+    assert faster.ratio is None and faster.loses.startswith("11 % more, with ")
+    assert not [c for c in claims([row(d) for d in BOTH]) if "power" in c.claim]
+
+
+def test_the_fastest_design_across_nodes_is_counted() -> None:
+    speeds = {
+        ("single", 1): 1.0,
+        ("multi", 1): 3.0,
+        ("all", 1): 2.0,
+        ("single", 2): 1.0,
+        ("multi", 2): 2.0,
+        ("all", 2): 4.0,
+    }
+    rows = [row(d, prep_workers=n, nodes=5, samples_per_s=s, preparers=None) for (d, n), s in speeds.items()]
+    (claim,) = claims(rows)
+    assert claim.measured == "the fastest of three in 1 of 2 configurations" and claim.loses.startswith("to multi")
+
+
+def test_queues_are_drawn_over_the_run_and_their_limit_is_said() -> None:
+    course = ((0.5, 0.1), (1.5, 0.2))
+    levels: dict[str, Any] = {"member_waiting": 0.9, "queue_full": 0.0, "limit": "preparation"}
+    rows = [row(d, m, **levels, queue_course=course) for d in BOTH for m in (1, 16)]
+    (panel,) = (p for p in panels(rows) if p.title == "How full the queues are")
+    assert [(series.xs, series.ys) for series in panel.series] == [((0.5, 1.5), (0.1, 0.2))] * 2
+    (said, _) = (line for line in findings(rows) if "limits" in line)
+    waits = "some member waits 90 to 90 % of the time, queues are full 0 to 0 %"
+    assert said == f"node: preparation limits in 2 cases: {waits}"

@@ -17,6 +17,7 @@ from benchmarks import models
 from benchmarks.__main__ import main
 from benchmarks.compression.expected import (
     Crossover,
+    claims,
     crossover,
     crossovers,
     show_accuracies,
@@ -28,11 +29,14 @@ from benchmarks.compression.measure import (
     AccuracyRow,
     CodecRow,
     ExchangeRow,
+    SameTimeRow,
+    accuracy_at,
     accuracy_rows,
     declare_members,
     exchange_rows,
     mean_bits,
     parse_schemes,
+    same_time_rows,
 )
 from benchmarks.compression.ranks import measure_codecs
 from benchmarks.members import MemberResult
@@ -164,12 +168,45 @@ def test_accuracy_is_paired_by_seed_and_says_who_failed() -> None:
     ]
 
 
+def test_accuracy_is_compared_at_the_time_at_which_fp32_has_finished() -> None:
+    net, step_s = models.net_of("cnn"), {"none": 0.2, "qsgd4": 0.1, "onebit+ef": 0.3}
+    plain, fast, slow = (40.0, 80.0, 90.0), (30.0, 70.0, 88.0), (60.0, 75.0, 91.0)
+    came = [MemberResult(curve[-1], history=curve) for curve in (plain, fast, slow)] * 2
+    by = {row.scheme: row for row in same_time_rows(net, None, "1gbit", step_s, came)}
+    assert (by["qsgd4"].speedup, by["qsgd4"].trained) == (2.0, 1.0)
+    assert by["qsgd4"].difference is not None and by["qsgd4"].difference.mean == pytest.approx(-2)
+    assert by["onebit+ef"].trained == pytest.approx(2 / 3)
+    assert by["onebit+ef"].difference is not None and by["onebit+ef"].difference.mean == pytest.approx(75 - 90)
+    assert by["none"].difference is None
+    assert accuracy_at(came[0], 0.5) == 60.0 and accuracy_at(came[0], 1 / 6) == 20.0
+
+
+def test_a_seed_that_failed_before_is_not_compared_at_the_same_time() -> None:
+    net, lost = models.net_of("cnn"), MemberResult(None, "the loss is infinite", history=(10.0,))
+    plain, packed = MemberResult(90.0, history=(80.0, 90.0)), MemberResult(88.0, history=(70.0, 88.0))
+    # The first seed's 4 bits failed, the second's fp32.
+    came = [plain, lost, lost, packed, plain, packed]
+    _, row = same_time_rows(net, None, "1gbit", {"none": 0.2, "qsgd4": 0.1}, came)
+    assert row.difference is not None and (row.difference.n, row.difference.mean) == (1, -2.0)
+    assert row.accuracy is not None and row.accuracy.mean == 88.0 and row.seeds == 2
+    assert row.note == (
+        "1 of 3 seeds failed: the loss is infinite; 1 not compared, as none failed: the loss is infinite"
+    )
+
+
+def test_what_was_published_of_bits_stands_beside_what_was_measured() -> None:
+    (claim,) = claims(whole()[2])
+    assert claim.published.startswith("+0.02 to +0.55 points")
+    assert (claim.measured, claim.loses) == ("cnn -1.00 ± 0.00 points", "accuracy of cnn")
+
+
 def test_every_part_is_shown_written_and_drawn(tmp_path: Path) -> None:
     codecs, exchanges, accuracies = whole()
-    shown = show_codecs(codecs) + show_exchanges(exchanges) + show_accuracies(accuracies)
-    assert all(table for _, table in shown.tables) and len(shown.tables) == 4
+    late = [make_row(SameTimeRow, model="cnn", scheme="qsgd4", accuracy=None, difference=None)]
+    shown = show_codecs(codecs) + show_exchanges(exchanges) + show_accuracies(accuracies, late)
+    assert all(table for _, table in shown.tables) and len(shown.tables) == 6
     parts = [row["part"] for row in json.loads(json.dumps(shown.rows))]
-    assert parts == ["codec", *["exchange"] * 4, "crossover", *["accuracy"] * 4]
+    assert parts == ["codec", *["exchange"] * 4, "crossover", "claim", *["accuracy"] * 4, "same-time"]
     exchange, accuracy = shown.panels
     assert exchange.title == "Exchange of 16 MiB, ms"
     assert accuracy.title == "cnn on digits: accuracy less that of fp32, points"
@@ -233,5 +270,7 @@ def test_members_are_trained_in_each_scheme(tmp_path: Path, monkeypatch: pytest.
     arguments = "compression --parts accuracy --train cnn --train-schemes qsgd4,onebit --seeds 1 --epochs 2"
     assert main([*arguments.split(), "--json", "rows.json", "--plot", "plot.html"]) == 0
     made = json.loads(Path("rows.json").read_text())
-    assert [row["scheme"] for row in made] == ["none", "qsgd4", "onebit+ef"]
-    assert all(row["accuracy"] > 50 for row in made)
+    for part in ("accuracy", "same-time"):
+        own = [row for row in made if row["part"] == part]
+        assert [row["scheme"] for row in own[:3]] == ["none", "qsgd4", "onebit+ef"]
+        assert all(row["accuracy"] > 40 for row in own)

@@ -18,7 +18,7 @@ from benchmarks import members as bench_members
 from benchmarks import models
 from benchmarks.__main__ import main
 from benchmarks.members import Accuracy, MemberResult, compare, declare
-from benchmarks.precision.expected import findings, panels
+from benchmarks.precision.expected import claims, findings, panels
 from benchmarks.precision.measure import Row
 from benchmarks.training import TrainingSetup, make_trainer
 from ensemble.bench.results import Interval, flatten, interval, paired_interval
@@ -89,6 +89,20 @@ def test_findings_say_what_half_precision_saves_and_whether_a_difference_is_seen
     assert metric.endswith("-0.20 points, 95 % interval -0.70 to +0.30 over 5 seeds: no difference is seen")
     worse = dataclasses.replace(half, difference=Interval(-1.0, 0.5, 5))
     assert list(findings([full, worse]))[-1].endswith(": a difference is seen")
+
+
+def test_claims_name_size_and_difference_and_where_half_precision_loses() -> None:
+    full = made("fp32", None, samples_per_s=100.0, memory_mb=200.0, parameters=77_000_000)
+    half = made(
+        "bf16", Interval(-0.2, 0.5, 5), samples_per_s=190.0, memory_mb=150.0, parameters=77_000_000, seeds=5
+    )
+    size, same = claims([full, half])
+    assert size.measured == "77.0 million in bf16: 1.9 x the samples/s, 0.75 x the memory of fp32"
+    assert size.ratio == pytest.approx(1.1) and same.spread == "-0.20 ± 0.50 points, paired by seed"
+    assert same.measured == "bf16 80.00 ± 0.50 %, fp32 80.00 ± 0.50 %, 5 seeds" and not same.loses
+    slow = dataclasses.replace(half, difference=Interval(-1.0, 0.5, 5), samples_per_s=90.0, parameters=10)
+    [same] = claims([full, slow])
+    assert same.loses == "slower and less accurate"
 
 
 def test_the_plot_shows_intervals_and_differences_below_zero() -> None:
@@ -174,7 +188,8 @@ def test_the_command_writes_a_row_for_each_precision_and_nothing_else(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["precision", *SMALL, *QUICK, "--json", "rows.json"]) == 0
-    full, half = json.loads((tmp_path / "rows.json").read_text())
+    claim, full, half = json.loads((tmp_path / "rows.json").read_text())
+    assert claim["claim"].endswith("here lstm-small, digits")
     assert (full["precision"], half["precision"]) == ("fp32", "bf16")
     for row in (full, half):
         assert row["samples_per_s"] == pytest.approx(1000 * row["batch_size"] / row["step_ms"])

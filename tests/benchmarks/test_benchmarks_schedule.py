@@ -65,7 +65,8 @@ def test_real_members_are_trained_in_three_arms_and_each_is_simulated(executor: 
     assert by_arm[real.IN_TURN].over_median > 1.5, "one after another takes as long as all"
     for row in rows:
         assert row.models_per_minute == pytest.approx(120 / row.ttta_s)
-        assert 0 < row.utilization <= 1 and 0 <= row.orchestration < 1
+        assert row.utilization * row.ttta_s == pytest.approx(rows[0].utilization * rows[0].ttta_s), "the same work"
+        assert row.utilization > 0 and 0 <= row.orchestration < 1
         assert row.simulated_s > 0 and row.error == pytest.approx(row.simulated_s / row.ttta_s - 1)
     assert len(list(arm_panels(rows))) == 2
 
@@ -91,7 +92,9 @@ def test_the_command_writes_rows_and_a_page(
     files = ["--json", "rows.json", "--plot", "plot.html"]
     assert main(["schedule", "--parts", "simulated,throughput", *sizes, *files]) == 0
     rows = json.loads(Path("rows.json").read_text())
-    assert [row["part"] for row in rows] == ["simulated"] * 4 + ["throughput"] * 2
+    assert [row["part"] for row in rows] == ["claim"] * 2 + ["simulated"] * 4 + ["throughput"] * 2
+    assert [row["published"] for row in rows[:2]] == ["1.12 to 1.92 times", "1.23 to 1.97 times"]
+    rows = rows[2:]
     assert [(row["members"], row["streams"]) for row in rows[:4]] == [(8, 2), (8, 1), (8, 4), (20, 2)]
     assert rows[0]["over_default_low"] == rows[0]["over_default"]
     assert "over default" in capsys.readouterr().err

@@ -106,7 +106,8 @@ def conserved(found: Simulated, trainees: Sequence[Trainee], prep: Preparation, 
         assert end - start >= alone_s * (1 - 1e-9)
     assert found.busy_s == pytest.approx(busy)
     assert found.cpu_s >= (own + found.prepared * prep.cpu_s) * (1 - 1e-9) - 1e-6
-    assert found.cpu_s <= 4.0 * nodes * max(end for _, end in found.spans.values()) * (1 + 1e-9)
+    # The rates of processes that alternate are iterated until they change by less than 1e-7.
+    assert found.cpu_s <= 4.0 * nodes * max(end for _, end in found.spans.values()) * (1 + 1e-7)
 
 
 @given(st.integers(1, 12), rates, st.integers(1, 9))

@@ -21,11 +21,13 @@ from ensemble.comm.codecs import Codec, make_codec
 VARIANTS: list[dict[str, Any]] = [
     {"name": "fp16"},
     {"name": "bf16"},
-    *({"name": f"qsgd{bits}", "norm": norm} for bits in (2, 4, 8) for norm in ("max", "l2")),
+    *({"name": f"qsgd{bits}", "norm": norm} for bits in (2, 4, 8, 16) for norm in ("max", "l2")),
     {"name": "qsgd4", "bucket": 32},
     {"name": "onebit", "threshold": "mean"},
     {"name": "onebit", "threshold": "zero"},
     {"name": "onebit", "column": 256},
+    {"name": "onebit", "column": 3},
+    {"name": "onebit", "column": 100, "threshold": "zero"},
 ]
 PACKED = VARIANTS[2:]  # those with groups, and with more than one form
 
@@ -74,6 +76,7 @@ def bits(tensor: Tensor) -> list[int]:
         ({"name": "qsgd2"}, 2**22, 2**22 // 128 * (4 + 32)),
         ({"name": "qsgd4"}, 2**22, 2**22 // 512 * (4 + 256)),
         ({"name": "qsgd8"}, 2**22, 2**22 // 512 * (4 + 512)),
+        ({"name": "qsgd16"}, 2**22, 2**22 // 8192 * (4 + 2 * 8192)),
         ({"name": "onebit"}, 2**22, 2**22 // 64 * (8 + 8)),
         ({"name": "qsgd4"}, 0, 0),
         ({"name": "qsgd4"}, 513, 260 + 5),
@@ -81,6 +84,9 @@ def bits(tensor: Tensor) -> list[int]:
         ({"name": "qsgd8", "bucket": 32}, 33, 36 + 5),
         ({"name": "onebit"}, 65, 16 + 12),
         ({"name": "onebit", "column": 32}, 64, 24),
+        ({"name": "onebit", "column": 1}, 5, 60),
+        ({"name": "onebit", "column": 3}, 9, 36),  # as much as in fp32
+        ({"name": "onebit", "column": 9216}, 2 * 9216, 2 * (8 + 4 * 288)),
     ],
 )
 def test_packed_sizes_are_those_of_the_formula(options: dict[str, Any], n: int, size: int) -> None:

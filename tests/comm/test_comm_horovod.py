@@ -8,13 +8,17 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from ensemble.comm.horovod import _Call  # noqa: E402
 from pipelines import Peers, PipelineError  # noqa: E402
 from pipelines.multinode.horovod_start import Watchdog, build_environment, interface_address  # noqa: E402
 from pipelines.multinode.rendezvous import check_peers  # noqa: E402
@@ -24,6 +28,17 @@ ROOT = Path(__file__).resolve().parents[2]
 needs_horovod = pytest.mark.skipif(
     importlib.util.find_spec("horovod") is None, reason="Horovod is not installed (make horovod builds it)"
 )
+
+
+def test_a_completed_call_keeps_none_of_its_tensors() -> None:
+    into, hvd = torch.zeros(3), SimpleNamespace(synchronize=lambda handle: handle + 1)
+    peers: Any = SimpleNamespace(started=SimpleNamespace(hvd=hvd), attribute_failure=lambda *_: nullcontext())
+    lent = torch.ones(3)
+    gone, call = weakref.ref(lent), _Call(peers, "all-reduce", lambda hvd: 1, lent, into)
+    del lent
+    assert gone() is not None
+    assert call.wait() == 2 and into.tolist() == [1, 1, 1]
+    assert gone() is None and call.wait() is None
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from ensemble.bench.launch.ranks import run_ranks  # noqa: E402
 from ensemble.comm.autotune.decide import CODECS, Rates, choose_codec, predict_s  # noqa: E402
 from ensemble.comm.buckets import assign_buckets  # noqa: E402
+from ensemble.comm.codecs import make_codec  # noqa: E402
 from ensemble.spec.options import COMPRESSIONS, resolve  # noqa: E402
 
 WORLD = 3
@@ -127,3 +128,15 @@ def test_auto_decides_for_each_bucket_by_its_size() -> None:
     groups = assign_buckets(given, compression, 2**10, 2**20, lambda n: qsgd4 if n > 100_000 else None)
     assert [(g.size >= 100_000, g.compression is not None) for g in groups] == [(True, True), (False, False)]
     assert [len(g.parameters) for g in groups] == [1, 1]
+
+
+def test_columns_of_its_own_give_each_height_a_bucket() -> None:
+    given = parameters((200, 100), (64, 64, 3, 3), (128, 64, 3, 3), (150, 100), (100,))
+    compression = resolve("", {"name": "onebit", "column": "tensor"}, COMPRESSIONS)
+    groups = [g for g in assign_buckets(given, compression, 2**20, 2**20) if g.compression is not None]
+    found = [
+        (g.compression["column"], g.size, make_codec(g.compression).wire_bytes(g.size))
+        for g in groups
+        if g.compression
+    ]
+    assert found == [(100, 15_000, 150 * (8 + 16)), (3, 110_592, 4 * 110_592), (100, 20_000, 200 * (8 + 16))]

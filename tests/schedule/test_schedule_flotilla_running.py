@@ -108,6 +108,19 @@ def test_a_laggard_that_keeps_places_from_those_that_wait_leaves() -> None:
     assert decision.run_s == pytest.approx(1000)
 
 
+def test_a_laggard_by_milliseconds_stays_in_its_stream() -> None:
+    """Rates and rest of a trial on a busy machine: it left for 5 ms, and prepared its last epochs for itself."""
+    capacity = Capacity(slots=(3,), streams=2)
+    members = (running("slow", 24_000, 2), running("fast", 37_000, 2), running("also", 37_000, 2))
+    cohort, waiting = (
+        Cohort(number=0, epoch=6, members=members),
+        [[rated("a", 30_000, 3)], [rated("b", 30_000, 3)]],
+    )
+    for samples, kind in ((96, "pace"), (96_000_000, "alone")):
+        decision = decide_rebalance("slow", [cohort], capacity, samples, waiting=waiting)
+        assert decision.kind == kind
+
+
 def test_cores_that_a_private_pipeline_takes_keep_a_laggard_where_it_is() -> None:
     capacity = Capacity(slots=(3,), streams=2)
     cohort = Cohort(number=0, epoch=3, members=(running("slow", 60), running("fast", 100), running("also", 100)))

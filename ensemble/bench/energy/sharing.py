@@ -90,7 +90,7 @@ def study(
 
         design = (SHARED, OWN) if repeat % 2 else (OWN, SHARED)
         for step, pairs in runs.items():
-            found = pipelines_study.study(data, design=design, step=step, repeats=1, report=report_run, **more)
+            found = pipelines_study.study(data, design=design, step=[step], repeats=1, report=report_run, **more)
             at = {row.design: row for row in found}
             pairs.append((at[SHARED], at[OWN]))
     return [compare(pairs) for pairs in runs.values()]
@@ -109,7 +109,11 @@ def compare(pairs: Sequence[tuple[PipelineRow, PipelineRow]]) -> PeerComparison:
     for name, field in _RATIOS.items():
         ratios[name] = None
         if field.endswith("_s") or origins == {"measured"}:
-            found = [getattr(shared, field) / getattr(own, field) for shared, own in pairs]
+            # Of all but power, which is a mean: for the same samples, of which the clock misses the first ones.
+            work = [1.0 if name == "watts" else own.samples / shared.samples for shared, own in pairs]
+            found = [
+                getattr(a, field) / getattr(b, field) * more for (a, b), more in zip(pairs, work, strict=True)
+            ]
             ratios[name] = Spread(statistics.median(found), min(found), max(found))
     shared, own = (median_row(side) for side in zip(*pairs, strict=True))
     weakest = max(origins, key=[str(origin) for origin in ORIGINS].index)

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ensemble.bench import charts
 from ensemble.bench.charts import Panel, Series
-from ensemble.bench.fabric.study import CollectiveRow, FusionRow, TrainingRow
+from ensemble.bench.fabric.expected import training_claims
+from ensemble.bench.fabric.rows import CollectiveRow, FusionRow, TrainingRow
 from ensemble.bench.launch.hosts import rate_bps
-from ensemble.bench.results import Outcome, Spread, format_bytes, group_by, outcome_of, series_of
+from ensemble.bench.results import Outcome, Spread, format_bytes, group_by, outcome_of, series_of, show_claims
 
 _COLLECTIVE = "link backend collective size count type time_us algbw busbw wrong predicted_us"
-_TRAINING = "link backend net parameters grad_mb ranks batch samples_per_s step_ms alone_ms exchange_ms efficiency"
-_TRAINING += " predicted"
+_TRAINING = "link backend net compute grad_mb ranks samples_per_s alone_ms packed_ms link_ms processor_ms step_ms"
+_TRAINING += " predicted_ms error efficiency predicted free_processor"
+_ERROR = 0.10  # of a predicted step, from which on it is named
 _FUSION = "link backend threshold_text messages time_ms low_ms high_ms chosen"
 
 
 def make_outcome(
-    collectives: Sequence[CollectiveRow], training: Sequence[TrainingRow], fusion: Sequence[FusionRow]
+    collectives: Sequence[CollectiveRow],
+    training: Sequence[TrainingRow],
+    fusion: Sequence[FusionRow],
+    lost: Mapping[str, int],
 ) -> Outcome:
-    """What the study prints, writes and draws; the key `part` of a row determines its other keys."""
-    return (
-        outcome_of(
+    """What the study prints, writes and draws; the key `part` of a row determines its other keys.
+
+    Args:
+        lost: frames that a relay has lost, by the link's name.
+    """
+    losses = [f"{link}: the relay that delays frames has lost {count}" for link, count in lost.items()]
+    whole = (
+        show_claims(list(training_claims(training)))
+        + outcome_of(
             collectives,
             "collectives (algbw, busbw: GB/s)",
             _COLLECTIVE,
             part="collective",
             findings=judge_collectives(collectives),
-            title="Network fabrics",
-            notes=("measured: lines with marks, quartiles as bars", "predicted: dashed"),
             panels=[*_draw_all_reduce(collectives), *_draw_collectives(collectives)],
         )
         + outcome_of(
@@ -50,6 +60,8 @@ def make_outcome(
             panels=_draw_fusion(fusion),
         )
     )
+    notes = ("measured: lines with marks, quartiles as bars", "predicted: dashed")
+    return dataclasses.replace(whole, title="Network fabrics", notes=notes, findings=[*losses, *whole.findings])
 
 
 # --- findings ------------------------------------------------------------------------------------------------
@@ -68,11 +80,16 @@ def judge_collectives(rows: Sequence[CollectiveRow]) -> Iterator[str]:
 def judge_training(rows: Sequence[TrainingRow]) -> Iterator[str]:
     """The efficiency of each net over each link."""
     for (net, backend), trained in group_by(rows, lambda row: (row.net, row.backend)).items():
-        home = next((row for row in trained if row.hosts == 1), None)
         each = [f"{row.efficiency:.0%} (predicted {row.predicted:.0%}) on {row.link}" for row in trained]
-        line = f"{net} net, {trained[0].parameters:,} parameters, {backend}: efficiency {', '.join(each)}"
-        away = [f"{row.step_ms / home.step_ms:.2f} x on {row.link}" for row in trained if home and row.hosts > 1]
-        yield line + (f"; its step takes {', '.join(away)} of its time on one host" if away else "")
+        yield f"{net} net, {trained[0].parameters:,} parameters, {backend}: efficiency {', '.join(each)}"
+    if rows:
+        off = [row for row in rows if abs(row.error) > _ERROR]
+        yield f"{len(rows) - len(off)} of {len(rows)} steps are predicted within {_ERROR:.0%}"
+        for row in off:
+            parts = {"link": row.link_ms, "processor": row.processor_ms, "computing": row.packed_ms}
+            most = max(parts, key=lambda name: parts[name])
+            line = f"predicted {row.error:+.0%}: {row.net} net, {row.link}, {row.backend}; "
+            yield line + f"the largest part is {most}, {parts[most]:.0f} of {row.step_ms:.0f} ms measured"
 
 
 def judge_fusion(rows: Sequence[FusionRow]) -> Iterator[str]:

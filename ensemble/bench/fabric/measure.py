@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ensemble.bench.emulated_net import EmulatedNet, largest_parameter
 from ensemble.bench.fabric.predict import bus_factor
-from ensemble.bench.fabric.study import PLAIN
+from ensemble.bench.fabric.rows import LATENCY_BYTES, PLAIN
 from ensemble.bench.launch.backends import LAYERS
+from ensemble.bench.net_shapes import parameter_shapes
 from ensemble.bench.timing import BARRIER_S, fitting_iterations, take_turns, time_iterations
-from ensemble.comm import Communicator
+from ensemble.comm import Communicator, SingleRank
+from ensemble.comm.communicator import Completed, Op, Pending
 from ensemble.comm.gradients import GradientExchange
 
 # Values are small integers that repeat with a prime period: sums are exact, and a shift is noticed.
@@ -148,84 +151,127 @@ _RUN: dict[str, Callable[[Communicator, Tensor], Tensor | list[Tensor] | None]] 
 # --- training -----------------------------------------------------------------------------------------------
 
 
-_LATENCY_VALUES = 1024
+class ComputedNet:
+    """A small net that this processor computes: one of `rows.NETS`."""
+
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(0)
+        layers: list[nn.Module] = []
+        if name == "compute-heavy":  # convolutions: much to compute and few parameters
+            shape: tuple[int, ...] = (8, 3, 32, 32)
+            for width in (3, *[32] * 5):
+                layers += [nn.Conv2d(width, 32, 3, padding=1), nn.ReLU()]
+            layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)]
+        else:
+            shape = (32, 1024)
+            for rows, columns in itertools.pairwise((1024, 2048, 1024, 1024)):
+                layers += [nn.Linear(rows, columns), nn.ReLU()]
+            layers.append(nn.Linear(1024, 10))
+        self._net = nn.Sequential(*layers)
+        self.parameters = list(self._net.parameters())
+        self._optimizer = torch.optim.SGD(self.parameters, lr=1e-3, momentum=0.9)
+        self._batch, self._labels = torch.randn(shape), torch.randint(10, shape[:1])
+
+    def step(self, exchange: GradientExchange | None = None) -> None:
+        """A training step, with the exchange of its gradients if there is one."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = nn.functional.cross_entropy(self._net(self._batch), self._labels)
+        with exchange.overlap_backward() if exchange is not None else contextlib.nullcontext():
+            loss.backward()  # type: ignore[no-untyped-call]
+        if exchange is not None:
+            exchange.finish()
+        self._optimizer.step()
 
 
-def make_net(name: str) -> tuple[nn.Module, tuple[int, ...]]:
-    """A net of `study.NETS`, and the shape of its batch."""
-    layers: list[nn.Module] = []
-    if name == "compute-heavy":  # convolutions: much to compute and few parameters
-        for width in (3, *[32] * 5):
-            layers += [nn.Conv2d(width, 32, 3, padding=1), nn.ReLU()]
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)), (8, 3, 32, 32)
-    for rows, columns in itertools.pairwise((1024, 2048, 1024, 1024)):
-        layers += [nn.Linear(rows, columns), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(1024, 10)), (32, 1024)
+class SilentRanks(SingleRank):
+    """Two ranks that never hear of each other: an exchange over them packs and unpacks, and sends nothing.
+
+    Attributes:
+        begun: when the all-reduce of each message was started, and its bytes.
+    """
+
+    world = 2
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[float, int]] = []
+
+    def start_all_reduce_(self, tensor: Tensor, op: Op = "sum") -> Pending:
+        """Complete at once."""
+        self.begun.append((time.perf_counter(), tensor.nbytes))
+        return Completed()
 
 
 def measure_training(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
     """Time steps of each net without and with the exchange of gradients, in turn, on all ranks at once.
 
     Args:
-        options: `nets`, of `study.NETS`; `steps` of a round, `rounds`.
+        options: `nets`, for each of `rows.NETS` the `step_s` that is emulated, None where it is computed;
+            `steps` of a round, `rounds`; `placement`.
 
     Returns:
-        "latency_s": of an all-reduce of 4 KiB; "ways": as above; "nets": for each net `parameters`, `grad_bytes`,
-        `messages` and `sent_bytes` of a step, `batch`, seconds of the steps `alone` and `together`, and of a step
-        alone its backward pass, `backward_s`.
+        "latency_s": of an all-reduce of 4 KiB; "moved_bps", "ways": as above; "nets": for each net what
+        `_train_net` returns.
     """
-    small = torch.zeros(_LATENCY_VALUES)
+    small = torch.zeros(LATENCY_BYTES // 4)
     times = time_iterations(lambda: comm.all_reduce_(small), 20, comm)
-    found = {name: _train_net(comm, name, options) for name in options["nets"]}
-    return {"latency_s": statistics.median(times), "ways": _all_reduce_ways(comm), "nets": found}
+    found = {name: _train_net(comm, name, step_s, options) for name, step_s in options["nets"].items()}
+    moved_bps = _calibrate(comm, options["placement"])
+    ways = _all_reduce_ways(comm)
+    return {"latency_s": statistics.median(times), "moved_bps": moved_bps, "ways": ways, "nets": found}
 
 
-def _train_net(comm: Communicator, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    torch.manual_seed(0)
-    net, shape = make_net(name)
-    parameters = list(net.parameters())
-    optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-    batch, labels = torch.randn(shape), torch.randint(10, shape[:1])
-    # (seconds of a step, of them of its backward pass)
-    alone: list[tuple[float, float]] = []
-    together: list[tuple[float, float]] = []
-    with contextlib.closing(GradientExchange(parameters, comm)) as exchange:
-        _time_step(net, optimizer, batch, labels, exchange)
-        sent = comm.sent_bytes
-        _time_step(net, optimizer, batch, labels, exchange)
-        sent = comm.sent_bytes - sent
-        for _ in range(options["rounds"]):
-            for times, used in ((alone, None), (together, exchange)):
+def _train_net(comm: Communicator, name: str, step_s: float | None, options: dict[str, Any]) -> dict[str, Any]:
+    """Train one net.
+
+    Returns:
+        `parameters` and `grad_bytes`; seconds of the steps `alone`, `packed` (gradients are packed, and not sent)
+        and `together`; `sent_bytes` of a step together; of a packed step, in the median, the seconds until each
+        message is `ready`, their `sizes` in bytes, and this process's `cpu_s`.
+    """
+    net: ComputedNet | EmulatedNet
+    net = ComputedNet(name) if step_s is None else EmulatedNet(name, step_s, torch.ones(largest_parameter(name)))
+    silent = SilentRanks()
+    among: dict[str, Communicator | None] = {"alone": None, "packed": silent, "together": comm}
+    found: dict[str, Any] = {way: [] for way in among}
+    ready, cpu_s = list[list[float]](), list[float]()
+    for _ in range(options["rounds"]):
+        for way, ranks in among.items():
+            # Made in each turn: two exchanges would listen to the same parameters, and need twice the memory.
+            with _open_exchange(net, ranks) as exchange:
+                net.step(exchange)
                 comm.barrier(BARRIER_S)
-                times += [_time_step(net, optimizer, batch, labels, used) for _ in range(options["steps"])]
-        messages = len(exchange)
+                sent = comm.sent_bytes
+                for _ in range(options["steps"]):
+                    silent.begun.clear()
+                    begun, cpu = time.perf_counter(), time.process_time()
+                    net.step(exchange)
+                    found[way].append(time.perf_counter() - begun)
+                    if way == "packed":
+                        cpu_s.append(time.process_time() - cpu)
+                        ready.append([at - begun for at, _ in silent.begun])
+                        found["sizes"] = [size for _, size in silent.begun]
+                found["sent_bytes"] = (comm.sent_bytes - sent) / options["steps"]  # of the last: together
     return {
-        "parameters": sum(p.numel() for p in parameters),
-        "grad_bytes": sum(p.numel() * p.element_size() for p in parameters),
-        "messages": messages,
-        "sent_bytes": sent,
-        "batch": shape[0],
-        "alone": [step_s for step_s, _ in alone],
-        "together": [step_s for step_s, _ in together],
-        "backward_s": statistics.median(backward_s for _, backward_s in alone),
+        "parameters": sum(p.numel() for p in net.parameters),
+        "grad_bytes": sum(p.numel() * p.element_size() for p in net.parameters),
+        **found,
+        "ready": [statistics.median(each) for each in zip(*ready, strict=True)],
+        "cpu_s": statistics.median(cpu_s),
     }
 
 
-def _time_step(
-    net: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor, labels: Tensor, used: GradientExchange | None
-) -> tuple[float, float]:
-    """Train one step; returns its seconds, and those of its backward pass, which overlaps with the exchange."""
-    start = time.perf_counter()
-    optimizer.zero_grad(set_to_none=True)
-    loss = nn.functional.cross_entropy(net(batch), labels)
-    forward_s = time.perf_counter() - start
-    with used.overlap_backward() if used is not None else contextlib.nullcontext():
-        loss.backward()  # type: ignore[no-untyped-call]
-    backward_s = time.perf_counter() - start - forward_s
-    if used is not None:
-        used.finish()
-    optimizer.step()
-    return time.perf_counter() - start, backward_s
+@contextlib.contextmanager
+def _open_exchange(
+    net: ComputedNet | EmulatedNet, ranks: Communicator | None
+) -> Iterator[GradientExchange | None]:
+    """The exchange of a net's gradients among these ranks; None for no ranks."""
+    if ranks is None:
+        yield None
+        return
+    with contextlib.closing(GradientExchange(net.parameters, ranks)) as exchange:
+        yield exchange
+    for parameter in net.parameters:
+        parameter.grad = None  # a view of the exchange's memory
 
 
 # --- fusion -------------------------------------------------------------------------------------------------
@@ -244,7 +290,9 @@ def measure_fusion(comm: Communicator, options: dict[str, Any]) -> list[dict[str
     """
     from ensemble.comm.autotune.plan import open_communicator
 
-    parameters = [nn.Parameter(torch.zeros(shape)) for shape in options.get("shapes") or resnet50_shapes()]
+    parameters = [
+        nn.Parameter(torch.zeros(shape)) for shape in options.get("shapes") or parameter_shapes("resnet50")
+    ]
     tuned = None
     if options["tune"]:
         sizes = [parameter.numel() for parameter in parameters]
@@ -268,18 +316,3 @@ def measure_fusion(comm: Communicator, options: dict[str, Any]) -> list[dict[str
                 times = [time_iterations(exchange_once, 1, comm)[0] for _ in range(options["steps"] + 1)]
             case["times"] += times[1:]  # the first one touches its memory for the first time
     return found
-
-
-def resnet50_shapes() -> Iterator[tuple[int, ...]]:
-    """The shapes of a ResNet-50's 161 parameters (He et al. 2016), in the order of the forward pass."""
-    yield from ((64, 3, 7, 7), (64,), (64,))
-    inputs = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            yield from ((width, inputs, 1, 1), (width,), (width,))
-            yield from ((width, width, 3, 3), (width,), (width,))
-            yield from ((4 * width, width, 1, 1), (4 * width,), (4 * width,))
-            if block == 0:
-                yield from ((4 * width, inputs, 1, 1), (4 * width,), (4 * width,))
-            inputs = 4 * width
-    yield from ((1000, inputs), (1000,))

@@ -1,11 +1,14 @@
 """Predicts how long a collective takes, from the messages between ranks and the busiest link.
 
 A collective is a list of *rounds*; in a round ranks send messages at once. Messages over a host's link take
-bytes / rate, of the direction with more bytes; messages within a host cost only processor time. In an emulation
-all hosts are on one machine, whose processor moves every byte at measured rates. A latency is added, taken from
-the smallest message:
+bytes / rate, of the direction with more bytes, and the link's delay; messages within a host cost only processor
+time. In an emulation all hosts are on one machine, whose processor moves every byte at measured rates. A latency
+is added, taken from the smallest message:
 
     t(S) = rounds(S) + (measured(S0) - rounds(S0))
+
+A training step is simulated bucket by bucket (`step_seconds`): what the link takes is hidden behind the backward
+pass, what the processor takes is not where the backward pass needs all cores.
 
 With one rank a host this is the known 2 (n - 1) / n * S / R for the ring's all-reduce (Patarasuk and Yuan
 2009). With more, the placement matters: with interleaved ranks every message of a ring crosses a link, with k
@@ -16,8 +19,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ensemble.bench.step_model import exchange_end
 
 # As `ensemble.comm.torch_dist.GATHER_BYTES`, which would import torch.
 _GATHER_BYTES = 4 * 2**20
@@ -142,28 +150,42 @@ def _crossing(each: Round, placement: Sequence[int]) -> tuple[dict[int, float], 
     return out, into
 
 
-def seconds(
+def loads(
     steps: Sequence[Round],
     placement: Sequence[int],
     link_bps: float | None,
     machine: PredictedMachine = PredictedMachine(),
-) -> float:
-    """Seconds of these rounds, without latency.
+    delay_s: float = 0.0,
+) -> Iterator[tuple[float, float]]:
+    """For each of these rounds the seconds of the busiest link, and those of the processor; at once.
 
     Args:
         placement: the host of each rank.
         link_bps: bytes per second of one direction of a host's link; None for no limit.
         machine: on which all ranks are.
+        delay_s: of a message from host to host (`message_delay`).
     """
-    total = 0.0
     for each in steps:
         out, into = _crossing(each, placement)
         on_link = max(*out.values(), *into.values()) / link_bps if link_bps else 0.0
         across = sum(out.values())
         inside = sum(size for *_, size in each.messages) - across
         moving = inside / (machine.inside_bps or math.inf) + across / (machine.across_bps or math.inf)
-        total += each.times * max(on_link, moving)
-    return total
+        yield each.times * (on_link + (delay_s if across else 0.0)), each.times * moving
+
+
+def message_delay(backend: str, delay_s: float) -> float:
+    """Seconds by which a link's delay makes a message later.
+
+    Over gloo twice the delay: a receiver says that it is ready, and only then the message is sent. MPI sends short
+    messages at once.
+    """
+    return delay_s if backend == "horovod-mpi" else 2 * delay_s
+
+
+def seconds(steps: Sequence[Round], placement: Sequence[int], *how: Any) -> float:
+    """Seconds of these rounds, without latency; arguments as of `loads`."""
+    return sum(max(pair) for pair in loads(steps, placement, *how))
 
 
 def with_latency(computed: Sequence[float], smallest_s: float) -> list[float]:
@@ -172,6 +194,31 @@ def with_latency(computed: Sequence[float], smallest_s: float) -> list[float]:
     return [each + latency for each in computed]
 
 
-def step_seconds(alone_s: float, backward_s: float, exchange_s: float) -> float:
-    """Seconds of a step whose exchange overlaps with the backward pass, and may go on after it."""
-    return alone_s + max(0.0, exchange_s - backward_s)
+@dataclass(frozen=True)
+class Message:
+    """One bucket of a step's gradients.
+
+    Attributes:
+        ready_s: from the step's begin until its last gradient is computed and packed, while nobody exchanges.
+        link_s: of its exchange on the link, latency included.  moving_s: of the processor, all cores at it.
+    """
+
+    ready_s: float
+    link_s: float
+    moving_s: float
+
+
+def step_seconds(messages: Sequence[Message], tail_s: float, busy: float) -> float:
+    """Seconds of a step whose gradients are exchanged one bucket after the other during the backward pass.
+
+    While a bucket is exchanged, the processor's part of it is taken from the backward pass as far as that needs
+    the cores, so that all later buckets are ready later by `busy * moving_s`.
+
+    Args:
+        messages: in the order in which they are ready.
+        tail_s: from the last one's being ready to the step's end: sums are unpacked, weights change.
+        busy: which share of all cores the ranks use while they compute.
+    """
+    ready, link, moving = np.array([(m.ready_s, m.link_s, m.moving_s) for m in messages]).T
+    late = busy * (np.cumsum(moving) - moving)
+    return exchange_end(ready + late, np.maximum(link, moving)) + tail_s

@@ -1,6 +1,6 @@
 """Runs a function on several ranks at once, on this machine's loopback or on hosts in network namespaces.
 
-    run_ranks("benchmarks.scaling.measure:time_steps", options, placement=[0, 0, 1, 1], hosts=hosts)
+    run_ranks("benchmarks.scaling.workers:time_steps", options, placement=[0, 0, 1, 1], hosts=hosts)
 
 calls `time_steps(comm, options)` on four ranks, two on each of two hosts, and returns each rank's result. The
 ranks are forked by one process (`ensemble.bench.launch.rank_main`) once it has imported torch: an import

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from ensemble.bench.launch.hosts import Hosts
+from ensemble.bench.pipelines import queues
 from ensemble.bench.pipelines.config import ACROSS, Config
 from pipelines.errors import PipelineError
 from pipelines.ipc.child_processes import child_environment
@@ -48,6 +49,13 @@ class StudyProcesses:
                 if not self._read(stdout):
                     self.finish()
                     raise PipelineError(f"design {self._design}, a node's processes have ended")
+
+    def start_reading(self) -> None:
+        """Have all members, which are ready, begin at once."""
+        for node in self._nodes:
+            assert node.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended: `wait` says why
+                os.write(node.stdin.fileno(), b"\n")
 
     def finish(self) -> None:
         """End all processes and read their last messages."""
@@ -80,6 +88,13 @@ class StudyProcesses:
         """The processes that prepare samples."""
         below = (pid for parent in self.received["parent"] for pid in process_tree(parent)[1:])
         return {*self.received["producer"], *below}
+
+    def levels(self) -> list[list[queues.Sample]]:
+        """The samples of each feeder's queues, after `finish`."""
+        feeders: defaultdict[str, list[queues.Sample]] = defaultdict(list)
+        for feeder, sample in self.received["levels"]:
+            feeders[feeder].append(queues.Sample(*sample))
+        return list(feeders.values())
 
     def memory_mb(self) -> float:
         """Proportional set size of all processes, 10^6 bytes: a page that n processes map counts 1/n in each."""

@@ -9,9 +9,10 @@ accelerator (`step_ms`; 0: nothing), or a small model's forward and backward pas
 - `loader`: the same as a script alone has it, `Pipeline.loader` with workers;
 - `dataloader`: every member has a plain torch DataLoader of its own, with as many workers.
 
-CPU-seconds are those of all processes of a run, from any member's first batch to the last batch, read from the
-kernel's process clocks; `samples` counts those that all members consumed in that time. Several nodes are
-hosts in network namespaces on this machine (`ensemble.bench.launch.hosts`), which share its processor.
+All members begin to read at once, when the feeders of all are there, and the clock runs from any member's first
+batch to the last batch: no feeder's start is measured. CPU-seconds are those of all processes of a run in that
+time, from the kernel's clocks, and `samples` counts those that members took in it. Several nodes are hosts in
+network namespaces on this machine (`ensemble.bench.launch.hosts`), which share its processor.
 """
 
 from __future__ import annotations
@@ -30,16 +31,28 @@ from typing import Any
 import numpy as np
 
 from ensemble.bench.launch import hosts
-from ensemble.bench.pipelines.config import ACROSS, ALONE, DESIGNS, EMULATED, LOOPBACK, MODEL, ON_ONE_NODE, Config
+from ensemble.bench.pipelines import queues
+from ensemble.bench.pipelines.config import (
+    ACROSS,
+    ALONE,
+    DESIGNS,
+    EMULATED,
+    LOOPBACK,
+    MODEL,
+    ON_ONE_NODE,
+    WITH_PREPARERS,
+    Config,
+)
 from ensemble.bench.pipelines.processes import StudyProcesses, run_processes
 from ensemble.bench.results import Report, median_row
 from ensemble.meter import PowerMeter
 from ensemble.spec import Energy, SpecError, unknown_name
+from pipelines import Pipeline
 
 #: Fields of `Config` that rows have, too.
-_GIVEN = ("design", "members", "prep_workers", "nodes", "batch_size", "link")
+_GIVEN = ("design", "members", "prep_workers", "nodes", "preparers", "batch_size", "link")
 #: Fields of `Config` that may be lists; of those further to the right the values change faster.
-_COMBINED = ("cores", "prep_workers", "link", "step_ms", "members", "design")
+_COMBINED = ("cores", "prep_workers", "link", "step", "step_ms", "members", "preparers", "design")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +60,10 @@ class PipelineRow:
     """One configuration's medians over its runs.
 
     Attributes:
-        design, members, prep_workers, nodes, batch_size, link: of the `Config`.
+        design, members, prep_workers, nodes, preparers, batch_size, link: of the `Config`.
         cores: of all processes together.
         step_ms: milliseconds of a member's step: given where it is emulated, measured of a model.
-        samples: that all members consumed while the clock ran.
+        samples: that all members took while the clock ran.
         first_ms: from the start of a member's reader to its first batch, the median of all members.
         wall_s, cpu_s, prep_cpu_s: seconds; CPU-seconds of all processes, and of those that prepare samples.
         energy_j: of the whole machine in that time, joules.  energy_origin: measured, estimated or unavailable.
@@ -64,6 +77,12 @@ class PipelineRow:
         sent_mb: of these the samples that feeders sent each other, 10^6 bytes.
         bound_mb: the least that must be sent: every sample's bytes to all nodes but one, 10^6 bytes.
         chosen: the design across nodes in the end, with its preparing nodes, as in "multi 4".
+        queue_mean, queue_full: how full the rings were, of 1; the share of the time in which they had no room.
+        member_waiting: the share of the time in which some member of a feeder waited for samples: its ring was
+            empty, or it was ahead of a slower one. All three are means of all feeders (`queues.Queues`).
+        limit: what the others waited for: "preparation", "members" or "links".
+        queue_course: seconds after the start, and the mean level of the rings; of the first run.
+        read_ms: CPU-milliseconds to read a record, without preparing it, from the page cache.
         idle_j: of `energy_j`, what the parts of the machine of which it is known would have used without work.
     """
 
@@ -93,6 +112,13 @@ class PipelineRow:
     chosen: str | None = None
     idle_j: float | None = None
     first_ms: float = 0.0
+    preparers: int | None = None
+    queue_mean: float | None = None
+    queue_full: float | None = None
+    member_waiting: float | None = None
+    limit: str | None = None
+    queue_course: tuple[tuple[float, float], ...] = ()
+    read_ms: float | None = None
 
     @property
     def watts(self) -> float | None:
@@ -114,6 +140,7 @@ def describe(row: PipelineRow) -> str:
     """The configuration in one line."""
     counts = {"member": row.members, "core": row.cores, "preparation worker": row.prep_workers}
     parts = [row.design, *(format_count(number, thing) for thing, number in counts.items())]
+    parts += [format_count(row.preparers, "preparing node")] if row.preparers else []
     parts += [f"{row.nodes} nodes, link {row.link or 'unlimited'}"] if row.nodes > 1 else []
     return ", ".join([*parts, f"step {row.step_ms:.3g} ms {row.step}"])
 
@@ -133,13 +160,14 @@ def study(
     Args:
         data: see `Config`.
         open_meter: returns the meter of the machine's energy in one run, which closes it.
-        fields: of `Config`: lists of cores, prep_workers, link, step_ms, members and design, each combined with
-            every other, and one value of the others. By default 1, 4 and 16 members, or one and four a node; and
-            the designs bare ring, node and independent; on several nodes all that have one stream, and node. Where
-            this machine cannot have hosts, nodes are groups of processes on its loopback, which is reported.
+        fields: of `Config`: lists of cores, prep_workers, link, step, step_ms, members, preparers and design, each
+            combined with every other that it says something of, and one value of the others. With fewer members
+            than nodes there are as many nodes as members. By default 1, 4 and 16 members, or one and four a node;
+            and the designs bare ring, node and independent; on several nodes all that have one stream, and node.
+            Where this machine cannot have hosts, nodes are groups of processes on its loopback, which is reported.
 
     Raises:
-        SpecError: there is no such design or rate, or there are not that many cores or members.
+        SpecError: there is no such design or rate, or there are not that many cores, members or photographs.
         PipelineError: the archive is missing or cannot be read.
     """
     nodes = fields.get("nodes", 1)
@@ -153,9 +181,13 @@ def study(
         report(f"{reason}; the {nodes} nodes are groups of processes on this machine's loopback")
         combined["link"] = (LOOPBACK,)
     values = [dict(zip(combined, each, strict=True)) for each in itertools.product(*combined.values())]
-    configs = [Config(data=data, **each, **fields) for each in values]
+    configs = list(dict.fromkeys(_fit(Config(data=data, **each, **fields)) for each in values))
     _check(configs)
-    _ = configs[0].pipeline().fields  # prepares the first photograph: raises before anything is measured
+    pipeline = configs[0].pipeline()
+    _ = pipeline.fields  # prepares the first photograph: raises before anything is measured
+    if (batch := configs[0].batch_size) > len(pipeline):
+        raise SpecError(f"a batch of {batch} is more than the {len(pipeline)} photographs")
+    read_ms = measure_reading_ms(pipeline)
     compares = not all(config.design in ALONE for config in configs)
     runs: dict[Config, list[PipelineRow]] = {config: [] for config in configs}
     for repeat in range(repeats):
@@ -167,7 +199,26 @@ def study(
             runs[config].append(row)
             figures = f"{row.samples_per_s:,.0f} samples/s, {row.cpu_s:.2f} CPU-s"
             report(f"{repeat + 1}/{repeats} {describe(row)}: {figures}")
-    return [median_row(rows) for rows in runs.values()]
+    return [dataclasses.replace(median_row(rows), read_ms=read_ms) for rows in runs.values()]
+
+
+def measure_reading_ms(pipeline: Pipeline) -> float:
+    """CPU-milliseconds to read a record that lies in the page cache: the mean of one pass, after another."""
+    source = pipeline.source
+    for _ in range(2):
+        before = time.thread_time()
+        for index in range(len(source)):
+            _ = source[index]
+    return 1000 * (time.thread_time() - before) / len(source)
+
+
+def _fit(config: Config) -> Config:
+    """Without what says nothing of this configuration, so that none is run twice."""
+    nodes = min(config.nodes, config.members)
+    preparers = min(config.preparers, nodes) if config.preparers and config.design in WITH_PREPARERS else None
+    step_ms = config.step_ms if config.step == EMULATED else 0.0
+    link = config.link if nodes > 1 else None
+    return dataclasses.replace(config, nodes=nodes, preparers=preparers, step_ms=step_ms, link=link)
 
 
 def _check(configs: Sequence[Config]) -> None:
@@ -176,13 +227,11 @@ def _check(configs: Sequence[Config]) -> None:
     for config in configs:
         known = (*ON_ONE_NODE, *ACROSS * (config.nodes > 1))
         if config.design in ACROSS and config.design not in known:
-            raise SpecError(f"the design {config.design!r} joins nodes: say how many with --hosts")
+            raise SpecError(f"the design {config.design!r} joins nodes: it needs 2 --hosts, with a member each")
         if config.design not in known:
             raise SpecError(unknown_name("there is no design", config.design, known))
         if config.cores is not None and config.cores > allowed:
             raise SpecError(f"{config.cores} cores are more than the {allowed} that this process may use")
-        if config.members < config.nodes:
-            raise SpecError(f"{config.nodes} hosts need at least that many members, got {config.members}")
 
 
 @contextlib.contextmanager
@@ -210,23 +259,28 @@ def _run_once(config: Config, open_meter: Callable[[], PowerMeter]) -> PipelineR
 
 def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[], PowerMeter]) -> PipelineRow:
     with contextlib.closing(open_meter()) as power:
+        processes.wait("ready", config.members)
+        processes.start_reading()
         processes.wait("first", 1)
         power.start()
         start, before = time.perf_counter(), processes.cpu_clocks()
         processes.wait("last", config.members)
-        wall_s, after = time.perf_counter() - start, processes.cpu_clocks()
+        stop, after = time.perf_counter(), processes.cpu_clocks()
+        wall_s = stop - start
         (energy,) = power.sample()
     used = {pid: cpu_s - before.get(pid, 0.0) for pid, cpu_s in after.items()}
     preparers, memory_mb = processes.preparation_pids(), processes.memory_mb()
     processes.finish()
-    pipeline = config.pipeline()
-    stream = len(config.epochs(pipeline)) * len(pipeline)
-    samples = config.members * (stream - config.batch_size)
+    taken = [batch for batches in processes.received["taken"] for batch in batches]
+    samples = sum(size for time_s, size in taken if time_s > start)
+    if not samples:
+        raise SpecError("the runs are too short to be measured: say a larger number of --samples")
     step, step_ms = config.step, config.step_ms
     if step == MODEL:
         steps_ms, devices = zip(*processes.received["last"], strict=True)
         step, step_ms = f"{MODEL} on {devices[0]}", statistics.fmean(steps_ms)
     known = [part for part in energy["parts"] if part["origin"] == "measured"]  # an estimate has no idle power
+    levels = queues.summarize(processes.levels(), start, stop)
     idle = [part["idle_j"] for part in known if part.get("idle_j") is not None]
     same = {name: getattr(config, name) for name in _GIVEN}
     row = PipelineRow(
@@ -246,8 +300,19 @@ def _measure(config: Config, processes: StudyProcesses, open_meter: Callable[[],
         memory_mb=memory_mb,
         others_cpu_s=max(0.0, energy["busy_s"] - sum(used.values())),
     )
+    if levels is not None:
+        row = dataclasses.replace(
+            row,
+            queue_mean=levels.mean,
+            queue_full=levels.full,
+            member_waiting=levels.waiting,
+            limit=levels.limit,
+            queue_course=levels.course,
+        )
     if config.design not in ACROSS:
         return row
+    pipeline = config.pipeline()
+    stream = len(config.epochs(pipeline)) * len(pipeline)
     groups, fields = processes.received["feeder"], pipeline.fields.values()
     sample_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in fields)
     # One design at the end of a run, unless the nodes have separated.

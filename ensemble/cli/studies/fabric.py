@@ -18,14 +18,21 @@ _EMULATED = ["hosts=2,ranks=2,rate=1gbit", "hosts=2,ranks=2,rate=10gbit"]
 def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
     add = functools.partial(option, parser)
-    shown = "hosts in network namespaces on this machine (root): hosts=2,ranks=2,rate=1gbit, ranks of each host; "
-    shown += "also mtu=9000, place=interleaved; may be given several times (default: 2 x 2 at 1gbit and at 10gbit)"
+    shown = "hosts in network namespaces on this machine (root): hosts=2,ranks=2,rate=1gbit, ranks of each; "
+    shown += "also delay=5ms, mtu=9000, place=interleaved; may be given several times (default: 2 x 2 at 1gbit, "
+    shown += "and at 10gbit)"
     add("--emulate", None, shown, action="append", metavar="LINK")
     shown = "ranks on this machine's loopback, 0 for none (default: 4; none where --emulate is given)"
     add("--ranks", None, shown, type=_ranks)
     add("--backends", None, "such as gloo,hierarchical (default: all that are available)", type=words)
     add("--collectives", None, "such as all_reduce,broadcast (default: all)", type=words)
     add("--sizes", None, "message sizes, as in 4KiB,16MiB (default: four, 4KiB to 16MiB)", type=sizes)
+    add(
+        "--nets",
+        None,
+        "for training, also inception (default: all but that one)",
+        type=words,
+    )
     add("--iterations", 20, "iterations of each case, at most", type=count)
     add("--parts", None, "parts: collectives, training, fusion (default: all)", type=words)
     shown = "this command is a rank of a job that srun, mpirun or torchrun has started on several machines: "
@@ -33,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--meet", None, shown, type=directory, metavar="DIR")
     add("--interface", "lo", "with --meet: the interface through which ranks connect")
     add("--rate", None, "with --meet: rate of a machine's link, as in 100gbit, for predictions")
-    add("--full", False, "all sizes, 1KiB to 64MiB, and fusion on every link", action="store_true")
+    add("--full", False, "all sizes, fusion on every link, emulated nets on every backend", action="store_true")
 
 
 def _ranks(text: str) -> int:
@@ -61,6 +68,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome | None:
     from ensemble.bench.fabric import figures, study
     from ensemble.bench.fabric.links import existing_link
     from ensemble.bench.fabric.predict import COLLECTIVES
+    from ensemble.bench.fabric.rows import NETS
     from ensemble.bench.launch.backends import check_backend, default_backends, unavailable_reason
     from ensemble.bench.launch.scheduled import scheduled_job
     from ensemble.spec import SpecError
@@ -70,7 +78,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome | None:
         check_backend(name)
         if (reason := unavailable_reason(name)) is not None:
             raise SpecError(f"--backends {name}: {reason}")
-    for given, known in (("collectives", COLLECTIVES), ("parts", study.PARTS)):
+    for given, known in (("collectives", COLLECTIVES), ("parts", study.PARTS), ("nets", [*NETS])):
         for name in getattr(options, given) or ():
             check_choice(f"--{given}", name, known)
     job = None
@@ -83,6 +91,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome | None:
         collectives=options.collectives or COLLECTIVES,
         sizes=options.sizes or (study.ALL_SIZES if options.full else study.SIZES),
         parts=options.parts or study.PARTS,
+        nets=options.nets or study.USUAL_NETS,
         iterations=options.iterations,
         full=options.full,
         job=job,

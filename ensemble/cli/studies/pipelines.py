@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 from ensemble.bench.results import Outcome, Report, Study
 from ensemble.cli.arguments import count, counts, milliseconds_each, option, words
 
-#: Options that the study of memory has not, as they are kept and as they are given.
-_NOT_OF_MEMORY = {name: name for name in ("members", "crop", "cores", "link", "mtu")}
-_NOT_OF_MEMORY |= {"design": "designs", "step_ms": "step-ms", "nodes": "hosts"}
+#: Options that are not called as they are kept.
+_SHOWN = {"design": "designs", "nodes": "hosts"}
+#: Options of `Config` that the study of memory has, too.
+_OF_MEMORY = ("data", "size", "batch_size")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,23 +27,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--designs", None, shown + "multi, all, auto (default: those and node)", type=words, dest="design")
     shown = "instead: memory of so many training members, beside two processes with a DataLoader each (default: 8)"
     parser.add_argument("--memory", nargs="?", const=8, type=count, metavar="MEMBERS", help=shown)
-    shown = "preparation processes, of a node or of each member that prepares for itself"
-    add("--prep-workers", "1", shown, type=counts)
-    add("--batch-size", 32, "samples of a batch", type=count)
-    shown = "samples that each member consumes at least, after its first batch; whole epochs"
-    add("--samples", 5000, shown, type=count)
-    shown = "the same where each member prepares for itself, which is slow"
-    add("--samples-alone", 1000, shown, type=count)
-    add("--size", 224, "pixels of a side", type=count)
-    add("--crop", False, "resize a random part of each image, as in training", action="store_true")
-    shown = "a member's compute: an emulated accelerator or a real model"
-    add("--step", "emulated", shown, choices=("emulated", "model"))
+    shown = "preparation processes, of a node or of each member that prepares for itself (default: 1)"
+    add("--prep-workers", None, shown, type=counts)
+    add("--batch-size", None, "samples of a batch (default: 32)", type=count)
+    shown = "samples that each member consumes at least, after its first batch; whole epochs (default: 5000)"
+    add("--samples", None, shown, type=count)
+    shown = "the same where each member prepares for itself, which is slow (default: 1000, but no more than those)"
+    add("--samples-alone", None, shown, type=count)
+    add("--size", None, "pixels of a side (default: 224)", type=count)
+    add("--crop", None, "resize a random part of each image, as in training", action="store_true")
+    shown = "a member's compute: emulated, an accelerator's wait, or model, a real small net; or both"
+    add("--step", None, shown + " (default: emulated)", type=words)
     shown = "emulated accelerator: wait that long after each batch, using no CPU, as in 0,10,60 (default: 0)"
     add("--step-ms", None, shown, type=milliseconds_each)
     shown = "pin everything to that many cores, as in 1,2 (default: no pinning)"
     add("--cores", None, shown, type=counts)
-    shown = "nodes: hosts in network namespaces on this machine (needs root)"
-    add("--hosts", 1, shown, type=count, dest="nodes")
+    shown = "nodes: hosts in network namespaces on this machine, as root (default: 1)"
+    add("--hosts", None, shown, type=count, dest="nodes")
+    shown = "hosts that prepare, in the designs single and multi, as in 1,3,5 (default: one and all)"
+    add("--preparers", None, shown, type=counts)
     add("--link", None, "rate of the hosts' links, as in 1gbit,10gbit (default: unlimited)", type=words)
     shown = "bytes of a frame's payload on the hosts' links; 9000 for jumbo frames (default: 1500)"
     add("--mtu", None, shown, type=count)
@@ -52,32 +57,47 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
     import dataclasses
 
-    from ensemble.spec import SpecError
-
-    if options.memory is not None:
-        return _study_memory(options, report)
-    from ensemble.bench.pipelines import figures, study
+    from ensemble.bench.pipelines import figures, memory, study
     from ensemble.bench.pipelines.config import Config
-
-    if options.step != "emulated" and options.step_ms:
-        raise SpecError(f"--step-ms is for the emulated accelerator, not for --step {options.step}")
-    for name in ("link", "mtu"):
-        if getattr(options, name) is not None and options.nodes == 1:
-            raise SpecError(f"--{name} is for several hosts: say how many with --hosts")
-    given = vars(options)
-    fields = {field.name: given[field.name] for field in dataclasses.fields(Config) if given.get(field.name)}
-    return figures.make_outcome(study.study(**fields, repeats=options.repeats, report=report))
-
-
-def _study_memory(options: argparse.Namespace, report: Report) -> Outcome:
-    from ensemble.bench.pipelines import memory
     from ensemble.spec import SpecError
 
-    given = [shown for name, shown in _NOT_OF_MEMORY.items() if getattr(options, name) not in (None, False, 1)]
-    if given:
-        raise SpecError(f"--memory compares two fixed sides: leave out --{given[0]}")
-    picked = {name: getattr(options, name) for name in ("size", "batch_size", "repeats")}
-    return memory.outcome(memory.study_memory(options.data, members=options.memory, report=report, **picked))
+    kept = vars(options)
+    names = (field.name for field in dataclasses.fields(Config))
+    given = {name: kept[name] for name in names if kept.get(name) is not None}
+    for name, reason in _find_ignored(given, options.memory):
+        raise SpecError(f"--{_SHOWN.get(name, name.replace('_', '-'))} {reason}")
+    more = {"repeats": options.repeats, "report": report}
+    if options.memory is not None:
+        return memory.outcome(memory.study_memory(members=options.memory, **given, **more))
+    return figures.make_outcome(study.study(**given, **more))
+
+
+def _find_ignored(given: dict[str, Any], memory: int | None) -> Iterator[tuple[str, str]]:
+    """Options that no case of the study would heed, and why."""
+    from ensemble.bench.pipelines.config import ALONE, EMULATED, MODEL, WITH_PREPARERS
+    from ensemble.spec.validation import check_choice
+
+    if memory is not None:
+        yield from ((name, "is not for --memory, of two fixed sides") for name in given if name not in _OF_MEMORY)
+    steps, designs = given.get("step", [EMULATED]), set(given.get("design", ()))
+    for step in steps:
+        check_choice("--step", step, (EMULATED, MODEL))
+    unheeded = {
+        "step_ms": (EMULATED not in steps, f"is for the emulated accelerator, not for --step {MODEL}"),
+        "samples": (designs and designs <= {*ALONE}, "is for designs that share: say --samples-alone"),
+        "samples_alone": (designs and not designs & {*ALONE}, f"is for the designs {', '.join(ALONE)}"),
+        "preparers": (designs and not designs & {*WITH_PREPARERS}, f"is for {' and '.join(WITH_PREPARERS)}"),
+    }
+    nodes = given.get("nodes", 1)
+    if nodes == 1:
+        unheeded |= dict.fromkeys(
+            ("link", "mtu", "preparers"), (True, "is for several hosts: say how many with --hosts")
+        )
+    elif max(given.get("preparers", [1])) > nodes:
+        unheeded["preparers"] = (True, f"are more than the {nodes} hosts")
+    yield from (
+        (name, reason) for name, (is_unheeded, reason) in unheeded.items() if is_unheeded and name in given
+    )
 
 
 STUDY = Study(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ensemble.comm.codecs.casts import Cast
@@ -11,7 +11,7 @@ from ensemble.comm.codecs.onebit import OneBit, OnebitFormat
 from ensemble.comm.codecs.qsgd import Qsgd, QsgdFormat
 from ensemble.spec.options import COMPRESSIONS, resolve
 
-__all__ = ["Codec", "make_codec"]
+__all__ = ["Codec", "make_codec", "options_for"]
 
 
 def make_codec(compression: Mapping[str, Any], form: str | None = None) -> Codec:
@@ -31,3 +31,10 @@ def make_codec(compression: Mapping[str, Any], form: str | None = None) -> Codec
     if name == "onebit":
         return OneBit(OnebitFormat(options["column"], options["threshold"]), form)
     return Qsgd(QsgdFormat(int(name.removeprefix("qsgd")), options["bucket"], options["norm"]), form)
+
+
+def options_for(compression: Mapping[str, Any], shape: Sequence[int]) -> Mapping[str, Any]:
+    """The options with which a tensor of this shape is packed: its own columns where `column` is "tensor"."""
+    if compression.get("column") != "tensor":
+        return compression
+    return {**compression, "column": shape[-1]}

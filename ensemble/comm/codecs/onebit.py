@@ -1,11 +1,11 @@
 """1-bit SGD (Seide et al. 2014) with reshaping: each value becomes one of two means of its column.
 
-A tensor is read as columns of `column` consecutive values, whatever its shape (*reshaping*: with a layer's own
-columns one of height 3 would save nothing). Values of at least the threshold form the upper class, the others the
-lower one; each is sent as its class and unpacked as the mean of it. This is biased: without error feedback it does
-not converge. The threshold is the column's mean (the default) or zero: relative errors over 150 steps of 0.48 and
-0.70 (a CNN on digits), 0.54 and 0.54 (an LSTM); residuals with error feedback of 1.01 and 1.29, 0.74 and 0.75
-gradients.
+A tensor is read as columns of `column` consecutive values, whatever its shape (*reshaping*). With a layer's own
+columns, `column="tensor"` (its last dimension), a column of height 3 saves nothing and one of height 1 costs three
+times as much. Values of at least the threshold form the upper class, the others the lower one; each is sent as its
+class and unpacked as the mean of it. This is biased: without error feedback it does not converge. The threshold is
+the column's mean (the default) or zero: relative errors over 150 steps of 0.48 and 0.70 (a CNN on digits), 0.54
+and 0.54 (an LSTM); residuals with error feedback of 1.01 and 1.29, 0.74 and 0.75 gradients.
 
 Wire, column by column: mean of the lower class, mean of the upper one (fp32, little endian; 0 for an empty class),
 then 32-bit words in which bit i mod 32 of word i div 32 is 1 if value i is in the upper class: 8 + 4·⌈m/32⌉ bytes
@@ -29,7 +29,7 @@ class OnebitFormat:
     """How a column is packed.
 
     Args:
-        column: values that share the two means, a power of two.
+        column: values that share the two means; powers of two from 32 on are packed fastest.
         threshold: `"mean"` or `"zero"`.
     """
 
@@ -39,7 +39,16 @@ class OnebitFormat:
     def wire_bytes(self, n: int) -> int:
         """Bytes of a message of n values."""
         full, rest = divmod(n, self.column)
-        return full * (8 + self.column // 8) + (8 + 4 * -(-rest // 32) if rest else 0)
+        return full * _column_bytes(self.column) + (_column_bytes(rest) if rest else 0)
+
+    @property
+    def padded(self) -> int:
+        """The column in the tree of sums: the next power of two."""
+        return 1 << (self.column - 1).bit_length()
+
+
+def _column_bytes(values: int) -> int:
+    return 8 + 4 * -(-values // 32)
 
 
 class OneBit(GroupCodec):

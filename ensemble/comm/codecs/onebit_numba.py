@@ -3,6 +3,8 @@
 A sum over a column adds neighbours, then neighbouring sums, and so on: for all columns of a strip at once each of
 these steps is one vector loop. Sums of floating-point numbers in another fixed order are not vectorized.
 A strip is packed in a small table, a row a column (two means, then the words), which is the wire as it stands.
+
+Columns that are no power of two, or short, are packed one after the other, several times slower.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: OnebitFor
     """Pack fp32 [n] (n > 0), and compute the error if `error` is given."""
     source = values.numpy()
     left = source[:0] if error is None else error.numpy()
+    if not _fits_strips(format):
+        tree, row = np.empty(format.padded, np.float32), _table(1, format)[0]
+        by_mean = format.threshold == "mean"
+        _encode_single(source, wire.numpy(), left, format.column, by_mean, tree, *_views(row))
+        return
     in_place = error is not None and error.data_ptr() == values.data_ptr()
     columns = max(1, _STRIP // format.column)
     strip = columns * format.column
@@ -55,13 +62,25 @@ def encode(values: Tensor, wire: Tensor, error: Tensor | None, format: OnebitFor
 
 def decode(wire: Tensor, out: Tensor, format: OnebitFormat, add: bool) -> None:
     """Unpack into fp32 [n] (n > 0)."""
+    if not _fits_strips(format):
+        _decode_single(wire.numpy(), out.numpy(), add, format.column, *_views(_table(1, format)[0]))
+        return
     table = _table(max(1, _STRIP // format.column), format)
     packed = table.reshape(-1).view(np.uint8)
     _decode(wire.numpy(), out.numpy(), add, format.column, table, table.view(np.float32), packed)
 
 
 def _table(columns: int, format: OnebitFormat) -> Any:
-    return np.empty((columns, 2 + format.column // 32), np.uint32)
+    return np.empty((columns, 2 + -(-format.column // 32)), np.uint32)
+
+
+def _views(row: Any) -> tuple[Any, Any, Any]:
+    """A column's bits, means and bytes, of its row."""
+    return row[2:], row[:2].view(np.float32), row.view(np.uint8)
+
+
+def _fits_strips(format: OnebitFormat) -> bool:
+    return format.column == format.padded >= 32
 
 
 @inline
@@ -205,3 +224,78 @@ def _decode(wire: Any, out: Any, add: Any, column: Any, table: Any, means: Any, 
         for i in range(block.size):
             packed[i] = block[i]
         _fill(table, means, out[start : start + columns * column], column, add)
+
+
+# --- columns of any height -----------------------------------------------------------------------------------
+
+
+@inline
+def _fold(tree: Any, m: Any) -> Any:
+    """The sum of the first m values, by neighbours; the values are lost."""
+    for i in range(m, tree.size):
+        tree[i] = _NONE
+    half = tree.size // 2
+    while half:
+        for i in range(half):
+            tree[i] = tree[2 * i] + tree[2 * i + 1]
+        half //= 2
+    return tree[0]
+
+
+@inline
+def _chosen(words: Any, means: Any, i: Any) -> Any:
+    return means[1] if np.uint32(words[i // 32] >> np.uint32(i % 32)) & _1 else means[0]
+
+
+@kernel
+def _encode_single(
+    values: Any,
+    wire: Any,
+    error: Any,
+    column: Any,
+    by_mean: Any,
+    tree: Any,
+    words: Any,
+    means: Any,
+    packed: Any,
+) -> None:
+    size = 8 + 4 * words.size
+    for c in range((values.size + column - 1) // column):
+        source = values[c * column : (c + 1) * column]
+        m = source.size
+        for i in range(m):
+            tree[i] = source[i]
+        total = _fold(tree, m)
+        threshold = np.float32(total / np.float32(m)) if by_mean else _NONE
+        for w in range(words.size):
+            words[w] = _0
+        ones = 0
+        for i in range(m):
+            above = source[i] >= threshold
+            tree[i] = source[i] if above else _NONE
+            ones += above
+            words[i // 32] = np.uint32(words[i // 32] | np.uint32(np.uint32(above) << np.uint32(i % 32)))
+        high = _fold(tree, m)
+        means[0] = np.float32(total - high) / np.float32(max(m - ones, 1))
+        means[1] = high / np.float32(max(ones, 1))
+        block = wire[c * size : c * size + 8 + 4 * ((m + 31) // 32)]
+        for i in range(block.size):
+            block[i] = packed[i]
+        if error.size:
+            finite = abs(means[0]) < np.inf and abs(means[1]) < np.inf
+            left = error[c * column : (c + 1) * column]
+            for i in range(m):
+                left[i] = source[i] - _chosen(words, means, i) if finite else _NONE
+
+
+@kernel
+def _decode_single(wire: Any, out: Any, add: Any, column: Any, words: Any, means: Any, packed: Any) -> None:
+    size = 8 + 4 * words.size
+    for c in range((out.size + column - 1) // column):
+        part = out[c * column : (c + 1) * column]
+        block = wire[c * size : c * size + 8 + 4 * ((part.size + 31) // 32)]
+        for i in range(block.size):
+            packed[i] = block[i]
+        for i in range(part.size):
+            value = _chosen(words, means, i)
+            part[i] = part[i] + value if add else value

@@ -36,17 +36,17 @@ def decode(wire: Tensor, out: Tensor, format: OnebitFormat, add: bool) -> None:
 def _classes(part: Tensor, format: OnebitFormat) -> tuple[Tensor, Tensor]:
     """Which values of fp32 [columns, m] are in the upper class, and the means, fp32 [columns, 2], lower first."""
     number = torch.full_like(part[:, :1], part.shape[1])
-    total = _sum(part, format.column)
+    total = _sum(part, format.padded)
     threshold = total / number if format.threshold == "mean" else torch.zeros_like(total)
     upper = part >= threshold  # false for NaN, which therefore ends in the lower mean
-    high = _sum(torch.where(upper, part, torch.zeros_like(part)), format.column)
+    high = _sum(torch.where(upper, part, torch.zeros_like(part)), format.padded)
     count = upper.sum(1, keepdim=True).float()
     return upper, torch.cat(((total - high) / (number - count).clamp(min=1), high / count.clamp(min=1)), 1)
 
 
-def _sum(part: Tensor, column: int) -> Tensor:
+def _sum(part: Tensor, padded: int) -> Tensor:
     """Sums [columns, 1] in the kernels' order: neighbours, then neighbouring sums, over the padded column."""
-    sums = torch.nn.functional.pad(part, (0, column - part.shape[1]))
+    sums = torch.nn.functional.pad(part, (0, padded - part.shape[1]))
     while sums.shape[1] > 1:
         sums = sums[:, 0::2] + sums[:, 1::2]
     return sums

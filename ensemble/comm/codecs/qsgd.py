@@ -2,7 +2,8 @@
 
 A bucket of values v becomes one scale, ‖v‖, and for each value a sign and a level ℓ of 0 ... s, which stands for
 ‖v‖·sgn(v)·ℓ/s. Of the two levels around s·|v|/‖v‖ one is drawn so that the mean is v itself; the variance is at
-most min(n/s², √n/s)·‖v‖² for the Euclidean norm. With sign, `bits` bits hold s = 2^(bits−1) − 1 levels: 1, 7, 127.
+most min(n/s², √n/s)·‖v‖² for the Euclidean norm. With sign, `bits` bits hold s = 2^(bits−1) − 1 levels: 1, 7, 127,
+32767.
 
 `norm="l2"` is the theorem's; with buckets of 512 and 7 levels nearly all values then fall below the first level
 and the relative error of a normal vector is about 1.8. `norm="max"` (the default, and what the paper's own
@@ -11,7 +12,8 @@ buckets of 512), 4 (2 bits, 128) and 42 (2 bits, 8192) gradients after 20,000 st
 
 Wire, bucket by bucket: the step ‖v‖/s as fp32 (little endian), then the codes (signed level + 2^(bits−1)) in
 ⌈m·bits/8⌉ bytes for m values. Codes lie in *planes*: with k bytes, value i is in byte i mod k, at bit
-(i div k)·bits, so that a plane is packed and unpacked with no shift that depends on i.
+(i div k)·bits, so that a plane is packed and unpacked with no shift that depends on i. Of 16 bits the low bytes of
+all values come first, then the high ones.
 
 Random numbers: 16 bits for each value, from a hash of (key, position), hence the same in every form and on every
 device. A value's chance is thereby a multiple of 2^-16. A bucket whose norm is below `TINY` is sent as zeros, one
@@ -43,7 +45,7 @@ class QsgdFormat:
     """How a bucket is packed.
 
     Args:
-        bits: of a value, 2, 4 or 8.
+        bits: of a value, 2, 4, 8 or 16.
         bucket: values that share a scale, a power of two.
         norm: `"max"` or `"l2"`.
     """
@@ -64,8 +66,8 @@ class QsgdFormat:
 
     @property
     def planes(self) -> int:
-        """Values of a byte."""
-        return 8 // self.bits
+        """Values of a byte, at least one."""
+        return max(1, 8 // self.bits)
 
     def code_bytes(self, values: int) -> int:
         """Bytes of a bucket's codes."""
@@ -78,7 +80,7 @@ class QsgdFormat:
 
 
 class Qsgd(GroupCodec):
-    """QSGD of 2, 4 or 8 bits: see the module's text.
+    """QSGD of 2, 4, 8 or 16 bits: see the module's text.
 
     Args:
         format: bits, bucket and norm.
@@ -87,13 +89,15 @@ class Qsgd(GroupCodec):
 
     def __init__(self, format: QsgdFormat, form: str | None = None) -> None:
         super().__init__(format)
+        self._format: QsgdFormat = format
         self.granularity = format.bucket
         self.name = f"qsgd{format.bits}"
         self._form = form
 
     def _kernels(self, values: Tensor) -> ModuleType:
         device = values.device.type
-        usual = "numba" if device == "cpu" else "triton" if device == "cuda" and _has_triton() else "torch"
+        triton = device == "cuda" and self._format.bits < 16 and _has_triton()
+        usual = "numba" if device == "cpu" else "triton" if triton else "torch"
         return import_module(f"ensemble.comm.codecs.qsgd_{self._form or usual}")
 
     def _random(self, key: int) -> tuple[Any, ...]:

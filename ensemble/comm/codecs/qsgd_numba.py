@@ -111,9 +111,26 @@ def _pack8(values: Any, codes: Any, inverse: Any, limit: Any, offset: Any, start
 
 
 @inline
+def _pack16(values: Any, codes: Any, inverse: Any, limit: Any, offset: Any, start: Any, k0: Any, k1: Any) -> None:
+    k = codes.size // 2
+    low, high = codes[:k], codes[k:]
+    for i in range(k):
+        r = _random(np.uint32(start + np.uint32(i)), k0, k1)
+        code = _code(values[i], inverse, np.uint32(r & _LOW), limit, offset)
+        low[i], high[i] = np.uint8(code), np.uint8(np.uint32(code >> _8))
+
+
+@inline
 def _unpack(codes: Any, out: Any, step: Any, add: Any, bits: Any) -> None:
     """Out of a bucket's codes: set or add (signed level)·step."""
     k, m = codes.size, out.size
+    if bits == 16:
+        low, high = codes[:m], codes[m:]
+        for i in range(m):
+            code = np.uint32(np.uint32(low[i]) | np.uint32(np.uint32(high[i]) << _8))
+            value = np.float32(np.int32(np.int32(code) - np.int32(0x8000))) * step
+            out[i] = out[i] + value if add else value
+        return
     mask = np.uint8((1 << bits) - 1)
     zero = np.int32(1 << (bits - 1))
     for plane in range(8 // bits):
@@ -189,7 +206,7 @@ def _encode(
     levels = (1 << (bits - 1)) - 1
     limit = np.int32(levels << 16)
     offset = np.uint32(1 << (bits - 1 + 16))
-    nothing = np.uint8(0x80 if bits == 8 else 0x88 if bits == 4 else 0xAA)
+    nothing = np.uint8(0x80 if bits >= 8 else 0x88 if bits == 4 else 0xAA)
     size = 4 + bucket * bits // 8
     for number in range((values.size + bucket - 1) // bucket):
         start = number * bucket
@@ -213,12 +230,16 @@ def _encode(
                 _pack4(source, codes, inverse, limit, offset, position, k0, k1)
             elif bits == 8:
                 _pack8(source, codes, inverse, limit, offset, position, k0, k1)
+            elif bits == 16:
+                _pack16(source, codes, inverse, limit, offset, position, k0, k1)
             else:
                 _pack2(source, codes, inverse, limit, offset, position, k0, k1)
         else:
             scale[0] = np.float32(0.0 if finite else np.nan)
             for i in range(k):
                 codes[i] = nothing
+            for i in range(part.size if bits == 16 else 0):
+                codes[i] = np.uint8(0)
         for i in range(4):
             block[i] = scale_bytes[i]
         if error.size:

@@ -50,16 +50,19 @@ def _codes(part: Tensor, format: QsgdFormat, words: tuple[int, int], start: int)
     step = torch.where(usable, safe / _like(safe, format.levels), torch.where(tiny, 0.0, torch.nan)).float()
     inverse = _like(safe, format.levels << 16) / safe
 
-    k, planes = format.code_bytes(m), format.planes
+    k, planes = -(-m // format.planes), format.planes
     padded = torch.nn.functional.pad(torch.where(usable, part, torch.zeros_like(part)), (0, k * planes - m))
     limit = format.levels << 16
-    fixed = (padded * inverse).to(torch.int32).clamp_(-limit, limit).view(buckets, planes, k)
+    integers = torch.int64 if format.bits == 16 else torch.int32
+    fixed = (padded * inverse).to(integers).clamp_(-limit, limit).view(buckets, planes, k)
     random = _random(buckets, m, k, start, format, words, part.device).view(buckets, planes, k)
     codes = (fixed + (format.offset << 16) + random) >> 16
     codes = torch.where(usable[:, :, None], codes, torch.full_like(codes, format.offset))
     packed = codes[:, 0]
     for plane in range(1, planes):
         packed = packed | codes[:, plane] << plane * format.bits
+    if format.bits == 16:
+        packed = torch.cat((packed & 0xFF, packed >> 8), 1)
     return packed.to(torch.uint8), step
 
 
@@ -99,6 +102,8 @@ def _random(
 
 def _levels(codes: Tensor, m: int, format: QsgdFormat) -> Tensor:
     """Signed levels as fp32 [buckets, m] of packed codes, uint8 [buckets, bytes]."""
+    if format.bits == 16:
+        return (codes[:, :m].int() + (codes[:, m:].int() << 8) - format.offset).float()
     mask = (1 << format.bits) - 1
     planes = [(codes >> plane * format.bits) & mask for plane in range(format.planes)]
     return (torch.stack(planes, 1).flatten(1)[:, :m].to(torch.int32) - format.offset).float()

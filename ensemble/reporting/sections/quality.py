@@ -91,7 +91,8 @@ def describe_quality(state: RunState) -> list[Line]:
         return [("combined", f"none: {combined.reason}")]
     reason = [f"by {combined.method}: {combined.reason}"] if combined.reason else []
     shared = [describe_overlap(row) for row in state.header.overlap or ()]
-    lines = [*reason, *shared, *_describe_calibration(combined), *_describe_uncertainty(combined)]
+    lines = [*reason, *shared, *_describe_calibration(combined), *_describe_decision(combined)]
+    lines += _describe_uncertainty(combined)
     for field in SHOWN:
         for name, figures in list_records(combined, field):
             words = [f"{_word(key)} {text.score(value)}" for key, value in figures.items()]
@@ -108,6 +109,24 @@ def _describe_calibration(combined: Combined) -> Iterator[str]:
         yield f"not calibrated: {calibration['reason']}"
     elif calibration.get("method") == "variance_scale":
         yield f"calibrated: variances times {calibration['value']:.3g}"
+
+
+def _describe_decision(combined: Combined) -> Iterator[str]:
+    decision = combined.decision
+    if decision is None:
+        return
+    by, of = decision["by"], decision["thresholds"]
+    if of is None:
+        yield f"no thresholds for {by}: {decision['reason']}"
+        return
+    shown = ", ".join(
+        f"{_word(name)} {text.score(value)} ({text.score(decision['metrics']['usual'].get(name))})"
+        for name, value in decision["metrics"]["thresholds"].items()
+    )
+    yield f"decides by thresholds for {by}, in brackets by what is most probable: {shown}"
+    names = combined.classes or range(len(of))
+    pairs = [f"{name} {text.score(value)}" for name, value in zip(names, of, strict=True)]
+    yield f"thresholds: {', '.join(pairs[:20])}{', ...' if len(pairs) > 20 else ''}"
 
 
 def _describe_uncertainty(combined: Combined) -> Iterator[str]:

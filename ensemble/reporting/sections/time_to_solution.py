@@ -19,7 +19,7 @@ from ensemble.reporting.sections import Line
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
-    from ensemble.store import RunState
+    from ensemble.store import MemberState, RunState
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,17 @@ def measure_time_to_solution(state: RunState) -> TimeToSolution | None:
     done = [member for member in state.members.values() if member.state in ("finished", "pruned") and member.spans]
     if state.starts > 1:  # hours may lie between
         return None
-    instances = [(one.spans[0].placed, one.spans[-1].ended or one.spans[-1].placed) for one in done]
-    return measure_instances(instances, _share_held(state))
+    return measure_instances((find_instance(one) for one in done), _share_held(state))
+
+
+def find_instance(member: MemberState, now: float | None = None) -> tuple[float, float]:
+    """Start and stop, in Unix seconds, of a member that was placed.
+
+    Args:
+        now: what counts as the stop of one that has none yet.
+    """
+    last = member.spans[-1]
+    return member.spans[0].placed, last.ended or now or last.placed
 
 
 def _share_held(state: RunState) -> float | None:

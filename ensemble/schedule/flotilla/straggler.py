@@ -16,6 +16,7 @@ from ensemble.schedule.flotilla.model import (
 from ensemble.schedule.flotilla.timeline import FluidModel
 
 GAIN = 0.05  # share of the rest of the run that a change must save
+GAIN_S = 5.0  # seconds that it must save: the change takes some, and rates of epochs of milliseconds are noise
 SLOWER = 1.1  # a straggler is slower by this factor than the fastest of its cohort
 SETTLED = 2  # epochs after a change of a member before the next one
 _MOST_APART = 8
@@ -62,9 +63,9 @@ def decide_rebalance(
 ) -> RebalanceDecision:
     """Decide about a member at an epoch boundary, from the observed rates.
 
-    Decisions do not oscillate: a change must save `GAIN` of the rest of the run, so its reversal would cost that
-    much, also with rates that are off by 2 %; and a member is not changed within `SETTLED` epochs of its last
-    change.
+    Decisions do not oscillate: a change must save `GAIN` of the rest of the run, and `GAIN_S`, so its reversal
+    would cost that much, also with rates that are off by 2 %; and a member is not changed within `SETTLED` epochs
+    of its last change.
 
     Args:
         member: the member; the answer is "pace" unless it is a straggler.
@@ -94,7 +95,7 @@ def decide_rebalance(
     found: list[tuple[float, RebalanceDecision]] = []
 
     def consider(kind: Kind, members: Sequence[str], run_s: float, **where: int) -> None:
-        if run_s <= pace_s * (1 - GAIN):
+        if run_s <= min(pace_s * (1 - GAIN), pace_s - GAIN_S):
             found.append(
                 (run_s, RebalanceDecision(kind=kind, members=tuple(members), run_s=run_s, pace_s=pace_s, **where))
             )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from documents import make_documents
-from page_steps import Open, figure
+from page_steps import Open, figure, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
@@ -67,8 +67,8 @@ def test_calibration_shows_both_curves_and_how_many_samples_each_bin_has(
     assert "combined, ECE 0.0300" in calibration.inner_text()
     assert int(figure(tab, "Samples by confidence").locator("canvas").get_attribute("data-marks")) == 2 * len(bins)
     calibration.get_by_role("button", name="as a table").press("Enter")
+    wait_until(tab, lambda: calibration.locator("tbody tr").count() == 2 * len(bins))
     lines = calibration.locator("tbody tr").all_inner_texts()
-    assert len(lines) == 2 * len(bins)
     assert [int(line.split()[-1]) for line in lines[: len(bins)]] == [many for _, _, many in bins]
 
 

@@ -91,7 +91,7 @@ def test_axes_keep_their_order_until_the_reader_asks_for_importance_and_change_t
     tab.wait_for_function("() => document.querySelector('[data-axis]').dataset.axis === 'depth'")
     assert tab.get_attribute("[data-axis=lr]", "data-kind") == "log"
     tab.get_by_role("button", name="lr is log; make it linear").press("Enter")
-    assert tab.get_attribute("[data-axis=lr]", "data-kind") == "linear"
+    tab.wait_for_selector("[data-axis=lr][data-kind=linear]")
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.02, 0.4), (0.55, 1.02)])
@@ -214,7 +214,7 @@ def test_history_pruning_and_slices_count_their_marks(tab: Any, open_page: Open)
     reached = sum(row["epoch"] >= epoch for row in begun(server).values())
     assert f"Pruned: {many} of {reached} after epoch {epoch}" in pruning.inner_text()
     pruning.get_by_role("button", name="as a table").press("Enter")
-    assert pruning.locator("tbody tr", has_text="pruned").count() == len(pruned)
+    wait_until(tab, lambda: pruning.locator("tbody tr", has_text="pruned").count() == len(pruned))
 
 
 def test_a_second_objective_has_its_front(tab: Any, open_page: Open) -> None:
