@@ -87,7 +87,7 @@ dist: $(READY)
 	$(BIN)/python -m build --no-isolation .
 
 # Every version with its hashes, of an installation with all extras but those for development and documentation.
-LOCKED := bench tensorboard mlflow wandb onnx serve data torchvision notebook
+LOCKED := bench tensorboard mlflow wandb onnx serve data torchvision notebook lightning transformers
 lock: $(READY)
 	$(BIN)/uv pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints.txt --universal --python-version 3.11 \
 	  --generate-hashes --no-annotate --quiet \

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ensemble.spec import EMA as EMA
     from ensemble.spec import SWA as SWA
     from ensemble.spec import Bootstrap as Bootstrap
+    from ensemble.spec import ClassWeights as ClassWeights
     from ensemble.spec import EarlyStopping as EarlyStopping
     from ensemble.spec import Energy as Energy
     from ensemble.spec import Ensemble as Ensemble
@@ -51,8 +52,8 @@ if TYPE_CHECKING:
 __version__ = "1.0.0"
 
 _NAMES_OF = {
-    "ensemble.spec": "Bootstrap EMA EarlyStopping Energy Ensemble Folds MLflow Member Recipe Resources "
-    "SWA Search SpecError Task TensorBoard WandB choice integer loguniform quantiles seeds uniform",
+    "ensemble.spec": "Bootstrap ClassWeights EMA EarlyStopping Energy Ensemble Folds MLflow Member Recipe "
+    "Resources SWA Search SpecError Task TensorBoard WandB choice integer loguniform quantiles seeds uniform",
     "ensemble.api": "resume submit",
     "ensemble.inspection": "Comparison DryRun SavedPredictions compare dry_run list_runs load_predictions",
     "ensemble.result": "Result",

@@ -2,7 +2,8 @@
 
 ensemble export RUN_DIR digits && python examples/serve.py digits      (needs the extra `serve`)
 
-A request is one sample as JSON, with the token that is printed at the start:
+A request is one sample as JSON, as the program takes it or, of a table, as a row with its columns; with the token
+that is printed at the start:
 curl -H "Authorization: Bearer TOKEN" -d '{"image": [[[0, 12, ...]]]}' http://127.0.0.1:8000
 """
 
@@ -14,14 +15,17 @@ import secrets
 import signal
 from pathlib import Path
 
+import numpy as np
 import torch
 from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from ensemble.artifact import read_record
-from ensemble.artifact.program import load_program
+from ensemble.artifact import ArtifactError, read_record
+from ensemble.artifact.preparation import make_preparation
+from ensemble.artifact.program import as_outputs, load_program
 from ensemble.executors.ray.session import RayConnection, bind_replica
+from pipelines import PipelineError
 
 LARGEST_BYTES = 64 << 20
 
@@ -30,18 +34,23 @@ LARGEST_BYTES = 64 << 20
 class Model:
     """Answers requests by the program of an artifact."""
 
+    prepare = None
+
     def __init__(self, folder: str, token: str):
         bind_replica()
         torch.set_num_threads(1)
         self.record = read_record(folder)
         self.program = load_program(Path(folder) / "model.pt2")  # refuses one with pickles
+        with contextlib.suppress(ArtifactError):  # raised for stages that are functions of the run's
+            self.prepare = make_preparation(self.record)
         self.token = f"Bearer {token}".encode()
 
     @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.005)
-    async def predict(self, samples: list[dict]) -> list[tuple[list, int]]:
+    async def predict(self, samples: list[dict]) -> list[tuple[dict, int]]:
         batch = {name: torch.stack([sample[name] for sample in samples]) for name in self.record["fields"]}
         with torch.inference_mode():
-            return [(values, len(samples)) for values in self.program(batch).tolist()]
+            columns = {name: value.tolist() for name, value in as_outputs(self.program(batch)).items()}
+        return [({name: column[i] for name, column in columns.items()}, len(samples)) for i in range(len(samples))]
 
     def read(self, body: bytes) -> dict:
         """The tensors of one sample; raises ValueError for what the program does not take."""
@@ -49,8 +58,13 @@ class Model:
             given = json.loads(body, parse_constant=refuse_constant)
         except RecursionError:
             raise ValueError("the body is nested too deeply") from None
-        if not isinstance(given, dict) or set(given) != set(self.record["fields"]):
-            raise ValueError(f"the body must be a JSON object with {', '.join(self.record['fields'])}")
+        fields = set(self.record["fields"])
+        if isinstance(given, dict) and set(given) != fields and self.prepare is not None:
+            with contextlib.suppress(KeyError):
+                given = {name: np.asarray(value).tolist() for name, value in self.prepare(given).items()}
+        if not isinstance(given, dict) or set(given) != fields:
+            names = sorted(fields if self.prepare is None else self.prepare.reads)
+            raise ValueError(f"the body must be a JSON object with {', '.join(names)}")
         sample = {}
         for name, wanted in self.record["fields"].items():
             try:
@@ -79,18 +93,19 @@ class Model:
                 return JSONResponse({"error": "the sample is too large"}, 413)
         try:
             sample = self.read(bytes(body))
-        except ValueError as error:
+        except (ValueError, PipelineError) as error:
             return JSONResponse({"error": str(error)}, 400)
-        values, size = await self.predict(sample)
+        answer, size = await self.predict(sample)
+        values = answer["values"]
         if not torch.tensor(values).isfinite().all():
             return JSONResponse({"error": "the model gives numbers for this sample that are not finite"}, 422)
-        answer = {"values": values}
         if (
             self.record["classes"]
             and self.record["task"]["kind"] == "classification"
             and isinstance(values[0], float)
         ):
-            answer["class"] = self.record["classes"][max(range(len(values)), key=values.__getitem__)]
+            best = answer.get("decision", max(range(len(values)), key=values.__getitem__))
+            answer["class"] = self.record["classes"][best]
         return JSONResponse(answer, headers={"x-batch-size": str(size)})
 
 

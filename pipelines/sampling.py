@@ -1,12 +1,12 @@
-"""Sampled orders: the positions of an epoch draw records by weight, or equally often from each class.
+"""Sampled orders: the positions of an epoch draw records by weight, equally from each class, or by length.
 
-`Pipeline(source, sampling=...)` takes what `weighted` and `balanced` return. An epoch then has a number of
-*positions*, which need not be the number of records: a record may have several positions in an epoch, or none.
-Each position comes exactly once.
+`Pipeline(source, sampling=...)` takes what `weighted`, `balanced` and `bucketed` return. An epoch then has a
+number of *positions*, which need not be that of the records: a record may have several positions in an epoch, or
+none. Each position comes exactly once.
 
 The record at a position is a function of (seed, epoch, position), computed where it is needed. What is stored does
-not depend on the length of an epoch: a table of up to 10 bytes for each record (4 to 8 for `balanced`),
-which the preparation processes of a feeder share.
+not depend on the length of an epoch: a table of up to 10 bytes for each record (4 to 8 for `balanced` and
+`bucketed`), which the preparation processes of a feeder share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipelines.fingerprint import describe_array, describe_ours, digest, known_a
 from pipelines.order.epoch_order import Indices, Words, derive_bytes, mix, permute
 from pipelines.sources._labels import Records, Values, encode_classes, format_classes, pack_values, read_values
 
-__all__ = ["SampledOrder", "Sampling", "balanced", "weighted"]
+__all__ = ["SampledOrder", "Sampling", "balanced", "bucketed", "consecutive", "weighted"]
 
 _BITS = 53  # of a double's mantissa
 _CHUNK = 1 << 16
@@ -194,6 +194,109 @@ class BalancedOrder(SampledOrder):
         return f"balanced({self._classes} classes, {self.positions} positions)"
 
 
+@known_as("pipelines.sampling.bucketed")
+class BucketedOrder(SampledOrder):
+    """Has each record once, beside records of about its length.
+
+    A permutation of the records is cut into windows of some buckets, each window is sorted by length and cut into
+    buckets, and these are put in a random order. So a bucket has other records in each epoch, and its positions
+    are in a random order, too. Batches are cut from the positions: the order knows no batch size.
+    """
+
+    def __init__(self, lengths: npt.NDArray[np.float64], bucket: int, window: int, seed: int) -> None:
+        self.positions = len(lengths)
+        self.digest = digest([describe_array(lengths), bucket, window])
+        self._ranks = np.argsort(np.argsort(lengths, kind="stable"), kind="stable")  # all different
+        self._ranks = self._ranks.astype(np.int32 if len(lengths) < 1 << 31 else np.int64)
+        self._bucket, self._window, self._seed = bucket, bucket * window, seed
+        # The last two windows: around the end of one, threads ask for both in turn. Replaced as a whole.
+        self._held: tuple[tuple[int, int, Indices], ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_held": ()}
+
+    def __call__(self, epoch: int, start: int, stop: int) -> Indices:
+        found = []
+        for window in range(start // self._window, -(-stop // self._window)):
+            first = window * self._window
+            found.append(self._read(epoch, window)[max(0, start - first) : stop - first])
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def _read(self, epoch: int, window: int) -> Indices:
+        """The records of a window, in their order."""
+        held = self._held
+        for known, number, records in held:
+            if (known, number) == (epoch, window):
+                return records
+        records = self._make(epoch, window)
+        self._held = (*held[-1:], (epoch, window, records))
+        return records
+
+    def _make(self, epoch: int, window: int) -> Indices:
+        n, first = self.positions, window * self._window
+        places = np.arange(first, min(n, first + self._window), dtype=np.uint64)
+        records = permute(places, n, "order", self._seed, epoch).astype(np.int64)
+        ordered = records[np.argsort(self._ranks[records])]
+        buckets = [ordered[at : at + self._bucket] for at in range(0, len(ordered), self._bucket)]
+        key = ("bucketed", self._seed, epoch, window)
+        mixed = [_shuffle(each, *key, number) for number, each in enumerate(buckets)]
+        whole = (
+            len(ordered) // self._bucket
+        )  # what is left over stays at the end, so that batches fit into buckets
+        turns = _shuffle(np.arange(whole), *key).tolist()
+        return np.concatenate([mixed[turn] for turn in (*turns, *range(whole, len(mixed)))])
+
+    def __repr__(self) -> str:
+        return f"bucketed({self.positions} positions)"
+
+
+@known_as("pipelines.sampling.consecutive")
+class ConsecutiveOrder(SampledOrder):
+    """Has in each epoch the records that follow those of the epoch before, in a random order."""
+
+    def __init__(self, records: int, positions: int, seed: int) -> None:
+        self.positions = positions
+        self.digest = digest([records])
+        self._records, self._seed = records, seed
+
+    def __call__(self, epoch: int, start: int, stop: int) -> Indices:
+        places = permute(np.arange(start, stop, dtype=np.uint64), self.positions, "order", self._seed, epoch)
+        found: Indices = (places.astype(np.int64) + epoch * self.positions) % self._records
+        return found
+
+    def __repr__(self) -> str:
+        return f"consecutive({self.positions} positions)"
+
+
+def _resolve_consecutive(samples: int, source: Records, seed: int) -> SampledOrder:
+    if samples > len(source):
+        raise PipelineError(f"sampling.consecutive({samples}) of {len(source)} records: an epoch has each once")
+    return ConsecutiveOrder(len(source), samples, seed)
+
+
+def _shuffle(values: Indices, *key: str | int) -> Indices:
+    places: Indices = permute(np.arange(len(values), dtype=np.uint64), len(values), *key).astype(np.int64)
+    return values[places]
+
+
+def _resolve_bucketed(lengths: Values, bucket: int, window: int, source: Records, seed: int) -> SampledOrder:
+    if isinstance(lengths, str):
+        values = source.column(lengths)
+        if values.dtype.kind not in "biuf" or values.ndim > 1:
+            values = np.array([_measure(value, lengths) for value in values])
+    else:
+        values = read_values(source, lengths, "the lengths of sampling.bucketed()")
+    if values.dtype.kind not in "biuf" or not np.isfinite(values.astype(np.float64)).all():
+        raise PipelineError("sampling.bucketed() needs a length, a finite number, of each record")
+    return BucketedOrder(values.astype(np.float64), bucket, window, seed)
+
+
+def _measure(value: Any, field: str) -> int:
+    if not hasattr(value, "__len__"):
+        raise PipelineError(f"sampling.bucketed(): the field {field!r} holds {value!r:.60}, which has no length")
+    return len(value)
+
+
 def _resolve_weighted(
     given: Any, samples: int | None, replacement: bool, field: str, source: Records, seed: int
 ) -> SampledOrder:
@@ -317,6 +420,55 @@ def balanced(labels: Values, samples: int | None = None) -> Sampling:
     return Sampling(functools.partial(_resolve_balanced, labels, _check_samples(samples)))
 
 
+def bucketed(lengths: Values, *, bucket: int = 256, window: int = 64) -> Sampling:
+    """Puts records of about equal length beside each other, so that little of a padded batch is padding.
+
+    Each record comes exactly once an epoch. The order is a function of the seed and the epoch, independent of the
+    batch size, so that members with other batch sizes share it, and a resume goes on at any position. Batches of
+    up to `bucket` samples, on all ranks together, mostly lie within one bucket.
+
+    Args:
+        lengths: the name of a field of the source, which is read once: numbers, or texts or arrays, of which the
+            lengths are taken; an array [n]; or a function from a record to its length.
+        bucket: number of neighbours of about equal length.
+        window: buckets that are sorted together. More: lengths are more alike, and neighbours more often the same.
+
+    Returns:
+        An order for `Pipeline(source, sampling=...)`. Its table takes 4 bytes for each record (8 from 2^31 on).
+
+    Raises:
+        PipelineError: an argument is invalid; lengths are checked when the pipeline is made.
+
+    Examples:
+        >>> pipe = Pipeline(source, sampling=sampling.bucketed("text"))
+    """
+    bucket, window = check_integer("bucket", bucket, 1), check_integer("window", window, 1)
+    if not isinstance(lengths, str | np.ndarray) and not callable(lengths):
+        lengths = pack_values(lengths)
+    return Sampling(functools.partial(_resolve_bucketed, lengths, bucket, window))
+
+
+def consecutive(samples: int) -> Sampling:
+    """Lets an epoch be a number of samples: each has the records after those of the epoch before, shuffled.
+
+    After the last record comes the first one again. It is for data that are too many for an epoch of all, and for
+    streams that do not end (`sources.iterable(endless=True)`).
+
+    Args:
+        samples: number of positions in an epoch, at most that of the records.
+
+    Returns:
+        An order for `Pipeline(source, sampling=...)`. It has no table.
+
+    Raises:
+        PipelineError: `samples` is no number, or, once a pipeline is made, more than there are records.
+
+    Examples:
+        >>> pipe = Pipeline(source, sampling=sampling.consecutive(100_000))
+    """
+    return Sampling(functools.partial(_resolve_consecutive, check_integer("samples", samples, 1)))
+
+
 def check_sampling(sampling: Any, shuffle: Any) -> None:
     """Checks the argument `sampling` of a pipeline.
 
@@ -324,8 +476,14 @@ def check_sampling(sampling: Any, shuffle: Any) -> None:
         PipelineError: it is no sampling, or does not go with `shuffle`.
     """
     if not isinstance(sampling, Sampling):
+        is_foreign = hasattr(sampling, "__iter__") and not isinstance(sampling, str)
+        hint = (
+            ": a sampler, or batch sampler, of torch decides for one process and one batch size; an order here is "
+            "of positions, which all members read whatever their batch sizes (by length: sampling.bucketed)"
+        )
         raise PipelineError(
-            f"sampling must be sampling.weighted(...) or sampling.balanced(...), got {sampling!r:.60}"
+            "sampling must be made by sampling.weighted, balanced, bucketed or consecutive, got "
+            f"{sampling!r:.60}{hint * is_foreign}"
         )
     if shuffle == "blocks":
         raise PipelineError(

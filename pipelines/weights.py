@@ -180,6 +180,39 @@ def assigned_fold(folds: Indices, held_out: int) -> AssignedFold:
     return AssignedFold(folds.astype(np.int64), held_out)
 
 
+@known_as("pipelines.weights.assigned")
+@dataclass(frozen=True)
+class Assigned:
+    """See `assigned`."""
+
+    weights: npt.NDArray[np.float32]
+
+    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
+        _check_indices(index, len(self.weights))
+        return self.weights[index]
+
+
+def assigned(weights: npt.ArrayLike) -> Assigned:
+    """Weights each sample as given, scaled so that the mean over all samples is 1.
+
+    Args:
+        weights: of each sample, [n], finite, at least 0 and not all 0, such as those of `Source.weigh_classes`.
+
+    Returns:
+        A function of indices, int64 [b], that returns weights, float32 [b].
+
+    Raises:
+        PipelineError: the weights are others.
+
+    Examples:
+        >>> loader = pipe.loader(32, weights=assigned(source.weigh_classes("label")))
+    """
+    given = np.asarray(weights, np.float64)
+    if given.ndim != 1 or not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):
+        raise PipelineError(f"assigned: weights [n] must be finite, at least 0 and not all 0, got {given!r:.100}")
+    return Assigned((given * (len(given) / given.sum())).astype(np.float32))
+
+
 def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:
     """Computes the weights of samples.
 

@@ -26,7 +26,7 @@ common = {
     "phases": [phase for phase in Phase if phase != Phase.explain],
 }
 settings.register_profile("default", max_examples=FEW, derandomize=True, database=None, **common)
-settings.register_profile("more", max_examples=10 * FEW, **common)
+settings.register_profile("more", max_examples=5 * FEW, **common)
 settings.load_profile("default")
 
 # Tests compute little, and several do at a time: threads that wait for each other only use up processors.

@@ -49,6 +49,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("store",),
         ("schedule",),
         ("train",),
+        ("integrations",),  # loops of frameworks that train a member
         ("combine",),
         ("artifact",),  # the combined model, taken out of the run
         ("search",),
@@ -68,6 +69,7 @@ EXEMPT: dict[tuple[str, str], str] = {}
 # Unpickling runs whatever the bytes say, so each place that does it says from whom the bytes come.
 MAY_UNPICKLE = {
     "pipelines/ipc/memory_pickle.py": "memory that the process's own parent made and handed down",
+    "ensemble/integrations/lightning.py": "the best checkpoint, which the member's own Trainer has written",
     "ensemble/store/declaration.py": "ensemble.pkl, after its owner was found to be the user",
     "ensemble/artifact/program.py": "with weights_only=True, to see that there is nothing but tensors",
     "ensemble/train/pickled.py": "what the user told torch.load to run, or a checkpoint of the user's own",

@@ -102,9 +102,9 @@ def test_runs_that_have_ended_leave_nothing_in_the_process_that_submitted_them(t
 
 
 @pytest.mark.more
-def test_two_hundred_submits_leave_nothing_in_a_process(tmp_path: Path) -> None:
+def test_sixty_submits_leave_nothing_in_a_process(tmp_path: Path) -> None:
     """In a process of its own, whose first run is the one that imports the libraries."""
-    command = [sys.executable, __file__, str(tmp_path), "200"]
+    command = [sys.executable, __file__, str(tmp_path), "60"]
     with tempfile.TemporaryDirectory() as temporary:
         environment = {**os.environ, "PYTHONSAFEPATH": "1", "TMPDIR": temporary}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)

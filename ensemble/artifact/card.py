@@ -198,6 +198,13 @@ def _describe_calibration(record: Record, combined: Combined) -> str:
         text = f"By {found['method'].replace('_', ' ')} on the validation split: {found['value']:.4g}."
     else:
         text = f"None{': ' + found['reason'] if found.get('reason') else ''}."
+    if (of := record.get("thresholds")) is not None:
+        by = (combined.decision or {}).get("by")
+        names = record["classes"] or range(len(of))
+        text += f"\n\n`decision` is by thresholds{f' for {by}' if by else ''}, fitted on the validation split:\n\n"
+        text += _make_table(
+            ("", "threshold"), [(str(k), _format_number(v)) for k, v in zip(names, of, strict=True)]
+        )
     return f"## Calibration\n\n{text}"
 
 

@@ -28,7 +28,8 @@ def make_columns(
 
     Args:
         index: int64 [b].
-        outputs: `values` [b, ...], laid out by the task; any other name is an uncertainty [b, ...].
+        outputs: `values` [b, ...], laid out by the task; `decision`, of a model that has thresholds; any other
+            name is an uncertainty [b, ...].
         classes: names of the classes or labels; others than there are columns of values are not used.
         conformal: what predicts sets and intervals from the values.
 
@@ -37,6 +38,7 @@ def make_columns(
 
         - classification: `class`, `class_name` where names are known, `probabilities`.
         - multilabel: `labels` (numbers of those of at least 0.5), `label_names` where known, `probabilities`.
+          Classes and labels are those of the outputs' `decision`, where the model decides by thresholds.
         - regression: `prediction`.  gaussian: `mean`, `variance`.  quantiles: `quantiles`.  free: `values`.
 
         What has more axes than one row is a list, or a list of lists. Then the uncertainties, by name, and
@@ -50,13 +52,14 @@ def make_columns(
     columns: dict[str, Any] = {"index": pyarrow.array(index)}
     lost = find_lost(values)
     if task.kind == "classification":
-        best, unknown = values.argmax(axis=-1), np.any(lost, axis=-1)
+        best, unknown = outputs.get("decision", values.argmax(axis=-1)), np.any(lost, axis=-1)
         columns["class"] = to_arrow(best, unknown)
         if is_named:
             columns["class_name"] = _name(best, unknown, classes)
         columns["probabilities"] = to_arrow(values)
     elif task.kind == "multilabel":
-        chosen = [None if bad.any() else np.flatnonzero(row >= 0.5) for row, bad in zip(values, lost, strict=True)]
+        decided = outputs.get("decision", values >= 0.5)
+        chosen = [None if bad.any() else np.flatnonzero(row) for row, bad in zip(decided, lost, strict=True)]
         columns["labels"] = pyarrow.array(chosen, pyarrow.list_(pyarrow.int64()))
         if is_named:
             names = [None if row is None else [classes[int(label)] for label in row] for row in chosen]
@@ -68,7 +71,7 @@ def make_columns(
         name = {"regression": "prediction", "quantiles": "quantiles"}.get(task.kind, "values")
         columns[name] = to_arrow(values)
     for name, value in outputs.items():
-        if name != "values":
+        if name not in ("values", "decision"):
             columns[name] = to_arrow(np.where(lost.reshape(len(value), -1).any(axis=1), np.nan, value))
     for each in conformal:
         columns |= _predict_conformal(each, values, index)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ensemble.artifact.layout import ArtifactError
 from pipelines import sources
-from pipelines.errors import SampleError
 from pipelines.sources import Source
 
 FORMATS = ".parquet, .tar, .npz, .npy, .csv, a folder of one of the first two, or a folder of images"
@@ -23,19 +23,16 @@ Array = npt.NDArray[Any]
 
 
 class Columns(Source):
-    """The rows of a file that is read into memory: .npy, .npz, .csv.
+    """The rows of a file that is read into memory: .npy, .npz.
 
     Args:
         path: of the file, for messages.
         columns: field -> array with the records along the first axis, all of one length.
-        missing: field -> bool [n]: the records that have no value of it.
     """
 
     kind = "columns"
 
-    def __init__(
-        self, path: Path, columns: Mapping[str, Array], missing: Mapping[str, Array] | None = None
-    ) -> None:
+    def __init__(self, path: Path, columns: Mapping[str, Array]) -> None:
         scalars = [name for name, values in columns.items() if values.ndim == 0]
         if scalars:
             raise ArtifactError(f"{path}: {scalars[0]!r} is a single number, not one value for each record")
@@ -43,7 +40,7 @@ class Columns(Source):
         if len(set(lengths.values())) > 1:
             each = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise ArtifactError(f"{path}: its columns differ in length: {each}")
-        self.path, self.columns, self.missing = path, dict(columns), dict(missing or {})
+        self.path, self.columns = path, dict(columns)
         self._count = max(lengths.values(), default=0)
         if not self._count:
             raise ArtifactError(f"{path} holds no record")
@@ -52,9 +49,6 @@ class Columns(Source):
         return self._count
 
     def _read(self, index: int) -> dict[str, Any]:
-        for name, missing in self.missing.items():
-            if missing[index]:
-                raise SampleError(index, self.where(index), f"column {name!r} has no value")
         record = {name: values[index] for name, values in self.columns.items()}
         return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in record.items()}
 
@@ -70,7 +64,12 @@ class Columns(Source):
 
 
 def open_source(
-    data: str | os.PathLike[str], field: str | None = None, fields: Collection[str] | None = None
+    data: str | os.PathLike[str],
+    field: str | None = None,
+    fields: Collection[str] | None = None,
+    *,
+    keeps_missing: bool = False,
+    texts: Collection[str] = (),
 ) -> Source:
     """A source of the records in a file or folder.
 
@@ -79,6 +78,8 @@ def open_source(
             field, and in .csv each column.
         field: what the array of a .npy file, or the image of an archive, is called.
         fields: those that are read of Parquet, .npz and .csv, as far as they are there; None: all.
+        keeps_missing: whether a number that is missing in .csv is NaN, for a stage that imputes it.
+        texts: fields of .csv that are texts, whatever they look like.
 
     Raises:
         ArtifactError: there is no such file, or it is of no known format.
@@ -97,7 +98,7 @@ def open_source(
     if suffix in (".npy", ".npz"):
         return _open_arrays(path, field, fields)
     if suffix == ".csv":
-        return _open_table(path, fields)
+        return _open_table(path, fields, texts, keeps_missing=keeps_missing)
     raise ArtifactError(f"{path} is of no known format; data are {FORMATS}")
 
 
@@ -136,30 +137,18 @@ def _open_arrays(path: Path, field: str | None, fields: Collection[str] | None) 
     return Columns(path, columns)
 
 
-def _open_table(path: Path, fields: Collection[str] | None) -> Source:
-    import pyarrow
-    import pyarrow.csv
-
-    options = pyarrow.csv.ConvertOptions()
-    options.null_values = [word for word in options.null_values if word.strip("-").lower() != "nan"]  # a number
+def _open_table(
+    path: Path, fields: Collection[str] | None, texts: Collection[str], *, keeps_missing: bool
+) -> Source:
     try:
-        table = pyarrow.csv.read_csv(path, convert_options=options)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ArtifactError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
-    names = [name for name in table.column_names if fields is None or name in fields] or table.column_names
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ArtifactError(f"{path} has two columns {twice!r}")
-    columns = {name: table.column(name) for name in names}
-    missing = {name: column.is_null().to_numpy() for name, column in columns.items() if column.null_count}
-    return Columns(path, {name: _to_numpy(column) for name, column in columns.items()}, missing)
-
-
-def _to_numpy(column: Any) -> Array:
-    """A column as an array of its own type, which numbers would lose by what is missing among them."""
-    import pyarrow
-
-    if column.null_count and pyarrow.types.is_integer(column.type):
-        column = column.fill_null(0)
-    found: Array = column.to_numpy()
-    return found
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header = [name.strip() for name in next(csv.reader(file), [])]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from None
+    wanted = [name for name in header if fields is None or name in fields] or None
+    missing: Literal["nan", "error"] = "nan" if keeps_missing else "error"
+    source = sources.csv(str(path), wanted, missing=missing)
+    if not set(texts) & set(source.types):
+        return source
+    types = {name: "str" if name in texts else kind for name, kind in source.types.items()}
+    return sources.csv(str(path), types, missing=missing)

@@ -269,6 +269,7 @@ def _describe(
         "method": model.method,
         "calibration": combined.calibration or _describe_calibration(model),
         "conformal": combined.conformal,
+        "thresholds": None if model.thresholds is None else model.thresholds.tolist(),
         "stages": sources.division.describe(),
     }
 

@@ -79,7 +79,7 @@ def read_record(path: str | os.PathLike[str]) -> dict[str, Any]:
           what may vary, names: "batch" first; `least`: name -> smallest size of those that have one.
         - `outputs`: name -> {"shape", "dtype"} of model.pt2; `uncertainty`: the same of uncertainty.pt2, or None.
         - `classes`: names of the classes or labels, or None.
-        - `members`, `weights`, `method`, `calibration`, `conformal`: how the members are one model.
+        - `members`, `weights`, `method`, `calibration`, `conformal`, `thresholds`: how the members are one model.
         - `files`: name -> digest of each other file, and `digest`: of this record without that field.
         - `stages`: {"in_program", "of_caller"}: what is done to a record before the model, in order; each a name
           and a record by which `predict` does it, or None where it is the user's own function.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import glob
 import os
 import warnings
@@ -195,7 +196,7 @@ def _open_artifact(path: Path, data: Any, device: str, *, uncertainty: bool, pre
         raise ArtifactError(f"{path} has no {file.name}: {reason}")
     layout.check_file(file, record)
     fields = list(record["fields"])
-    pipeline = prepare_for_program(record, lambda image, raw: open_source(data, image, raw), prepared=prepared)
+    pipeline = prepare_for_program(record, functools.partial(open_source, data), prepared=prepared)
     program = load_program(file, device)
     return Predictor(
         lambda batch: as_outputs(program({name: batch[name] for name in fields})),
@@ -237,7 +238,7 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
         raise ArtifactError("the run has no validation pipeline, whose stages would prepare the data")
     else:
         pipeline = prepare_for_run(
-            ensemble.valid, lambda image, raw: open_source(data, image, raw), fields, target, ensemble.classes
+            ensemble.valid, functools.partial(open_source, data), fields, target, ensemble.classes
         )
     return Predictor(
         lambda batch: as_outputs(loaded({name: each for name, each in batch.items() if name != target})),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from ensemble.artifact.layout import ArtifactError
 from ensemble.spec.splits import find_raw_name
 from pipelines import Pipeline, stages
 from pipelines.errors import PipelineError
-from pipelines.sources import Source
+from pipelines.sources import Source, Subset
 from pipelines.sources._classes import find_foreign_class
 from pipelines.stage import Stage, make_stage
+from pipelines.stages._table import Table
 from pipelines.stages.records import as_record, from_record
 
 _DECODERS = tuple(type(make("image")) for make in (stages.decode_jpeg, stages.decode_image))
@@ -26,8 +27,21 @@ _RENAME, _SELECT, _DROP = type(stages.rename(a="b")), type(stages.select("a")), 
 #: Kinds of dtypes that numbers are cast between.
 _NUMBERS = "buif"
 
-Open = Callable[[str | None, Sequence[str] | None], Source]
-"""Opens data: from what their images are called, and the fields that are read (None: all)."""
+
+class Open(Protocol):
+    """Opens data."""
+
+    def __call__(
+        self, image: str | None, fields: Sequence[str] | None, *, keeps_missing: bool, texts: frozenset[str]
+    ) -> Source:
+        """Open them.
+
+        Args:
+            image: what their images are called.
+            fields: those that are read; None: all.
+            keeps_missing: whether a number that is missing is NaN.
+            texts: fields that are texts, whatever they look like.
+        """
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,27 @@ class Plan:
 
     stages: tuple[Stage, ...]
     raw: tuple[str, ...] | None
+
+    @property
+    def imputed(self) -> frozenset[str]:
+        """The fields of raw records of which values may be missing."""
+        return self._find_raw(lambda table: table.reads)
+
+    @property
+    def texts(self) -> frozenset[str]:
+        """The fields of raw records that are texts, whatever they look like."""
+        return self._find_raw(lambda table: table.texts)
+
+    def _find_raw(self, choose: Callable[[Table], frozenset[str]]) -> frozenset[str]:
+        """Fields that tables read, as they are called in raw records."""
+        names: dict[str, str] = {}  # as they are now -> as they were
+        found: set[str] = set()
+        for stage in self.stages:
+            if isinstance(stage.call, _RENAME):
+                names |= {new: names.get(old, old) for old, new in stage.call.names}
+            elif isinstance(stage.call, Table):
+                found |= {names.get(name, name) for name in choose(stage.call)}
+        return frozenset(found)
 
     @property
     def image(self) -> str | None:
@@ -76,7 +111,11 @@ def make_plan(given: Sequence[Stage], fields: Sequence[str]) -> Plan:
             needed = {olds.get(name, name) for name in needed}
         elif not isinstance(call, _SELECT | _DROP):  # what is not needed is dropped at the start
             made = {name for part in ("field", "lengths", "mask") if (name := getattr(call, part, None))}
-            if made & needed:
+            if isinstance(call, Table):
+                if made & needed:
+                    kept.append(stage)
+                    needed = needed - made | call.reads
+            elif made & needed:
                 kept.append(stage)
                 needed = needed - made | {call.field}  # type: ignore[attr-defined]
     order = {name: number for number, name in enumerate(fields)}
@@ -86,6 +125,59 @@ def make_plan(given: Sequence[Stage], fields: Sequence[str]) -> Plan:
 
 def _is_ours(stage: Stage) -> bool:
     return stage.field is None and not stage.random and as_record(stage.call) is not None
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What makes one raw record what an artifact's program takes: `preparation(record) -> sample`.
+
+    Attributes:
+        plan: the stages of the run's pipeline that the program's fields need.
+        fields: of the program.
+    """
+
+    plan: Plan
+    fields: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The fields of a raw record that it needs."""
+        return self.plan.raw or ()
+
+    def __call__(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """The program's fields of a record, without the batch axis.
+
+        Raises:
+            PipelineError: the record cannot be prepared.
+        """
+        sample: dict[str, Any] = {name: raw[name] for name in self.reads if name in raw}
+        for stage in self.plan.stages:
+            sample = stage.call(sample)
+        return {name: sample[name] for name in self.fields}
+
+
+def make_preparation(record: Mapping[str, Any]) -> Preparation:
+    """The preparation of raw records for an artifact's program.
+
+    Args:
+        record: of the artifact (`layout.read_record`).
+
+    Raises:
+        ArtifactError: a stage is the user's own function.
+    """
+    fields = tuple(record["fields"])
+    return Preparation(make_plan(_read_stages(record), fields), fields)
+
+
+def _read_stages(record: Mapping[str, Any]) -> list[Stage]:
+    """The stages before an artifact's program."""
+    for stage in record["stages"]["of_caller"]:
+        if stage["record"] is None:
+            raise ArtifactError(
+                f"the stage {stage['name']} of the run's pipeline is a function of its spec, which is not in "
+                "the artifact: predict from the run, or prepare the data with it and give --prepared"
+            )
+    return [make_stage(from_record(each["record"]), None, None, None) for each in record["stages"]["of_caller"]]
 
 
 def prepare_for_program(record: Mapping[str, Any], open_data: Open, *, prepared: bool = False) -> Pipeline:
@@ -101,16 +193,8 @@ def prepare_for_program(record: Mapping[str, Any], open_data: Open, *, prepared:
             program takes.
     """
     fields = record["fields"]
-    given = []
-    for stage in [] if prepared else record["stages"]["of_caller"]:
-        if stage["record"] is None:
-            raise ArtifactError(
-                f"the stage {stage['name']} of the run's pipeline is a function of its spec, which is not in "
-                "the artifact: predict from the run, or prepare the data with it and give --prepared"
-            )
-        given.append(make_stage(from_record(stage["record"]), None, None, None))
-    plan = make_plan(given, list(fields))
-    pipeline = _apply(plan.stages, _start(open_data, plan.image, plan.raw))
+    plan = make_plan([] if prepared else _read_stages(record), list(fields))
+    pipeline = _apply(plan.stages, _start(open_data, plan, plan.image))
     for name, found in fields.items():
         if found.get("least"):  # images of several sizes, of which the program would cut this part
             pipeline = pipeline.map(stages.center_crop(name, tuple(found["least"])))
@@ -144,10 +228,11 @@ def prepare_for_run(
         bytes_fields = [name for name, value in known.items() if isinstance(value, bytes)]
         arrays = [name for name, value in known.items() if isinstance(value, np.ndarray)]
         image = next((names[0] for names in (bytes_fields, arrays) if len(names) == 1), None)
-    start = _start(open_data, image, plan.raw)
+    start = _start(open_data, plan, image, keeps_missing=_keeps_missing(pipeline.source))
+    imputed = plan.imputed
     for name, value in known.items():
         number = isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _NUMBERS
-        if number and name in (plan.raw or ()):
+        if number and name in (plan.raw or ()) and name not in imputed:
             start = start.map(As(name, value.dtype.name))
     left: Sequence[Stage] = plan.stages
     if plan.raw is None:
@@ -163,13 +248,22 @@ def prepare_for_run(
     return made
 
 
-def _start(open_data: Open, image: str | None, raw: Sequence[str] | None) -> Pipeline:
+def _keeps_missing(source: Any) -> bool:
+    """Whether the records of a run have NaN where a number is missing."""
+    while isinstance(source, Subset):
+        source = source.source
+    return bool(getattr(source, "keeps_missing", False))
+
+
+def _start(open_data: Open, plan: Plan, image: str | None, *, keeps_missing: bool = False) -> Pipeline:
     """The raw records, with what is read of them.
 
     Raises:
         ArtifactError: they lack a field.
     """
-    source = open_data(image, raw)
+    raw = plan.raw
+    options: Any = {"keeps_missing": keeps_missing or bool(plan.imputed), "texts": plan.texts}
+    source = open_data(image, raw, **options)
     pipeline = Pipeline(source, shuffle=False)
     if source.kind == "image_folder" and image not in (None, "image"):
         pipeline = pipeline.map(stages.rename(image=image))
@@ -178,7 +272,7 @@ def _start(open_data: Open, image: str | None, raw: Sequence[str] | None) -> Pip
     renamed = {"image": image} if pipeline.stages else {}
     has = [renamed.get(name, name) for name in source[0]]
     if any(name.partition(".")[0] not in has for name in raw):
-        raise ArtifactError(_explain_missing(raw, list(open_data(image, None)[0])))
+        raise ArtifactError(_explain_missing(raw, list(open_data(image, None, **options)[0])))
     return pipeline.map(stages.select(*raw))
 
 

@@ -44,11 +44,12 @@ def format_rows(rows: Rows) -> str:
     columns = []
     for name in rows[0] if rows else ():
         is_number = all(row[name] is None or isinstance(row[name], (int, float)) for row in rows)
-        columns.append(Column(name, [_format_cell(row[name]) for row in rows], is_number, folds_to=NARROWEST))
+        columns.append(Column(name, [format_cell(row[name]) for row in rows], is_number, folds_to=NARROWEST))
     return "\n".join(lay_out(columns, find_width()))
 
 
-def _format_cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
+    """A value of a table as text; numbers have four digits."""
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -1,7 +1,8 @@
 """The spec of `ensemble demo`: eight small networks on the handwritten digits of scikit-learn.
 
 Noise makes the digits harder to read. The members differ in width, depth and learning rate; two are data-parallel
-over two workers. All train in bf16 and read one pipeline, which shifts the digits and adds noise in each epoch.
+over two workers. They train in bf16, or in fp32 where bf16 is slower, and read one pipeline, which shifts the
+digits and adds noise in each epoch.
 """
 
 from __future__ import annotations
@@ -71,9 +72,15 @@ def schedule(opt: torch.optim.Optimizer, params: dict[str, Any], steps: int) -> 
     return torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=steps)
 
 
-def spec(epochs: int = 12, batch_size: int = 64, precision: str = "bf16", sharing: str = "auto") -> Ensemble:
+def spec(epochs: int = 12, batch_size: int = 64, precision: str = "auto", sharing: str = "auto") -> Ensemble:
     """The demo as an `Ensemble`."""
+    import torch
     from sklearn.datasets import load_digits
+
+    from ensemble.train.precision import has_bf16
+
+    if precision == "auto":
+        precision = "bf16" if torch.cuda.is_available() or has_bf16() else "fp32"
 
     digits = load_digits()
     grain = np.random.default_rng(0).normal(0.0, GRAIN, digits.images.shape)

@@ -266,6 +266,11 @@ def _make_parser() -> argparse.ArgumentParser:
         if name == "status":
             added.epilog = "A number beside a state, as in finished (2), says how often the member was started."
             added.add_argument("--watch", action="store_true", help="show its progress until it ends, or Ctrl-C")
+        if name == "report":
+            text = "write result files of MLPerf HPC into the package OUT as well, whose name is the submitter's"
+            added.add_argument("--mlperf", metavar="OUT", help=text)
+            text = "the benchmark as which they are written (default: deepcam, or cosmoflow where less is better)"
+            added.add_argument("--mlperf-benchmark", metavar="NAME", help=text)
         if name == "logs":
             added.add_argument("--follow", "-f", action="store_true", help="continue until the run ends")
             text = "begin with the last N lines of each member"

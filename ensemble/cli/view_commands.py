@@ -6,7 +6,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ensemble.cli.console import find_width, print_lines, print_styled, write_json
 from ensemble.cli.control_commands import POLL_S
@@ -14,7 +14,7 @@ from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
-    from ensemble.store import RunDir
+    from ensemble.store import RunDir, RunState
 
 CHECK_S = 1.0  # between two looks whether a run that is watched still has its controller
 
@@ -71,13 +71,17 @@ def _watch(run_dir: RunDir) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the report, and what else is missing of the results, and print its path."""
+    """Write the report, and what else is missing of the results, and print its path.
+
+    With ``--mlperf`` result files of MLPerf HPC are written first.
+    """
     from ensemble.controller.unfinished import complete_results
     from ensemble.reporting import write_report
     from ensemble.store import RunDir, StoreError, WriteError, fold, read_events
 
     run_dir = RunDir(options.run_dir)
     path, state = run_dir.report, fold(read_events(run_dir.events))
+    files = _write_mlperf(options, state)
     try:
         if path.name not in complete_results(run_dir, state, anew=[path.name]):  # it has not ended
             write_report(run_dir)
@@ -89,8 +93,25 @@ def report(options: argparse.Namespace) -> int:
             raise
         print(f"ensemble: {error}", file=sys.stderr)
     print_lines(options, str(path))
-    write_json(options, [{"report": str(path)}])
+    write_json(options, [{"report": str(path), **files}])
     return 0
+
+
+def _write_mlperf(options: argparse.Namespace, state: RunState) -> dict[str, Any]:
+    """Write the result files that `--mlperf` asks for, and return what is said of them in JSON."""
+    if options.mlperf is None:
+        if options.mlperf_benchmark:
+            raise SpecError("--mlperf-benchmark says as what --mlperf OUT writes result files: give both")
+        return {}
+    from ensemble.reporting.mlperf import compose_result_files, write_result_files
+
+    package = Path(options.mlperf).resolve()
+    found = compose_result_files(state, package.name or "ensemble", options.mlperf_benchmark)
+    write_result_files(found, package)
+    print_lines(options, *(f"{package}: {line}" for line in found.describe()))
+    pace = found.figures
+    figures = {"models_per_minute": pace.per_minute, "ttta_s": pace.ttta_s} if pace else {}
+    return {"mlperf": str(package), "system": found.system, **figures}
 
 
 def doctor(options: argparse.Namespace) -> int:

@@ -40,6 +40,7 @@ class Combination:
         reason: why `method` is not the one that was asked for, else None.
         task: what is predicted.
         function: the user's function, else None.
+        thresholds: by which classes or labels are predicted, float64 [C] (`ensemble.combine.thresholds`), or None.
     """
 
     method: str
@@ -49,6 +50,7 @@ class Combination:
     reason: str | None = None
     task: Task = CLASSIFICATION
     function: Combine | None = None
+    thresholds: Array | None = None
 
     def predict(self, values: Sequence[Array]) -> Array:
         """Calibrated values float64 [n, ...] from m arrays [n, ...], in the order of the weights."""

@@ -85,7 +85,9 @@ class Teacher:
                     f"the ensemble of {self.run_dir} is another one than the student began to learn from (it was "
                     f"{self.digest}, is {found}): distill it into a new run directory"
                 )
-            return load(self.run_dir)
+            model = load(self.run_dir)
+            model.thresholds = None  # the student learns what is probable, and decides itself
+            return model
         except (StoreError, CombineError) as error:
             raise TrainingError(f"the ensemble that the student learns from cannot be loaded: {error}") from None
 
@@ -114,11 +116,16 @@ class DistilledLoss:
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         """The loss of each sample, [b]."""
+        from ensemble.train.outputs import scale_values
+
         if not model.training:
             own: Tensor = self.recipe.loss(model, batch)
             return own
         own, values = self._run_student(model, batch)
         soft = self.teacher.predict(batch, values.device)
+        if self.recipe.target_scale is not None:  # both in the unit in which the student learns
+            mean, std = self.recipe.target_scale
+            soft = scale_values(self.task, soft, -mean / std, 1 / std)
         if soft.shape != values.shape:
             raise TrainingError(
                 f"the student predicts {list(values.shape)}, the ensemble {list(soft.shape)}: they must be equal"

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ensemble.combine.classes import explain_missing_classes, read_fields
-from ensemble.combine.combination import FUNCTION, Combination, Combine, fingerprint_function, fit
+from ensemble.combine.combination import FUNCTION, Combination, Combine, fingerprint_function, fit_held_out
 from ensemble.combine.methods import average_weights
 from ensemble.combine.metrics import CombineError
 from ensemble.combine.prediction_matrix import describe_task, read_prediction_matrix
 from ensemble.combine.tasks import find_math
 from ensemble.combine.tasks.free import NO_MIX
 from ensemble.combine.tasks.stacks import PointStacker
+from ensemble.combine.thresholds import with_thresholds
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
@@ -62,7 +63,8 @@ def load(
             `aleatoric`, `epistemic` and `disagreement` that have a meaning for the task.
 
     Returns:
-        The module, on the CPU; `.to(device)` moves it.
+        The module, on the CPU; `.to(device)` moves it. Of a run with `Ensemble.thresholds` it returns a dict, too:
+        `values`, and `decision`, the classes int64 [b, ...] or labels bool [b, L] that are predicted.
 
     Raises:
         CombineError: the run's recipe is a train function (there is no `model=` to build members by), nothing
@@ -174,12 +176,14 @@ def _read_combination(state: RunState, method: str | Combine) -> tuple[list[str]
     if event is None or event.method in (None, "stack"):
         return [], None
     calibration: float | None = (event.calibration or {})["value"]
+    thresholds = (event.decision or {}).get("thresholds")
     return list(event.weights), Combination(
         event.method,
         np.array(list(event.weights.values())),
         1.0 if calibration is None else calibration,
         reason=event.reason,
         function=method if callable(method) else None,
+        thresholds=None if thresholds is None else np.array(thresholds),
     )
 
 
@@ -228,9 +232,10 @@ def _fit_combination(
         )
     math = find_math(valid.task)
     objective = math.choose_criterion(ensemble.objective, ensemble.mode) if math.criteria else None
-    combination = fit(
+    combination, held_out = fit_held_out(
         method, valid.values, valid.target, task=valid.task, objective=objective, calibrate=ensemble.calibrate
     )
+    combination = with_thresholds(combination, held_out, valid.target, ensemble.thresholds)
     stacker = combination.stacker
     if stacker is not None and not isinstance(stacker, PointStacker):
         return valid.members, combination

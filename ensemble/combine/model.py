@@ -15,7 +15,7 @@ from ensemble.combine.combination import Combination, Combine
 from ensemble.combine.mapped_weights import aligned
 from ensemble.combine.member_calls import MemberCall, WithoutFastPath, has_attention, is_traced
 from ensemble.combine.metrics import CombineError
-from ensemble.combine.torch_math import calibrate, decompose, explain_invalid, make_stack, mix, normalise
+from ensemble.combine.torch_math import calibrate, decide, decompose, explain_invalid, make_stack, mix, normalise
 from ensemble.train.pickled import join_tensors, split_tensors
 from pipelines.loader.ragged import find_tensors, map_tensors
 
@@ -40,12 +40,15 @@ class EnsembleModel(nn.Module):
         member_ids: of the members in it, in the order of `weights`.
         method: average, weighted, greedy, stack, or function for the user's.
         calibration: the temperature, or the scale of a Gaussian's variance; 1.0 for none.
+        thresholds: by which classes or labels are predicted, float32 [C] (`Ensemble.thresholds`): it then returns
+            a dict: `values`, and `decision`, the classes int64 [b, ...] or labels bool [b, L]; None for none.
         uncertainty: whether it returns a dict: `values` [b, ...] and, [b] each, those of `total`, `aleatoric`,
             `epistemic` and `disagreement` that have a meaning for the task (`ensemble.combine.uncertainty`): means
             over all positions of the sample, for nothing but targets says which of them are padding.
     """
 
     weights: Tensor
+    thresholds: Tensor | None
 
     def __init__(
         self,
@@ -69,6 +72,8 @@ class EnsembleModel(nn.Module):
         self.uncertainty = uncertainty
         self._attentive = {name for name, model in members.items() if has_attention(model)}
         self.register_buffer("weights", torch.tensor(combination.weights, dtype=torch.float32))
+        found = combination.thresholds
+        self.register_buffer("thresholds", None if found is None else torch.tensor(found, dtype=torch.float32))
         self.stack = None if combination.stacker is None else make_stack(combination.stacker)
         self.function = combination.function
         self.requires_grad_(False)
@@ -103,9 +108,10 @@ class EnsembleModel(nn.Module):
         batch = _move(batch, self.weights.device)
         each = [self._predict_member(name, batch) for name in self.member_ids]
         values = calibrate(self.task, self._pool(each), self.calibration)
-        if not self.uncertainty:
-            return values
-        return {"values": values, **decompose(self.task, each, self.weights)}
+        more = {} if self.thresholds is None else {"decision": decide(self.task, values, self.thresholds)}
+        if self.uncertainty:
+            more |= decompose(self.task, each, self.weights)
+        return {"values": values, **more} if more else values
 
     def _pool(self, each: list[Tensor]) -> Tensor:
         if self.function is not None:

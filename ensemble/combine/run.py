@@ -21,6 +21,7 @@ from ensemble.combine.metrics import Array, CombineError, compute_defined, find_
 from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
 from ensemble.combine.quantify import Quantified, describe, quantify
 from ensemble.combine.tasks import Statistic, TaskMath, find_math
+from ensemble.combine.thresholds import measure_decisions, with_thresholds
 from ensemble.spec.objectives import infer_mode
 from ensemble.spec.recipe import Recipe, has_own_loop, reported_metrics
 from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, name_of
@@ -47,7 +48,7 @@ UNKNOWN_PADDING = (
 
 _UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability", "intervals", "noise"))
 
-_UNQUANTIFIED = ("uncertainty", "conformal", "shifted")
+_UNQUANTIFIED = ("decision", "uncertainty", "conformal", "shifted")
 
 
 def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, Any]:
@@ -82,6 +83,8 @@ def combine_samples(
           calibrated ensemble in NLL and ECE (Ashukha et al. 2020); None unless calibrating.
         - `reliability`: of probabilities the curves of `ensemble` and `best`: [confidence, accuracy, count] of
           each bin.
+        - `decision`: with `Ensemble.thresholds` these, `by` which metric they were fitted, and the metrics of what
+          is predicted by `thresholds` and as `usual`; else None.
         - `uncertainty`, `conformal`, `shifted`: how sure it is, see `quantify.describe`.
         - `left_out`: member -> why it took no part.
 
@@ -146,6 +149,7 @@ def combine_samples(
             else None,
             calibrate=ensemble.calibrate,
         )
+        combination = with_thresholds(combination, held_out, valid.target, ensemble.thresholds)
         # What is said of the validation split is what a stack says of rows that it was not fitted on.
         samples = [replace(quantify("valid", valid, combination), values=held_out)]
         if report is not valid:
@@ -154,6 +158,7 @@ def combine_samples(
     except CombineError as error:
         return refuse(asked, str(error), left_out)
 
+    decision = _describe_decision(combination, ensemble.thresholds, report, samples[-1].values)
     shifted, why = None, ""
     if ensemble.shifted is not None:
         shifted, why = _read_shifted(run_dir, state, valid, combination)
@@ -175,10 +180,27 @@ def combine_samples(
         "split": "valid" if report is valid else "test",
         "note": "; ".join(filter(None, (note, *notes, why))) or None,
         **measured,
+        "decision": decision,
         **sureness,
         "left_out": left_out,
     }
     return fields, samples
+
+
+def _describe_decision(
+    combination: Combination, by: str | None, report: PredictionMatrix, values: Array
+) -> dict[str, Any] | None:
+    """The field `decision`; None where no thresholds are asked for."""
+    if by is None:
+        return None
+    found = combination.thresholds
+    if found is None or report.target is None:
+        return {"by": by, "thresholds": None, "reason": "the predictions have no target"}
+    metrics = {
+        name: measure_decisions(combination.task, values, report.target, at)
+        for name, at in (("thresholds", found), ("usual", None))
+    }
+    return {"by": by, "thresholds": found.tolist(), "metrics": metrics, "reason": None}
 
 
 def _read_shifted(

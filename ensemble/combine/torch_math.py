@@ -1,8 +1,9 @@
 """Mixes, stacks, calibrates and decomposes predictions in torch: what a loaded ensemble does in its forward pass.
 
 Each function has a twin in numpy, which fits and measures: in `ensemble.combine.tasks`, `decompose` in
-`ensemble.combine.uncertainty`. They differ by rounding (float32 here, float64 there). `explain_invalid` may read
-values of a tensor, nothing else does: all else can be compiled and exported.
+`ensemble.combine.uncertainty`, `decide` in `ensemble.combine.thresholds`. They differ by rounding (float32 here,
+float64 there). `explain_invalid` may read values of a tensor, nothing else does: all else can be compiled and
+exported.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ensemble.combine.metrics import EPSILON
 from ensemble.combine.tasks import Stack
 from ensemble.combine.tasks.classification import SUM_TOLERANCE
 from ensemble.combine.tasks.stacks import LabelStacker, PointStacker, Stacker
+from ensemble.combine.thresholds import LEAST
 from ensemble.spec.task import Task
 
 
@@ -44,6 +46,11 @@ def calibrate(task: Task, values: Tensor, factor: float) -> Tensor:
     if task.kind == "gaussian":
         return torch.stack([values[..., 0], values[..., 1] * factor], dim=-1)
     return values
+
+
+def decide(task: Task, values: Tensor, thresholds: Tensor) -> Tensor:
+    """The classes that are predicted, int64 [b, ...], or the labels, bool [b, L]."""
+    return values >= thresholds if task.kind == "multilabel" else (values.clamp(min=LEAST) / thresholds).argmax(-1)
 
 
 def decompose(task: Task, each: Sequence[Tensor], weights: Tensor) -> dict[str, Tensor]:

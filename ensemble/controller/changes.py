@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.events import NOT_COMBINED
-from ensemble.spec.identity import is_same_start, select_warm
 from ensemble.store import RunDir, RunState, StoreError, load_code, versions
 from ensemble.store.member import ENDED
 from ensemble.train.data_identity import (
@@ -239,6 +238,8 @@ def is_combined_otherwise(state: RunState, ensemble: Ensemble) -> bool:
         return False
     if has_failed_combination(state) or _is_calibrated_otherwise(combined.calibration, ensemble):
         return True
+    if (combined.decision or {}).get("by") != ensemble.thresholds:
+        return True
     if any(each["level"] != ensemble.coverage for each in (combined.conformal or {}).values()):
         return True
     if callable(ensemble.combine):
@@ -266,18 +267,12 @@ def _list_differences(member: MemberState, ensemble: Ensemble, extended: int) ->
         extended: the number of epochs that the run's members were given (`find_more_epochs`), or 0.
     """
     fresh = ensemble.identify(member.number, member.params if ensemble.search is not None else None)
-    declared = {**member.identity, "lineage": select_warm(member.identity.get("lineage"))}
+    declared = dict(member.identity)
     if member.state in ENDED and fresh.epochs == extended and declared["epochs"] < extended:
         declared["epochs"] = extended  # others were given so many: this one has ended without them
     if ensemble.elastic and declared.get("widened_from"):  # it keeps its present width
         declared["workers"] = declared["widened_from"]
-    return [
-        (name, declared[name], now)
-        for name, now in fresh.compared_fields().items()
-        if name in declared
-        and declared[name] != now
-        and not (name == "lineage" and is_same_start(now, declared[name]))
-    ]
+    return fresh.list_differences(declared)
 
 
 def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: bool = False) -> None:

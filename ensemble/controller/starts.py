@@ -249,7 +249,7 @@ def find_redeclared(
         now = listed(member.number)
         if now is not None and member.state == "failed" and now.epochs == extended:
             now = dataclasses.replace(now, epochs=member.identity["epochs"])  # it was given no more epochs
-        if now is None or (now.matches(member.identity) and not _lacks_weights(member)):
+        if now is None or not (now.list_differences(member.identity) or _lacks_weights(member)):
             continue
         try:
             found[member.id] = keep_start(run_dir, now, member)

@@ -117,6 +117,8 @@ class Combined(Event):
         best_calibrated: *metric*: value, of the best member with a calibration of its own.
         reliability: `ensemble`, `best`: a list of `[mean confidence, accuracy, samples]`, one for each
             bin.
+        decision: `by`, `thresholds` of the classes or labels, `metrics` of what is predicted by `thresholds` and
+            as `usual`, or the `reason` why there are none.
         uncertainty: `total`, `aleatoric`, `epistemic`, `disagreement`.
         conformal: *method*: `kind`, `method`, `level`, measured `coverage` and mean `size`; of `sets` also
             `thresholds`, `multilabel`, `empty`, `randomised`, `seed`; of an `interval` `threshold`,
@@ -141,6 +143,7 @@ class Combined(Event):
     best_member: str | None = None
     best_calibrated: Json | None = None
     reliability: Json | None = None
+    decision: Json | None = None
     uncertainty: Json | None = None
     conformal: Json | None = None
     shifted: Json | None = None

@@ -26,7 +26,7 @@ from ensemble.spec.options import NamedOptions as NamedOptions
 from ensemble.spec.options import resolve as resolve
 from ensemble.spec.options import resolve_training_options as resolve_training_options
 from ensemble.spec.recipe import Recipe
-from ensemble.spec.sample_weights import Bootstrap, Folds
+from ensemble.spec.sample_weights import Bootstrap, ClassWeights, Folds
 from ensemble.spec.search_space import Dimension, Search, choice, integer, loguniform, uniform
 from ensemble.spec.task import CLASSIFICATION as CLASSIFICATION
 from ensemble.spec.task import Task, quantiles
@@ -40,6 +40,7 @@ __all__ = [
     "EMA",
     "SWA",
     "Bootstrap",
+    "ClassWeights",
     "Dimension",
     "EarlyStopping",
     "Energy",

@@ -34,7 +34,8 @@ from ensemble.spec.options import TRAINING_OPTIONS, NamedOptions, check_fields, 
 from ensemble.spec.recipe import Recipe, check_objective, has_own_loop
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
 from ensemble.spec.search_space import Search, check_space
-from ensemble.spec.splits import describe_overlap
+from ensemble.spec.splits import describe_overlap, find_raw_name
+from ensemble.spec.task import LABELS, as_task
 from ensemble.spec.validation import SpecError, option_class
 
 if TYPE_CHECKING:
@@ -77,11 +78,12 @@ class Ensemble(MemberPipelines):
         accumulate: number of parts in which a worker trains its share of each batch, with one step for all: less
             memory and the same gradient (but batch normalization normalizes each part by itself).
         compression: format of the gradients that a member's workers exchange: "none", "fp16", "bf16", "qsgd2",
-            "qsgd4", "qsgd8", "onebit", "powersgd", or "auto" (measured at the start).
+            "qsgd4", "qsgd8", "qsgd16", "onebit", "powersgd", or "auto" (measured at the start).
         communicator: what they are exchanged over: "torch" (gloo, or NCCL), "horovod", "hierarchical" (within
             hosts, then between them) or "hybrid" (hierarchical or flat by size, as measured at the start).
         weights: the weight of each training sample for a member: "uniform" (1), "bootstrap" or `Bootstrap(...)`
-            (each member has a bootstrap sample of its own), `Folds(k)` (each member leaves out one of k folds).
+            (each member has a bootstrap sample of its own), `Folds(k)` (each member leaves out one of k folds),
+            "balanced" or `ClassWeights(...)` (by class).
         resources: defaults for each member.
         energy: how energy is measured, and what it emits and costs.
         loggers: what else the run is logged to, by name ("tensorboard", "mlflow", "wandb") or with options, such
@@ -124,6 +126,9 @@ class Ensemble(MemberPipelines):
             `combine(values [m, n, ...]) -> [n, ...]` of torch tensors, which a free task needs.
         calibrate: whether it is calibrated on `valid`: probabilities by temperature scaling, a Gaussian's variance
             by a factor.
+        thresholds: the metric for which decision thresholds of classes or labels are fitted on `valid`: "f1" (with
+            two classes that of the second), "f1_macro" or "balanced_accuracy"; None predicts what is most
+            probable.
         coverage: the probability with which conformal sets and intervals are to hold the true value, in (0, 1).
         objective: the metric that ranks members; None takes the Recipe's, or accuracy (the loss of a Recipe whose
             `task=` has no classes).
@@ -197,6 +202,7 @@ class Ensemble(MemberPipelines):
     mps: bool = False
     combine: str | Callable[..., Any] = "greedy"
     calibrate: bool = True
+    thresholds: Literal["f1", "f1_macro", "balanced_accuracy"] | None = None
     coverage: float = 0.9
     early_stopping: EarlyStop = "none"
     keep: Keep = "last"
@@ -285,6 +291,9 @@ class Ensemble(MemberPipelines):
 
     def _check_values(self) -> None:
         check_fields(self, ENSEMBLE_FIELDS)
+        task = as_task("Recipe.task", getattr(self.recipe, "task", None))
+        if self.thresholds is not None and task is not None and task.kind not in LABELS:
+            raise SpecError(f"Ensemble.thresholds are of classes and labels; the task is {task.kind}")
         if self.cache_bytes is not None and self.cache is None:
             raise SpecError("Ensemble.cache_bytes is given without a cache: give cache='memory' or 'disk' too")
         if (self.cache == "disk") != (self.cache_dir is not None):
@@ -358,6 +367,8 @@ class Ensemble(MemberPipelines):
             Resources(**needs)
             weighting = value_of("weights", self.weights)
             weights = as_record(weighting, number, self.seed, self.records)
+            if weights is not None and weights["kind"] == "classes" and weights["field"] is None:
+                weights["field"] = find_raw_name(self.first_pipeline(), self.target)
             if isinstance(weighting, Folds) and (weighting.stratify or weighting.group):
                 weighting.check_fields(self.record_fields)
             training |= resolve_training_options(

@@ -63,6 +63,7 @@ ENSEMBLE_FIELDS = {
     "checkpoint_minutes": Option(30.0, functools.partial(check_number, low=0, above=True, optional=True)),
     "keep_checkpoints": one_of("all", "weights", "selected"),
     "coverage": number(0.9, above=True, below=1),
+    "thresholds": one_of("f1", "f1_macro", "balanced_accuracy"),
     "cache": one_of("memory", "disk"),
     "stall_policy": one_of("wait", "detach"),
     "devices": one_of("auto", "cpu", "cuda"),

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ensemble.spec.options import OPTIMIZERS, SCHEDULES
+from ensemble.spec.options import OPTIMIZERS, SCHEDULES, TRAINING_OPTIONS, resolve
 
 Precision = Literal["fp32", "bf16", "fp16"]
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -98,13 +98,23 @@ class Identity:
         fields = {name: value for name, value in self.as_dict().items() if name not in ignored}
         return fields | {"lineage": select_warm(self.lineage)}
 
-    def matches(self, record: Mapping[str, Any]) -> bool:
-        """Whether a recorded identity has the same `compared_fields`; fields that it lacks are not compared."""
+    def list_differences(self, record: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+        """(field, before, now) of the `compared_fields` in which a recorded identity differs.
+
+        Fields that it lacks are not compared. Options that its optimizer, for example, lacks are newer than the
+        record and had their defaults, unless a hyperparameter of the same name takes their place now.
+        """
         known = {**record, "lineage": select_warm(record.get("lineage"))}
-        compared = self.compared_fields()
-        start = compared.pop("lineage")
-        same = all(known[name] == value for name, value in compared.items() if name in known)
-        return same and is_same_start(start, known["lineage"])
+        for name, table in TRAINING_OPTIONS.items():
+            if before := known.get(name):
+                filled = resolve(name, before, table)
+                if not (filled.keys() - before.keys()) & known["params"].keys():
+                    known[name] = filled
+        return [
+            (name, known[name], now)
+            for name, now in self.compared_fields().items()
+            if name in known and known[name] != now and not (name == "lineage" and is_same_start(now, known[name]))
+        ]
 
 
 def make_lineage(source: str, *, warm: bool = False, code: str | None = None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.task import IGNORED, Kind, Task, find_known
-from ensemble.spec.validation import SpecError, check_choice
+from ensemble.spec.validation import SpecError, check_choice, check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,13 +21,19 @@ if TYPE_CHECKING:
 LOSSES: Mapping[str, Kind | None] = {
     "cross_entropy": "classification",
     "binary_cross_entropy": None,
+    "focal": "classification",
+    "binary_focal": None,
     "mse": "regression",
     "huber": "regression",
     "gaussian_nll": "gaussian",
     "pinball": "quantiles",
 }
 _NO_INPUTS = ("index", "weight")
-_OF_LABELS = ("cross_entropy", "binary_cross_entropy")
+_OF_LABELS = ("cross_entropy", "binary_cross_entropy", "focal", "binary_focal")
+_OF_CLASSES = ("cross_entropy", "focal")
+#: Options of a loss that is given as a dict, `{"name": "focal", "gamma": 1.0}`, with their defaults.
+_FOCAL = {"gamma": 2.0}
+_OPTIONS: Mapping[str, Mapping[str, float]] = {"focal": _FOCAL, "binary_focal": _FOCAL}
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,9 @@ class NamedLoss:
         inputs: the fields that the model is called with, in this order; empty: the only other one.
         label_smoothing: share of the target that goes to all classes alike, in training.
         levels: of the quantiles.
+        gamma: of the focal losses (Lin et al. 2017): an example counts (1 - p)^gamma, with p the probability that
+            the model gives to what is true of it, so that those that are learned already count less.
+        scale: mean and standard deviation of the target, which the model learns in parts of them; None: as it is.
     """
 
     name: str
@@ -47,6 +56,8 @@ class NamedLoss:
     inputs: tuple[str, ...] = ()
     label_smoothing: float = 0.0
     levels: tuple[float, ...] = ()
+    gamma: float = 0.0
+    scale: tuple[float, float] | None = None
 
     def __call__(self, model: Any, batch: Mapping[str, Any]) -> Tensor:
         """The loss of each sample, [b].
@@ -93,23 +104,34 @@ class NamedLoss:
             target: [b, ...].
             training: whether labels are smoothed.
         """
-        if self.name == "cross_entropy":
-            return _cross_entropy(outputs, target, self.label_smoothing if training else 0.0)
+        if self.scale is not None:
+            target = _standardize(target, *self.scale)
+        if self.name in _OF_CLASSES:
+            return _cross_entropy(outputs, target, self.label_smoothing if training else 0.0, self.gamma)
         if self.name == "gaussian_nll":
             return _gaussian_nll(outputs, target)
         outputs = _widen(outputs)
         if self.name == "pinball":
             return _pinball(outputs, target, self.levels)
-        return _elementwise(self.name, outputs, target)
+        return _elementwise(self.name, outputs, target, self.gamma)
 
 
-def as_loss(given: Any, target: str, inputs: tuple[str, ...], label_smoothing: float, task: Task | None) -> Any:
+def as_loss(
+    given: Any,
+    target: str,
+    inputs: tuple[str, ...],
+    label_smoothing: float,
+    task: Task | None,
+    scale: tuple[float, float] | None = None,
+) -> Any:
     """The function that a Recipe's loss stands for: itself, or that of a name.
 
     Raises:
         SpecError: there is no such loss, or options do not fit it.
     """
-    name = given.name if isinstance(given, NamedLoss) else given
+    if isinstance(given, NamedLoss):  # of a Recipe that is made of another one
+        given = {"name": given.name, **({"gamma": given.gamma} if given.name in _OPTIONS else {})}
+    name = given.get("name") if isinstance(given, Mapping) else given
     if not isinstance(name, str):
         for option, value in (("inputs", inputs), ("label_smoothing", label_smoothing)):
             if value:
@@ -119,6 +141,11 @@ def as_loss(given: Any, target: str, inputs: tuple[str, ...], label_smoothing: f
                 )
         return given
     check_choice("Recipe.loss", name, list(LOSSES))
+    known = dict(_OPTIONS.get(name, {}))
+    options = {key: value for key, value in given.items() if key != "name"} if isinstance(given, Mapping) else {}
+    for key, value in options.items():
+        check_choice(f"Recipe.loss={name!r}: an option", key, list(known))
+        check_number(f"Recipe.loss={name!r}: {key}", value, low=0)
     if label_smoothing and name != "cross_entropy":
         raise SpecError(f"Recipe.label_smoothing is for loss='cross_entropy', not for {name!r}")
     kind = LOSSES[name]
@@ -126,13 +153,25 @@ def as_loss(given: Any, target: str, inputs: tuple[str, ...], label_smoothing: f
         raise SpecError("Recipe.loss='pinball' needs the quantiles: task=quantiles(0.1, 0.5, 0.9)")
     if kind is not None and task is not None and task.kind not in (kind, "free"):
         raise SpecError(f"Recipe.loss={name!r} is for the task {kind!r}, not for {task.kind!r}")
-    return NamedLoss(name, target, inputs, label_smoothing, task.levels if task is not None else ())
+    if scale is not None and name in _OF_LABELS:
+        raise SpecError(f"Recipe.target_scale is for numbers; loss={name!r} is of classes or labels")
+    levels = task.levels if task is not None else ()
+    return NamedLoss(name, target, inputs, label_smoothing, levels, scale=scale, **{**known, **options})
 
 
 def implied_task(loss: Any) -> Task | None:
     """The task that a named loss is for; None where it leaves that open."""
     kind = LOSSES[loss.name] if isinstance(loss, NamedLoss) else None
     return None if kind is None or kind == "quantiles" else Task(kind)
+
+
+def _standardize(target: Tensor, mean: float, std: float) -> Tensor:
+    """A target of numbers as floats of mean 0 and variance 1; those that take no part are NaN."""
+    import torch
+
+    own = target if target.dtype == torch.float64 else target.double()
+    standard = torch.where(find_known(target), (own - mean) / std, torch.nan)
+    return standard if target.dtype == torch.float64 else standard.float()
 
 
 def _widen(outputs: Any) -> Tensor:
@@ -153,7 +192,7 @@ def _mean(losses: Tensor, counted: Tensor) -> Tensor:
     return sums / counted.sum(dim=1).clamp(min=1)
 
 
-def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float) -> Tensor:
+def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float, gamma: float) -> Tensor:
     from torch.nn.functional import cross_entropy
 
     if target.is_floating_point():
@@ -164,7 +203,18 @@ def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float) -> Tens
     losses = cross_entropy(
         scores, classes, reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing
     )
+    losses = _focus(losses, gamma)
     return _mean(losses, find_known(target))
+
+
+def _focus(losses: Tensor, gamma: float) -> Tensor:
+    """Cross-entropies -log(p) as focal losses."""
+    import torch
+
+    if gamma == 0:
+        return losses
+    wrong = -(-losses).expm1()  # 1 - p, which is above 0 but for p = 1
+    return wrong.clamp(min=torch.finfo(wrong.dtype).tiny) ** gamma * losses
 
 
 def _move_classes(scores: Tensor, target: Tensor) -> Tensor:
@@ -218,20 +268,22 @@ def _fit(outputs: Tensor, target: Tensor, what: str) -> Tensor:
     return outputs
 
 
-def _elementwise(name: str, outputs: Tensor, target: Tensor) -> Tensor:
+def _elementwise(name: str, outputs: Tensor, target: Tensor, gamma: float) -> Tensor:
     from torch.nn import functional
 
     outputs = _fit(outputs, target, name)
     known, counted = _known(target, of_labels=name in _OF_LABELS)
-    is_looked_at = name == "binary_cross_entropy" and known.device.type == "cpu"  # a GPU would wait
+    is_looked_at = name in _OF_LABELS and known.device.type == "cpu"  # a GPU would wait
     if is_looked_at and (wrong := find_wrong_label(known)) is not None:
         raise SpecError(f"sample {wrong[0]} of a batch {wrong[1]}")
     functions: dict[str, Any] = {
         "binary_cross_entropy": functional.binary_cross_entropy_with_logits,
+        "binary_focal": functional.binary_cross_entropy_with_logits,
         "mse": functional.mse_loss,
         "huber": functional.huber_loss,
     }
-    return _mean(functions[name](outputs, known.to(outputs.dtype), reduction="none"), counted)
+    losses = functions[name](outputs, known.to(outputs.dtype), reduction="none")
+    return _mean(_focus(losses, gamma), counted)
 
 
 def _gaussian_nll(outputs: Any, target: Tensor) -> Tensor:

@@ -141,12 +141,13 @@ OPTIMIZERS: OptionTable = {
 }
 
 _FACTOR = {"warmup_epochs": number(0.0), "base_batch_size": count(None)}
+_LAW = {**_FACTOR, "gamma": number(1.0, above=True), "max_lr": number(0.1, above=True)}
 
 #: Options of `ensemble.train.lr_schedulers`.
 SCHEDULES: OptionTable = {
     "constant": _FACTOR,
-    "damped": {"gamma": number(1.0, above=True)},
-    "capped_linear": {"gamma": number(1.0, above=True)},
+    "damped": {**_LAW, "n0": number(100.0, above=True)},
+    "capped_linear": _LAW,
     "polynomial": {**_FACTOR, "power": number(2.0, above=True), "end": number(0.0, below=1)},
     "cosine": {**_FACTOR, "end": number(0.0, below=1)},
     "step": {
@@ -175,8 +176,9 @@ COMPRESSIONS: OptionTable = {
     "qsgd2": {"bucket": _bucket_size(128), **_QSGD},
     "qsgd4": {"bucket": _bucket_size(512), **_QSGD},
     "qsgd8": {"bucket": _bucket_size(512), **_QSGD},
+    "qsgd16": {"bucket": _bucket_size(8192), **_QSGD},
     "onebit": {
-        "column": _bucket_size(64),
+        "column": count_or_name("tensor", 64),
         "threshold": one_of("mean", "zero"),
         "error_feedback": flag(True),
         **_MIN_SIZE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 import textwrap
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from ensemble.spec.losses import as_loss, implied_task
 from ensemble.spec.objectives import REPORTED, Mode, check_ranking, describe_missing_objective
 from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, check_split_metrics, name_of
-from ensemble.spec.task import Task, as_task
+from ensemble.spec.task import NUMBERS, Task, as_task
 from ensemble.spec.validation import SpecError, check_number, option_class
 
 
@@ -25,7 +26,8 @@ class Recipe:
     Attributes:
         model: `model(params) -> nn.Module`.
         loss: `loss(model, batch) -> tensor [b]`, one value per sample, unreduced; or a name: "cross_entropy",
-            "binary_cross_entropy", "mse", "huber", "gaussian_nll", "pinball" (`ensemble.spec.losses`).
+            "binary_cross_entropy", "focal", "binary_focal", "mse", "huber", "gaussian_nll", "pinball"
+            (`ensemble.spec.losses`), or a dict of a name and options: `{"name": "focal", "gamma": 1.0}`.
         optimizer: `optimizer(model, params) -> torch.optim.Optimizer`; unless given, `Ensemble.optimizer`, or SGD
             with `params["lr"]`.
         schedule: `schedule(optimizer, params, steps) -> LRScheduler`, stepped after each of `steps` steps.
@@ -51,6 +53,10 @@ class Recipe:
         inputs: with a word for the loss: the fields that the model is called with, in this order; unless given,
             the only field beside the target.
         label_smoothing: of "cross_entropy" in training: the share of the target that goes to all classes alike.
+        target_scale: mean and standard deviation of a target of numbers (`pipelines.stages.mean_std`): losses by
+            name compare the outputs with (target - mean) / std, and predictions are outputs * std + mean, so that
+            they and all figures but the loss are in the target's own unit. A loss function of yours does the first
+            itself; `predict` gives the own unit.
         collate: `collate(batch)` or `collate(batch, rng)`, applied to each batch of a rank before a model gets it:
             it packs, pads, tokenizes or mixes samples, and returns a dict (`pipelines.loader.collate`). `rng` is a
             numpy Generator, in evaluation and prediction None. The batch keeps its `index`, one of each sample,
@@ -74,6 +80,7 @@ class Recipe:
     train: Callable[..., Any] | None = None
     inputs: Sequence[str] = ()
     label_smoothing: float | None = None
+    target_scale: tuple[float, float] | None = None
     collate: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
@@ -101,10 +108,26 @@ class Recipe:
         if (self.label_smoothing or 0.0) >= 1:
             raise SpecError(f"Recipe.label_smoothing must be below 1, got {self.label_smoothing!r}")
         task = as_task("Recipe.task", self.task)
-        loss = as_loss(self.loss, self.target, inputs, float(self.label_smoothing or 0.0), task)
+        scale = self._check_scale(task)
+        loss = as_loss(self.loss, self.target, inputs, float(self.label_smoothing or 0.0), task, scale)
+        object.__setattr__(self, "target_scale", scale)
         object.__setattr__(self, "inputs", inputs)
         object.__setattr__(self, "loss", loss)
         object.__setattr__(self, "task", task or implied_task(loss))
+
+    def _check_scale(self, task: Task | None) -> tuple[float, float] | None:
+        if self.target_scale is None:
+            return None
+        if not isinstance(self.target_scale, Sequence) or len(self.target_scale) != 2:
+            raise SpecError(
+                f"Recipe.target_scale must be (mean, standard deviation), got {self.target_scale!r:.60}"
+            )
+        if task is not None and task.kind not in NUMBERS:
+            raise SpecError(f"Recipe.target_scale is for numbers, not for the task {task.kind}")
+        mean, std = self.target_scale
+        check_number("Recipe.target_scale: the mean", mean, low=-math.inf)
+        check_number("Recipe.target_scale: the standard deviation", std, low=0, above=True)
+        return float(mean), float(std)
 
 
 def has_own_loop(recipe: Any) -> bool:

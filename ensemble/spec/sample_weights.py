@@ -1,4 +1,4 @@
-"""Weights of the training samples for each member: a bootstrap sample of its own, or all folds but one.
+"""Weights of the training samples for each member: a bootstrap sample of its own, all folds but one, or by class.
 
 Members with different weights still read one stream: a sample is prepared once, and each member multiplies the
 sample's loss by its own weight for it (`pipelines.weights`). This makes bagging (Breiman 1996) and cross-validated
@@ -16,7 +16,7 @@ from ensemble.spec.validation import SpecError, check_number, option_class, unkn
 if TYPE_CHECKING:
     from pipelines.sources import Source
 
-WEIGHTINGS = ("bootstrap", "uniform")
+WEIGHTINGS = ("balanced", "bootstrap", "uniform")
 
 
 @option_class
@@ -95,15 +95,58 @@ class Folds:
         return {name: value for name in ("stratify", "group") if (value := getattr(self, name)) is not None}
 
 
-Weighting = str | Bootstrap | Folds
+@option_class
+@dataclass(frozen=True)
+class ClassWeights:
+    """Each sample counts by its class, so that rare ones are not lost among frequent ones.
+
+    Attributes:
+        of: "balanced": all classes have the same sum of weights; or class -> weight, by its name or its label; the
+            ratios count, as weights are scaled to a mean of 1.
+        field: of the training records, one class in each; None: that of the target.
+    """
+
+    of: str | Mapping[Any, float] = "balanced"
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.of == "balanced" or (isinstance(self.of, Mapping) and self.of)):
+            raise SpecError(f"ClassWeights.of must be 'balanced' or class -> weight, got {self.of!r:.60}")
+        if isinstance(self.of, Mapping):
+            for name, weight in self.of.items():
+                if not isinstance(name, str | int):
+                    raise SpecError(f"ClassWeights.of: classes are texts or integers, got {name!r:.60}")
+                check_number(f"ClassWeights.of[{name!r}]", weight, low=0)
+        if not isinstance(self.field, str | None):
+            raise SpecError(f"ClassWeights.field must be the name of a field, got {self.field!r:.60}")
+
+    def as_record(self, number: int, seed: int, samples: int) -> dict[str, Any]:
+        """What the identity of a member records, as JSON values; see the function `as_record`."""
+        of = (
+            [[name, float(weight)] for name, weight in self.of.items()]
+            if isinstance(self.of, Mapping)
+            else self.of
+        )
+        return {"kind": "classes", "of": of, "field": self.field}
+
+
+Weighting = str | Bootstrap | Folds | ClassWeights
+_BY_NAME: Mapping[str, Bootstrap | ClassWeights] = {"bootstrap": Bootstrap(), "balanced": ClassWeights()}
 
 
 def check_weighting(where: str, value: object) -> None:
     """Raise SpecError for a value that is no weighting."""
     if isinstance(value, str) and value not in WEIGHTINGS:
-        raise SpecError(unknown_name(f"{where} cannot be", value, (*WEIGHTINGS, "Bootstrap(...)", "Folds(...)")))
-    if not isinstance(value, str | Bootstrap | Folds):
-        raise SpecError(f"{where} must be 'bootstrap', 'uniform', Bootstrap(...) or Folds(...), got {value!r:.60}")
+        raise SpecError(
+            unknown_name(
+                f"{where} cannot be", value, (*WEIGHTINGS, "Bootstrap(...)", "Folds(...)", "ClassWeights(...)")
+            )
+        )
+    if not isinstance(value, str | Bootstrap | Folds | ClassWeights):
+        names = ", ".join(map(repr, WEIGHTINGS))
+        raise SpecError(
+            f"{where} must be {names}, Bootstrap(...), Folds(...) or ClassWeights(...), got {value!r:.60}"
+        )
 
 
 def as_record(weighting: Weighting, number: int, seed: int, samples: int) -> dict[str, Any] | None:
@@ -120,7 +163,7 @@ def as_record(weighting: Weighting, number: int, seed: int, samples: int) -> dic
     """
     if weighting == "uniform":
         return None
-    weighting = Bootstrap() if isinstance(weighting, str) else weighting
+    weighting = _BY_NAME[weighting] if isinstance(weighting, str) else weighting
     return weighting.as_record(number, seed, samples)
 
 
@@ -130,6 +173,9 @@ def from_record(record: Mapping[str, Any] | None) -> Weighting:
         return "uniform"
     if record["kind"] == "bootstrap":
         return Bootstrap(seed=record["seed"])
+    if record["kind"] == "classes":
+        of = record["of"]
+        return ClassWeights(of if isinstance(of, str) else dict(of), record["field"])
     return Folds(**{name: value for name, value in record.items() if name != "kind"})
 
 
@@ -138,7 +184,7 @@ def make_weight_function(record: dict[str, Any] | None, source: Source) -> Calla
 
     Args:
         record: what `as_record` returned.
-        source: of the training records; a field that the folds depend on is read from it.
+        source: of the training records; a field that the weights depend on is read from it.
     """
     from pipelines import weights
 
@@ -146,6 +192,9 @@ def make_weight_function(record: dict[str, Any] | None, source: Source) -> Calla
         return None
     if record["kind"] == "bootstrap":
         return weights.bootstrap(record["seed"])
+    if record["kind"] == "classes":
+        of: Any = record["of"]
+        return weights.assigned(source.weigh_classes(record["field"], of if isinstance(of, str) else dict(of)))
     if "stratify" in record or "group" in record:
         fields = {name: record.get(name) for name in ("stratify", "group")}
         folds = source.number_folds(record["k"], record["seed"], **fields)

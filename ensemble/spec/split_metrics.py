@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ensemble.spec.task import Kind, Task, find_known
+from ensemble.spec.task import LABELS, NUMBERS, Kind, Task, find_known
 from ensemble.spec.validation import SpecError, unknown_name
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ class SplitMetric:
 
 
 _CLASSES: tuple[Kind, ...] = ("classification",)
-_LABELS: tuple[Kind, ...] = ("classification", "multilabel")
 _DENSITIES: tuple[Kind, ...] = ("gaussian",)
-_NUMBERS: tuple[Kind, ...] = ("regression", "gaussian", "quantiles")
 
 KNOWN: dict[str, SplitMetric] = {
     **dict.fromkeys(
@@ -66,15 +64,15 @@ KNOWN: dict[str, SplitMetric] = {
             "jaccard",
             "jaccard_macro",
         ),
-        SplitMetric("max", _LABELS),
+        SplitMetric("max", LABELS),
     ),
     **dict.fromkeys(
         ("balanced_accuracy", "matthews", "cohen_kappa", "top5_accuracy"), SplitMetric("max", _CLASSES)
     ),
-    **dict.fromkeys(("r2", "explained_variance", "pearson", "spearman"), SplitMetric("max", _NUMBERS)),
-    **dict.fromkeys(("mse", "rmse", "mae", "medae", "mape"), SplitMetric("min", _NUMBERS)),
-    "nll": SplitMetric("min", (*_LABELS, *_DENSITIES)),
-    "brier": SplitMetric("min", _LABELS),
+    **dict.fromkeys(("r2", "explained_variance", "pearson", "spearman"), SplitMetric("max", NUMBERS)),
+    **dict.fromkeys(("mse", "rmse", "mae", "medae", "mape"), SplitMetric("min", NUMBERS)),
+    "nll": SplitMetric("min", (*LABELS, *_DENSITIES)),
+    "brier": SplitMetric("min", LABELS),
     "crps": SplitMetric("min", _DENSITIES),
 }
 

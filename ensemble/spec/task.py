@@ -85,6 +85,7 @@ CLASSIFICATION = Task("classification")
 
 #: The tasks whose targets stand for classes or labels, also where they are floats.
 LABELS: tuple[Kind, ...] = ("classification", "multilabel")
+NUMBERS: tuple[Kind, ...] = ("regression", "gaussian", "quantiles")
 
 
 def find_known(target: ArrayT, *, of_labels: bool = False) -> ArrayT:

@@ -275,6 +275,13 @@ class Data:
             loader.close()
             self._before.update({"prepare_cpu_s": loader.stats()["prepare_cpu_s"]})
 
+    def split_steps(self, name: str) -> int:
+        """This rank's batches of a resident split."""
+        from pipelines.order.epoch_order import rank_bounds
+
+        first, last = rank_bounds(0, len(self.pipeline(name)), self._comm.rank, self._comm.world)
+        return -(-(last - first) // self._identity.batch_size)
+
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's share of a resident split, in its source's order, on the member's device."""
         share = self._resident(name).loader(self._identity.batch_size, self._comm.rank, self._comm.world)

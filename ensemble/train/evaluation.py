@@ -11,30 +11,25 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
-from ensemble.spec.losses import NamedLoss, find_wrong_label
+from ensemble.spec.losses import NamedLoss
 from ensemble.spec.split_metrics import KNOWN, compute, name_of
-from ensemble.spec.task import LABELS, Task, find_known
+from ensemble.spec.task import Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows
 from ensemble.train.job import LabelError
 from ensemble.train.member import TrainContext
-from ensemble.train.outputs import FirstCall, OutputError, explain_label_error, to_values
+from ensemble.train.outputs import FirstCall, OutputError, explain_label_error, to_scaled_values
+from ensemble.train.predictions import (
+    Rows,
+    concatenate_rows,
+    explain_labels,
+    explain_layout,
+    find_wrong_stored_label,
+)
 
 if TYPE_CHECKING:
     from pipelines import Batch
-
-
-#: Of the samples of a batch: values [b, ...], index [b], target [b, ...].
-Rows = tuple[Tensor, Tensor, Tensor | None]
-
-
-def concatenate_rows(rows: list[Rows]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The rows of all batches; None for what there is not."""
-    if not rows:
-        return None, None, None
-    values, index, target = zip(*rows, strict=True)
-    return torch.cat(values), torch.cat(index), None if target[0] is None else torch.cat(target)
 
 
 @contextlib.contextmanager
@@ -114,7 +109,7 @@ class _SplitRows:
         Raises:
             LabelError: a label of several is not in 0 ... 1.
         """
-        if (wrong := _find_wrong_label(task, target)) is not None:
+        if (wrong := find_wrong_stored_label(task, target)) is not None:
             raise LabelError(f"Ensemble.valid: sample {int(batch['index'][wrong[0]])} {wrong[1]}")
         if (why := explain_labels(task, target)) is not None:
             self._shape_mismatch = self._shape_mismatch or why
@@ -133,7 +128,7 @@ class _SplitRows:
             seen = observer.find(batch)
             if seen.task is None:
                 raise OutputError(seen.reason or "no task is declared")
-            return to_values(seen.task, first.output(), seen), seen.task
+            return to_scaled_values(recipe, seen.task, first.output(), seen), seen.task
         except OutputError as error:
             if recipe.task is not None:
                 raise
@@ -232,45 +227,3 @@ def measure_batch(task: Task, values: Tensor, target: Tensor) -> dict[str, Any]:
 def _mean_where(known: Tensor, values: Tensor, is_root: bool = False) -> Ratio:
     chosen = torch.where(known, values.double(), 0.0)
     return Ratio(chosen.sum(), known.sum(), is_root)
-
-
-def explain_shape_mismatch(task: Task, values: Tensor, target: Tensor | None) -> str | None:
-    """Why values [b, ...] and the target are not those of the task; None where they are.
-
-    Args:
-        target: as it is stored (`as_stored_target`).
-    """
-    why = explain_layout(task, values, target)
-    return explain_labels(task, target) if why is None and target is not None else why
-
-
-def explain_layout(task: Task, values: Tensor, target: Tensor | None) -> str | None:
-    """Why values do not have the layout of the task and the target; None where they do."""
-    positions = {"classification": 1, "gaussian": 1, "quantiles": 1}.get(task.kind, 0)
-    if task.kind != "free" and values.dim() < 1 + max(positions, task.kind == "multilabel"):
-        return f"values of shape {list(values.shape)} are not those of {task.kind}"
-    if task.kind == "free" or target is None:
-        return None
-    shape = values.shape[: values.dim() - positions]
-    if shape != target.shape:
-        return (
-            f"{task.kind}: values of shape {list(values.shape)} and the target {list(target.shape)} do not have "
-            "the same positions"
-        )
-    return None
-
-
-def explain_labels(task: Task, target: Tensor) -> str | None:
-    """Why a target, of `explain_shape_mismatch`, names no classes or labels; None where it does, or need not."""
-    if (wrong := _find_wrong_label(task, target)) is not None:
-        return f"{task.kind}: sample {wrong[0]} of a batch {wrong[1]}"
-    if task.kind in LABELS and target.is_floating_point():
-        return f"{task.kind}: the target has fractions, where it should name classes or labels"
-    return None
-
-
-def _find_wrong_label(task: Task, target: Tensor) -> tuple[int, str] | None:
-    """See `find_wrong_label`, for a target as it is stored."""
-    if task.kind != "multilabel":
-        return None
-    return find_wrong_label(torch.where(find_known(target, of_labels=True), target, 0))

@@ -55,7 +55,10 @@ class Lifecycle:
         """
         self._state.report_progress()
         if self._comm.world == 1:
-            self.execute(self._state.poll_command())
+            command = self._state.poll_command()
+            if command == "stop" and self._state.steps_elsewhere:  # only the loop knows its state within an epoch
+                raise StopTraining("stopped")
+            self.execute(command)
 
     # --- the start --------------------------------------------------------------------------------------
 
@@ -84,6 +87,8 @@ class Lifecycle:
             at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
             self._reporter.log(f"starts with the weights of {lineage['from']}{at}")
         optimization.start(saved, state.job.exchange_plan, initial)
+        if saved is not None:
+            state.own.load(saved.get("own", {}))
         if optimization.plan != ExchangePlan():
             compressions = sorted(optimization.bucket_compressions.items())
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
@@ -105,6 +110,14 @@ class Lifecycle:
         if at.handed_over is not None and not state.is_over:  # it was given more epochs
             at.handed_over, state.selection = None, Selection()
             state.optimization.kept.drop_best()
+
+    def reload(self) -> None:
+        """Give the model and all else the states of the checkpoint once more, by which the position is."""
+        saved = self._checkpointer.load(lambda file, error: None)
+        if saved is None:
+            raise TrainingError("the checkpoint from which the member has resumed is gone")
+        self._state.optimization.load(saved)
+        self._state.own.load(saved.get("own", {}))
 
     def begin(self) -> None:
         """Report the start of training; called when the first batch is there. All before it counts as start-up."""
@@ -204,9 +217,7 @@ class Lifecycle:
         _ = state.optimization  # raises where it is not prepared
         state.effects.open(state.inbox, None if state.is_over else state.at)
         while not state.is_over:
-            state.throughput.begin_epoch(self._data.stats())
-            if state.at.step == state.steps_per_epoch:  # only its evaluation is left, in which it was stopped
-                self.begin()
+            self.begin_epoch()
             try:
                 yield state.at.epoch
             except GeneratorExit:  # nothing is to be done here: the loop may be left by an exception
@@ -214,6 +225,13 @@ class Lifecycle:
                 raise
             self.end_epoch()
         self.conclude()
+
+    def begin_epoch(self) -> None:
+        """Start counting an epoch."""
+        state = self._state
+        state.throughput.begin_epoch(self._data.stats())
+        if state.at.step == state.steps_per_epoch:  # only its evaluation is left, in which it was stopped
+            self.begin()
 
     def end_left_epoch(self) -> None:
         """Where the train function has left `epochs` early: end the epoch in progress, and the member with it.
@@ -282,11 +300,12 @@ class Lifecycle:
         return epochs % self._state.ensemble.checkpoint_every == 0
 
     def _report_epoch(self) -> None:
-        at, optimization, stats = self._state.at, self._state.optimization, self._data.stats()
+        state, at, stats = self._state, self._state.at, self._data.stats()
+        optimization = state.optimization
         at.last_epoch_event = {
             **self._state.position,
             "metrics": to_json_metrics(at.metrics),
-            "train_loss": at.loss_sum / at.samples if at.samples else None,
+            "train_loss": at.loss_sum / at.samples if at.samples and not state.steps_elsewhere else None,
             "lr": optimization.lr,
             "samples": at.samples,
             "skipped_steps": at.skipped_steps,
@@ -381,6 +400,8 @@ class Lifecycle:
         at.stop_asked = find_first(self._comm, at.stop_asked)  # a resume within an epoch ends after it, too
         at.selection = {} if self._identity.selected_by is None else state.selection.as_dict()
         parts = state.optimization.state_dict()
+        if own := state.own.state_dict():
+            parts["own"] = own
         if state.observer.seen is not None:
             parts |= state.observer.seen.as_record()
         if self._comm.rank != 0:

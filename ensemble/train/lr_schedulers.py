@@ -6,9 +6,10 @@ noisy; a larger learning rate makes up for the fewer steps. How much larger is w
 `damped` and `capped_linear` are those of Svyatkovskiy et al. 2019 (FRNN), in absolute rates: a rate λ of one
 worker becomes min(n λ, 0.1), linear scaling up to a cap. `damped` divides λ by 1 + n/100 before, so that
 growth flattens towards 100 workers. In both λ decays by γ an epoch *below the cap*, where many stay long.
+The cap and the 100 are their options `max_lr` and `n0`.
 (Their program sets the damped rate, then overwrites it at each epoch by λ0 γ^epoch: it runs the second law.)
 
-The others multiply the optimizer's rate by a factor, which may begin with a linear warm-up (Goyal et al. 2017).
+The others multiply the optimizer's rate by a factor. All may begin with a linear warm-up (Goyal et al. 2017).
 `polynomial` after a warm-up is what LARS is used with (You et al. 2017, Jia et al. 2018: power 2).
 """
 
@@ -24,20 +25,17 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ensemble.spec.options import SCHEDULES, NamedOptions, resolve_with_hyperparameters
 
-#: The largest rate of FRNN, and what `min(λ0, 0.1)` holds a single worker's to.
-MAX_LR = 0.1
-
 Factor = Callable[[int], float]
 
 
-def damped(lr: float, workers: int, epoch: int, gamma: float) -> float:
-    """The rate of FRNN's damped law: min(n λ γ^epoch, 0.1) with λ = min(λ0, 0.1) / (1 + n/100)."""
-    return min(workers * min(lr, MAX_LR) / (1 + workers / 100) * math.pow(gamma, epoch), MAX_LR)
+def damped(lr: float, workers: float, epoch: int, *, gamma: float, max_lr: float, n0: float) -> float:
+    """The rate of FRNN's damped law: min(n λ γ^epoch, max_lr) with λ = min(λ0, max_lr) / (1 + n/n0)."""
+    return min(workers * min(lr, max_lr) / (1 + workers / n0) * math.pow(gamma, epoch), max_lr)
 
 
-def capped_linear(lr: float, workers: int, epoch: int, gamma: float) -> float:
-    """The rate of linear scaling up to a cap: min(n λ0 γ^epoch, 0.1)."""
-    return min(workers * lr * math.pow(gamma, epoch), MAX_LR)
+def capped_linear(lr: float, workers: float, epoch: int, *, gamma: float, max_lr: float) -> float:
+    """The rate of linear scaling up to a cap: min(n λ0 γ^epoch, max_lr)."""
+    return min(workers * lr * math.pow(gamma, epoch), max_lr)
 
 
 def warm_up(step: int, warmup_steps: int) -> float:
@@ -94,11 +92,12 @@ def make_schedule(
     Args:
         options: a name of `ensemble.spec.options.SCHEDULES`, or a dict of the name and options. `warmup_epochs`
             may be a fraction. `base_batch_size` is the batch size for which the learning rate was chosen: the rate
-            is multiplied by batch_size / base_batch_size (Goyal et al. 2017); None does not change it.
+            is multiplied by batch_size / base_batch_size (Goyal et al. 2017); None does not change it. In the laws
+            of FRNN that quotient is n; None takes the number of workers.
         optimizer: its learning rates are the λ0.
         params: hyperparameters; one of an option's name takes the option's place.
         steps, steps_per_epoch: of the whole training.
-        workers: of the member, n.
+        workers: of the member.
         batch_size: of the global batch.
 
     Raises:
@@ -106,12 +105,14 @@ def make_schedule(
     """
     given = resolve_with_hyperparameters("schedule", options, SCHEDULES, params)
     name = given.pop("name")
-    if name in ("damped", "capped_linear"):
-        law = damped if name == "damped" else capped_linear
-        lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
-        return LambdaLR(optimizer, [_divide_law(law, lr, workers, steps_per_epoch, given["gamma"]) for lr in lrs])
-    given["warmup_steps"] = round(given.pop("warmup_epochs") * steps_per_epoch)
+    warmup_steps = round(given.pop("warmup_epochs") * steps_per_epoch)
     base = given.pop("base_batch_size")
+    if name in ("damped", "capped_linear"):
+        law = functools.partial(damped if name == "damped" else capped_linear, **given)
+        n = workers if base is None else batch_size / base
+        lrs = [float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        return LambdaLR(optimizer, [_divide_law(law, lr, n, steps_per_epoch, warmup_steps) for lr in lrs])
+    given["warmup_steps"] = warmup_steps
     factor: Factor
     decays: dict[str, Callable[..., float]] = {"polynomial": polynomial, "cosine": cosine}
     if name == "constant":
@@ -125,7 +126,7 @@ def make_schedule(
 
 
 def _divide_law(
-    law: Callable[[float, int, int, float], float], lr: float, workers: int, steps_per_epoch: int, gamma: float
+    law: Callable[[float, float, int], float], lr: float, workers: float, steps_per_epoch: int, warmup_steps: int
 ) -> Factor:
-    """An absolute rate as a factor of λ0."""
-    return lambda step: law(lr, workers, step // steps_per_epoch, gamma) / lr if lr else 0.0
+    """Warm-up, then an absolute rate, as a factor of λ0."""
+    return lambda step: warm_up(step, warmup_steps) * law(lr, workers, step // steps_per_epoch) / lr if lr else 0.0

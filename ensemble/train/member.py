@@ -29,14 +29,17 @@ from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangeOptions
 from ensemble.spec import Ensemble
 from ensemble.spec.task import Task
+from ensemble.store import RunDir
 from ensemble.train.compilation import compile_forward, release_caches
 from ensemble.train.effects import Effects
 from ensemble.train.evaluator import Evaluator, Measure
+from ensemble.train.foreign_loop import EpochLoader, Fields, ForeignLoop
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.mixup import MixedBatch
 from ensemble.train.optimization import Optimization
+from ensemble.train.predictions import Predict, predict
 from ensemble.train.state import TrainState
 from ensemble.train.steps import TrainingSteps
 
@@ -72,6 +75,7 @@ class TrainContext:
         self._evaluator = Evaluator(state)
         self._life = Lifecycle(state, self._evaluator)
         self._steps = TrainingSteps(state, self._life)
+        self._foreign = ForeignLoop(state, self._life)
         own = self.identity = job.identity
         self.params: dict[str, Any] = Hyperparameters(own.params)
         self.device, self.observer, self.comm = state.device, state.observer, comm
@@ -106,6 +110,21 @@ class TrainContext:
         if own.compile is not None:
             compile_forward(model, own.compile, Path(state.job.run_dir))
         return model, optimizer
+
+    def state(self, name: str, value: Any) -> None:
+        """Let checkpoints hold the state of another object: a scheduler, averaged weights, a framework's trainer.
+
+        Where the member resumes, the object gets its state: here, or in `prepare` if that is called later.
+
+        Args:
+            name: under which it is saved; the same in each attempt.
+            value: has `state_dict()` and `load_state_dict(state)`; the state is of dicts, lists, tuples, numbers,
+                texts, None and tensors.
+
+        Raises:
+            TrainingError: the name is taken, the object has no state, or the checkpoint has none of it.
+        """
+        self._state.own.add(name, value)
 
     # --- the loop ---------------------------------------------------------------------------------------
 
@@ -145,6 +164,39 @@ class TrainContext:
         """
         self._state.collate = collate or self._state.collate
         return self._steps.batches() if split == "train" else self._evaluator.batches(split)
+
+    def dataloader(
+        self,
+        split: str = "train",
+        *,
+        fields: Fields = None,
+        collate: Collate | None = None,
+        counts_from_0: bool = True,
+    ) -> EpochLoader:
+        """This rank's batches of a split, for a loop that calls backward and its optimizer itself.
+
+        Each pass over "train" is an epoch: `for epoch in range(epochs): for batch in loader:` stays as it is, and
+        `member.step()` is not called. What is reported until the next pass is of this epoch. After a resume,
+        passes that were trained before are empty, what is reported after them is left out, and all that `prepare`
+        and `state` were given has its state again when the first pass begins that is not. Checkpoints and commands
+        are between epochs.
+
+        Args:
+            split: "train", for which `prepare` comes before the first pass; or one of `splits`.
+            fields: names of fields: a batch is a tuple of them. A dict, names -> fields: a dict of those. None: it
+                is the batch. Tensors stay valid.
+            collate: see `batches`.
+            counts_from_0: of "train": False for a loop that begins at the epoch of the checkpoint by itself.
+        """
+        if split == "train":
+            self._foreign.counts_from_0 = counts_from_0
+        self._state.collate = collate or self._state.collate
+        return EpochLoader(self._state, self._evaluator, self._foreign, split, fields)
+
+    def end_epoch(self) -> None:
+        """End the epoch of `dataloader("train")` here, not where the next pass begins: report and save it, and
+        execute the pruner's decision. A framework's hook calls it."""
+        self._foreign.end_epoch()
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager for forward passes in the member's precision."""
@@ -225,6 +277,8 @@ class TrainContext:
         Args:
             metrics: by name, means over the validation split; a NaN is recorded as unknown.
         """
+        if self._foreign.is_idle:
+            return
         at = self._state.at
         at.metrics, at.is_reported = {name: float(value) for name, value in metrics.items()}, True
 
@@ -285,7 +339,7 @@ class TrainContext:
     # --- the end ----------------------------------------------------------------------------------------
 
     def use_weights(
-        self, state_dict: Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None = None
+        self, weights: nn.Module | Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None = None
     ) -> None:
         """Let weights of the function's own count for the member, such as those that a framework kept as its best.
 
@@ -294,15 +348,21 @@ class TrainContext:
         member that was interrupted later has them, too.
 
         Args:
-            state_dict: of the model that was prepared. That of rank 0 counts; other ranks may give None.
+            weights: the state_dict of the model that was prepared, or a module that has such a one, as that of
+                averaged weights (`averaged.module`). Those of rank 0 count; other ranks may give None.
             metrics: of these weights, the objective among them, which ranks the member; without them, those that
                 were reported last count.
 
         Raises:
             TrainingError: the member is still in training, or the weights are not of its model.
         """
-        self._life.end_left_epoch()
-        self._life.use_weights(state_dict, metrics)
+        if self._foreign.is_idle and isinstance(weights, Mapping):
+            raise TrainingError(
+                "member.use_weights() needs the module itself here, such as averaged.module: its weights of "
+                "before the resume, or of before the member ended, are loaded first"
+            )
+        self._end_loop()
+        self._life.use_weights(weights.state_dict() if isinstance(weights, nn.Module) else weights, metrics)
 
     def predictions(
         self,
@@ -325,8 +385,30 @@ class TrainContext:
             TrainingError: the weights that are kept are not known yet; the shapes do not fit, or a sample is there
                 twice.
         """
-        self._life.end_left_epoch()
+        self._end_loop()
         self._evaluator.save_predictions(split, task, values, index, target)
+
+    def predict_all(self, function: Predict | None = None) -> None:
+        """Predict each of `splits` with the weights that are kept, and save the predictions; all ranks call it.
+
+        Where there are none, the member's log says why.
+
+        Args:
+            function: `f(model, batch) -> values [b, ...]`, laid out by the task (`ensemble.spec.task`), called
+                without gradients, in the member's precision, the model in evaluation mode. None: `Recipe.predict`;
+                or what follows from the outputs of the model, where training called it with fields of the batch.
+
+        Raises:
+            TrainingError: no function is given, and the ensemble has no Recipe.
+        """
+        self._end_loop()
+        for split in self.splits:
+            predict(self._evaluator, self._state, split, function)
+
+    def _end_loop(self) -> None:
+        """End the epoch in progress of a loop that the train function has left."""
+        self._foreign.end()
+        self._life.end_left_epoch()
 
     def report_unused(self) -> None:
         """Report the hyperparameters that nothing has read so far; the run warns about them once."""
@@ -346,6 +428,16 @@ class TrainContext:
         self._state.reporter.log(text)
 
     @property
+    def is_over(self) -> bool:
+        """Whether all epochs are trained, or the member has stopped early: only its predictions may be left."""
+        return self._state.is_over
+
+    @property
+    def directory(self) -> Path:
+        """Of the member's files, in the run directory; it is kept with the run."""
+        return RunDir(self._state.job.run_dir).member(self.identity.member)
+
+    @property
     def position(self) -> dict[str, int]:
         """Own epoch and step in it."""
         return self._state.position
@@ -362,6 +454,7 @@ class TrainContext:
 
     def finish(self) -> None:
         """Save and report the end of the training loop; end an epoch that it left after the last step."""
+        self._foreign.end()
         self._life.finish()
 
     def save(self) -> None:
@@ -380,5 +473,5 @@ class TrainContext:
         if state.prepared is not None:
             state.prepared.close()
         release_caches()
-        for part in (state.data, state.effects, self._evaluator, self._life, self._steps, state):
+        for part in (state.data, state.effects, self._evaluator, self._life, self._steps, self._foreign, state):
             vars(part).clear()

@@ -225,8 +225,11 @@ class Optimization:
         self._sent = self._comm.sent_bytes  # measurements are not counted
         if initial is not None:
             self.model.load_state_dict(initial)
-        if state is None:
-            return
+        if state is not None:
+            self.load(state)
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Load a `state_dict`."""
         self.model.load_state_dict(state["model"])
         self.kept.load_state_dict(state)
         if "optimizer" not in state:  # it has ended: `keep_weights_only`

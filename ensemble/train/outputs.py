@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.task import CLASSIFICATION, Task, as_task, find_known
+from ensemble.spec.task import CLASSIFICATION, NUMBERS, Task, as_task, find_known
 from ensemble.train.call import Call, Observation, find_call, find_target
 from ensemble.train.infer_task import (
     PREDICT,
@@ -142,7 +142,7 @@ def compute_values(
     outputs = compute_outputs(recipe, model, batch, seen)
     if seen.task is None:
         raise OutputError(seen.reason or f"nothing says what is predicted; {PREDICT}")
-    return to_values(seen.task, outputs, seen)
+    return to_scaled_values(recipe, seen.task, outputs, seen)
 
 
 def observe(
@@ -204,6 +204,29 @@ def to_values(task: Task, outputs: Any, seen: Observation | None = None) -> Tens
             f"{PREDICT}"
         )
     return _shape_points(scores, seen) if task.kind == "regression" else scores
+
+
+def to_scaled_values(recipe: Recipe, task: Task, outputs: Any, seen: Observation | None = None) -> Tensor:
+    """`to_values` in the target's own unit, where the Recipe says by which scale the model has learned it.
+
+    Raises:
+        OutputError: the outputs are of another kind, or of a task that has no numbers.
+    """
+    values = to_values(task, outputs, seen)
+    if recipe.target_scale is None:
+        return values
+    if task.kind not in NUMBERS:
+        raise OutputError(f"Recipe.target_scale is for numbers, and the task is {task.kind}")
+    return scale_values(task, values, *recipe.target_scale)
+
+
+def scale_values(task: Task, values: Tensor, shift: float, factor: float) -> Tensor:
+    """Predictions of numbers y as those of y * factor + shift."""
+    import torch
+
+    if task.kind == "gaussian":
+        return torch.stack([values[..., 0] * factor + shift, values[..., 1] * factor**2], dim=-1)
+    return values * factor + shift
 
 
 def _to_probabilities(scores: Tensor, seen: Observation | None) -> Tensor:

@@ -12,6 +12,8 @@ alike.
 from __future__ import annotations
 
 import contextlib
+import functools
+import platform
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -110,7 +112,16 @@ class MixedPrecision:
             raise TrainingError(
                 f"precision={self.precision!r} keeps the weights in fp32: leave out model.half(), autocast casts"
             )
-        if self.precision == "fp16" and self._device.type == "cpu":
+        dtype = _AUTOCAST.get(self.precision)
+        if dtype is None or self._device.type != "cpu":
+            return
+        if not has_bf16():
+            warnings.warn(
+                f"precision={self.precision!r}: this processor has no AVX-512; convolutions and matrix "
+                "products take several times as long without it as in 'fp32'",
+                stacklevel=2,
+            )
+        if not has_onednn_lstm(dtype):
             lstm_without_onednn(model)
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -182,12 +193,33 @@ def step_schedule(schedule: Any, *, stepped: bool) -> None:
         schedule.step()
 
 
-def lstm_without_onednn(model: nn.Module) -> None:
-    """Compute the model's LSTMs without oneDNN, which has no fp16 kernel for them on a CPU.
+def has_bf16() -> bool:
+    """Whether oneDNN has fast kernels for bf16 on this processor: of x86, those with AVX-512."""
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return not is_x86 or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
-    oneDNN fails with "could not create a primitive descriptor for the LSTM forward propagation primitive". torch's
-    own kernel, with matrix products in fp16 and the cell in fp32, is slow and correct; GRU and RNN have only that
-    kernel.
+
+@functools.cache
+def has_onednn_lstm(dtype: torch.dtype) -> bool:
+    """Whether oneDNN trains an LSTM in `dtype` on this processor, found by training a small one.
+
+    It has no fp16 kernel, and one for bf16 only where the processor has AVX-512: "could not create a primitive
+    descriptor for the LSTM forward propagation primitive". torch chooses oneDNN without asking.
+    """
+    with torch.random.fork_rng(devices=[]):
+        layer, steps = nn.LSTM(4, 4), torch.zeros(2, 1, 4)
+    try:
+        with torch.enable_grad(), torch.autocast("cpu", dtype):
+            layer(steps)[0].float().sum().backward()
+    except RuntimeError:
+        return False
+    return True
+
+
+def lstm_without_onednn(model: nn.Module) -> None:
+    """Compute the model's LSTMs by torch's own kernel: matrix products in 16 bits and the cell in fp32.
+
+    It is slower than oneDNN's and correct; GRU and RNN have only that kernel.
     """
     for module in model.modules():
         if isinstance(module, nn.LSTM):

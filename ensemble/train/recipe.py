@@ -13,25 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe, SpecError
-from ensemble.spec.task import Task
-from ensemble.train.call import Observation, find_target
-from ensemble.train.data import as_stored_target
-from ensemble.train.evaluation import (
-    Rows,
-    concatenate_rows,
-    evaluate,
-    explain_shape_mismatch,
-    explaining_label_errors,
-)
+from ensemble.train.evaluation import evaluate, explaining_label_errors
 from ensemble.train.forward_errors import describe_error
-from ensemble.train.gather import find_first
 from ensemble.train.kept_network import NotKept
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
 from ensemble.train.mixup import mixed_losses
 from ensemble.train.node_checks import NODE_DIRECTORY
 from ensemble.train.optimizers import make_recipe_optimizer
-from ensemble.train.outputs import OutputError, compute_outputs, compute_values
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -63,8 +52,7 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         if epoch == 0:
             member.report_unused()
 
-    for split in member.splits:
-        predict(recipe, member, split)
+    member.predict_all()
 
 
 def build_model(recipe: Recipe, member: TrainContext) -> nn.Module:
@@ -151,47 +139,3 @@ def _make_schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.
         workers=own.widened_from or own.workers,
         batch_size=own.batch_size,
     )
-
-
-def predict(recipe: Recipe, member: TrainContext, split: str) -> None:
-    """Save the member's predictions for a split; where there are none, log why."""
-    rows: list[Rows] = []
-    why, task, is_foreign = None, None, False  # whether some targets are of another kind than the task's
-    try:
-        with member.evaluating() as model:
-            for batch in member.batches(split):
-                with member.autocast():
-                    values, task = predict_batch(recipe, member, model, batch)
-                target = as_stored_target(task, find_target(batch, recipe.target))
-                why = explain_shape_mismatch(task, values, target)
-                if why is not None and split == "shifted" and target is not None:
-                    is_foreign, why = True, explain_shape_mismatch(task, values, None)
-                if why is not None:
-                    break
-                kept = None if target is None else target.cpu().clone()
-                rows.append((values.cpu(), batch["index"].cpu().clone(), kept))
-    except OutputError as error:
-        why = str(error)
-    why = find_first(member.comm, why)
-    if why is not None:
-        member.log(f"no predictions on {split!r} are saved: {why}")
-        return
-    found, index, targets = concatenate_rows(rows)
-    member.predictions(split, found, index, None if find_first(member.comm, is_foreign or None) else targets, task)
-
-
-def predict_batch(recipe: Recipe, member: TrainContext, model: nn.Module, batch: Batch) -> tuple[Tensor, Task]:
-    """The predictions of a batch, float32 [b, ...], and their task.
-
-    Raises:
-        OutputError: there is no task, or the outputs are not what it needs.
-    """
-    observer = member.observer
-    if recipe.predict is None and observer.find(batch) == Observation():  # of a checkpoint before there was one
-        with observer.watching(model, batch):
-            compute_outputs(recipe, model, batch)
-    values = compute_values(recipe, model, batch, observer.find(batch))
-    seen = observer.find(batch, values if recipe.predict is not None else None)
-    if seen.task is None:
-        raise OutputError(seen.reason or "nothing says what is predicted: declare Recipe(task=...)")
-    return values, seen.task

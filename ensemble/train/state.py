@@ -16,6 +16,7 @@ from ensemble.train.gpu_busy import open_gpu_busy
 from ensemble.train.job import Command, Inbox, Job, TrainingError
 from ensemble.train.observer import Observer
 from ensemble.train.optimization import Optimization
+from ensemble.train.own_states import OwnStates
 from ensemble.train.precision import MixedPrecision
 from ensemble.train.selection import Selection
 from ensemble.train.throughput import Throughput
@@ -37,6 +38,8 @@ class TrainState:
         selection: which evaluation was the best, and whether the member has stopped early.
         throughput: how fast it trains.
         micro_batches: of the training step in progress; None between steps.
+        own: what else its checkpoints hold.
+        steps_elsewhere: whether a loop that is not ours computes the steps, so that their losses are not known.
         saved_at: epoch and step of the checkpoint that has the weights that count; None where none has.
         gpu_busy: measures how long its GPU is busy; None on the CPU.
     """
@@ -53,6 +56,7 @@ class TrainState:
         self.is_own_loop = has_own_loop(recipe)
         self.collate: Any = getattr(recipe, "collate", None)
         self.prepared: Optimization | None = None
+        self.own, self.steps_elsewhere = OwnStates(), False
         self.at, self.selection, self.throughput = Position(), Selection(), Throughput()
         self.micro_batches: MicroBatches | None = None
         self.saved_at: tuple[int, int] | None = None

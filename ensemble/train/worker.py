@@ -34,8 +34,9 @@ from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import EventReporter, FailureNote, Reporter
 from ensemble.train.seeding import process_settings, seed_everything
 
-#: Parts of the messages of PyTorch, C++ and OpenCV when an allocation fails.
-_NO_MEMORY = ("can't allocate memory", "bad_alloc", "Insufficient memory")
+#: Parts of the messages of PyTorch, C++, OpenCV, numpy and Python when an allocation fails, in a stage as well: a
+#: record that could not be prepared for want of memory is not at fault.
+_NO_MEMORY = ("can't allocate memory", "bad_alloc", "Insufficient memory", "Unable to allocate", "MemoryError")
 
 
 def run(

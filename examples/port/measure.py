@@ -32,12 +32,9 @@ OPTIONS = {"trials": 8, "epochs": 3, "samples": 12000, "together": 4}
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-def count_changes(name):
-    """Lines of a port that are not in plain.py, and lines of that which are gone; without empty ones."""
-    sides = [
-        [x for x in (HERE / f"{s}.py").read_text(encoding="utf-8").splitlines() if x.strip()]
-        for s in ("plain", name)
-    ]
+def count_changes(plain, port):
+    """Lines of a port that are not in the plain script, and lines of that which are gone; without empty ones."""
+    sides = [[x for x in file.read_text(encoding="utf-8").splitlines() if x.strip()] for file in (plain, port)]
     changes = [line[0] for line in difflib.ndiff(*sides)]
     return changes.count("+"), changes.count("-")
 
@@ -51,39 +48,47 @@ def sum_memory():
     return total / 2**20
 
 
-def run(name, data, options):
-    """One run of a script in a process of its own: seconds, CPU-seconds, peak memory, and what it found."""
+def run(command):
+    """What a command needs in processes of its own: seconds, CPU-seconds, peak memory; and what it prints."""
+    before, began, peak = os.times(), time.monotonic(), 0.0
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.5)
+                    break
+                peak = max(peak, sum_memory())
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        seconds = time.monotonic() - began
+        log.seek(0)
+        printed = log.read()
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{printed}")
+    with contextlib.suppress(ChildProcessError):
+        while True:  # those that it leaves are ours: their time counts when we have waited for them
+            os.wait()
+    after = os.times()
+    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"seconds": seconds, "cpu_s": cpu_s, "pss_mib": peak}, printed
+
+
+def run_script(name, data, options):
+    """One run of a script: what it needed and found."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / f"{name}.py"), data, "--out", f"{folder}/result.json"]
         for option, value in options.items():
             command += [f"--{option}", str(value)]
-        before, began, peak = os.times(), time.monotonic(), 0.0
-        with open(f"{folder}/log", "w+", encoding="utf-8") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-            try:
-                while True:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(0.5)
-                        break
-                    peak = max(peak, sum_memory())
-            finally:
-                if process.returncode is None:
-                    os.killpg(process.pid, signal.SIGTERM)
-            seconds = time.monotonic() - began
-            if process.returncode:
-                log.seek(0)
-                raise SystemExit(f"{name}.py failed:\n{log.read()}")
-        with contextlib.suppress(ChildProcessError):
-            while True:  # those that it leaves are ours: their time counts when we have waited for them
-                os.wait()
-        after = os.times()
-        cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
-        return {
-            "seconds": seconds,
-            "cpu_s": cpu_s,
-            "pss_mib": peak,
-            **json.loads(Path(folder, "result.json").read_text(encoding="utf-8")),
-        }
+        needed, _ = run(command)
+        return {**needed, **json.loads(Path(folder, "result.json").read_text(encoding="utf-8"))}
+
+
+def prepare_to_measure():
+    """Let processes that a run leaves be waited for here; a SIGTERM ends what is running."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped: the runs that have ended are in the file"))
 
 
 def choose_next(counts):
@@ -111,7 +116,7 @@ def summarize(runs):
     """A row per script: its lines, as the file is now, and the medians of its runs."""
     rows = []
     for name in SCRIPTS:
-        added, removed = count_changes(name)
+        added, removed = count_changes(HERE / "plain.py", HERE / f"{name}.py")
         medians = {key: statistics.median(r[key] for r in runs[name]) for key in ("seconds", "cpu_s", "pss_mib")}
         accuracy = statistics.mean(compare_trials(runs)[name].values())
         rows.append({"script": name, "added": added, "removed": removed, **medians, "accuracy": accuracy})
@@ -165,11 +170,10 @@ def main():
     if given.data is not None:
         if {key: figures[key] for key in about} != about:
             raise SystemExit(f"{given.out} has runs with other options or of another machine: give another --out")
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped: the runs that have ended are in the file"))
+        prepare_to_measure()
         for _ in range(given.repeats * len(SCRIPTS)):
             name = choose_next({name: len(runs) for name, runs in figures["runs"].items()})
-            figures["runs"][name].append(run(name, given.data, about["options"]))
+            figures["runs"][name].append(run_script(name, given.data, about["options"]))
             given.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     elif not given.out.exists():
         parser.error(f"there is no {given.out}: name the folder of the data")

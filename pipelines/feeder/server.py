@@ -223,7 +223,7 @@ class Feeder:
 
         Samples `prepared` and `consumed` (without skipped records), `resident`, `skipped`; worker `restarts`;
         consumers `detached`; `members` that read now; CPU-seconds by role; process ids; `fullness`, the mean
-        levels of the queues (`pipelines.feeder.statistics`).
+        levels of the queues (`pipelines.feeder.statistics`) over `recorded_s` seconds.
         """
         pool = self._pool
         return {
@@ -239,6 +239,7 @@ class Feeder:
             },
             "capacity": self._stream.capacity,
             "fullness": self._statistics.levels.means(),
+            "recorded_s": self._statistics.levels.recorded_s,
             "group": None if self._group is None else self._group.stats(),
             "workers": pool.pids,
             "bad": dict(pool.bad),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # a report reads levels without importing a feeder
     from pipelines.order.stream import Stream
     from pipelines.workers.worker_pool import WorkerPool
 
-RING, WORKERS, LINK, WAITING = "ring", "workers", "link", "waiting"
+RING, WORKERS, LINK, WAITING, FULL = "ring", "workers", "link", "waiting", "full"
 _MIN_SPAN_S = 0.5
 
 
@@ -51,6 +51,13 @@ class QueueLevels:
         with self._lock:
             self._accumulate()
             return {name: total / self._span_s if self._span_s else 0.0 for name, total in self._sums.items()}
+
+    @property
+    def recorded_s(self) -> float:
+        """Seconds in which there were levels: with it `means` of two moments give those of the time between."""
+        with self._lock:
+            self._accumulate()
+            return self._span_s
 
     def _accumulate(self) -> None:
         """Add the present levels up to now."""
@@ -93,6 +100,7 @@ class FeederStatistics:
             RING: max(0, stream.ready - low) / stream.capacity,
             WORKERS: self._pool.busy_fraction,
             WAITING: float(self._consumers.is_any_waiting()),
+            FULL: float(stream.ready + stream.block_size > low + stream.capacity),
         }
         if link_level is not None:
             levels[LINK] = link_level
@@ -121,7 +129,8 @@ def bottleneck(levels: dict[str, float]) -> str | None:
     Args:
         levels: mean levels: `ring`, the fraction of slots with samples that are not yet released; `workers`, the
             fraction of busy workers; `link`, the fraction of the time in which samples were sent or received;
-            `waiting`, the fraction in which some consumer waited.
+            `waiting`, the fraction in which some consumer waited. `full`, in which the ring had no room for
+            another block, is not needed.
     """
     if not levels:
         return None

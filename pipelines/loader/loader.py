@@ -236,8 +236,8 @@ class Loader(Resumable):
         if self._client is not None:
             try:
                 self._client.release(self._position(epoch + 1, 0))
-            except messages.ConnectionLost:
-                self.close()
+            except messages.ConnectionLost as lost:
+                self._go_on_alone(epoch + 1, 0, lost)
 
     def _find_skipped(self, batch: Batch, epoch: int, start: int, stop: int) -> list[int]:
         """The indices among this rank's rows of a batch that were left out."""
@@ -252,12 +252,7 @@ class Loader(Resumable):
             try:
                 batch = self._read_batch(epoch, step, start, stop)
             except messages.ConnectionLost as lost:
-                self.close()
-                warnings.warn(
-                    f"{self._name or 'a consumer'} goes on alone from epoch {epoch}, step {step}, with the same "
-                    f"batches, and looks for a feeder from time to time: {lost}",
-                    stacklevel=3,
-                )
+                self._go_on_alone(epoch, step, lost)
             else:
                 if batch is not None:
                     self._counts["shared_batches"] += 1
@@ -318,8 +313,8 @@ class Loader(Resumable):
             ring.wait(released=base + start, want=base + stop)
             self._waited_s += time.perf_counter() - began
             self._is_admitted(ring, epoch, start, stop)
-        except messages.ConnectionLost:
-            self.close()
+        except messages.ConnectionLost as lost:
+            self._go_on_alone(epoch, step, lost)
         return self.shared
 
     def _is_verified(self, ring: StreamClient) -> bool:
@@ -374,6 +369,16 @@ class Loader(Resumable):
 
     # --- the stream -------------------------------------------------------------------------------------
 
+    def _go_on_alone(self, epoch: int, step: int, lost: messages.ConnectionLost) -> None:
+        """Leave a stream that was lost, with a warning where something is left to read."""
+        self.close()
+        if epoch < self.reading.epochs.stop:
+            warnings.warn(
+                f"{self._name or 'a consumer'} goes on alone from epoch {epoch}, step {step}, with the same "
+                f"batches, and looks for a feeder from time to time: {lost}",
+                stacklevel=4,
+            )
+
     def _position(self, epoch: int, step: int) -> int:
         return epoch * self.reading.n + min(self.reading.n, step * self.reading.batch_size)
 
@@ -425,6 +430,8 @@ class Loader(Resumable):
                 self._address = None
             elif not refused.retry:
                 raise PipelineError(str(refused)) from None
+            else:
+                self._attach_error = f"{refused}; it looks for a place from time to time"
 
 
 def _iterate_batches(epochs: Iterator[Epoch]) -> Iterator[Batch]:

@@ -17,6 +17,7 @@ from pipelines.sources._memmap import memmap
 from pipelines.sources._parquet import parquet
 from pipelines.sources._tar import tar
 from pipelines.sources._tfrecord import tfrecord
+from pipelines.sources._windows import windows
 
 __all__ = [
     "Source",
@@ -33,4 +34,5 @@ __all__ = [
     "parquet",
     "tar",
     "tfrecord",
+    "windows",
 ]

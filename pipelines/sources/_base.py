@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -19,7 +19,7 @@ from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import Description, describe, digest, is_ours, known_as
 from pipelines.sources import _splits
-from pipelines.sources._labels import Values, pack_values
+from pipelines.sources._labels import Values, encode_classes, format_classes, pack_values, read_values
 from pipelines.sources._origin import Indices, Origin, digest_indices
 from pipelines.sources._sides import Sketch, sketch_numbers
 
@@ -279,6 +279,37 @@ class Source(ABC):
     ) -> npt.NDArray[np.int64]:
         """Returns the number of each record's fold, 0 to k - 1, int64 [n]: those of `folds`."""
         return _splits.assign_folds(self, k, seed, stratify, group)
+
+    def weigh_classes(
+        self, field: str, weights: str | Mapping[Any, float] = "balanced"
+    ) -> npt.NDArray[np.float64]:
+        """Returns a weight for each record by its class, float64 [n], for `pipelines.weights.assigned`.
+
+        Args:
+            field: one class in each record: an integer, a boolean or a text.
+            weights: "balanced": records / (classes * records of the class); or that of each class, by the label as
+                the records have it, or by its name.
+
+        Raises:
+            PipelineError: a value is no class, a class has no weight, or no record is of a class that has one.
+        """
+        codes, classes = encode_classes(read_values(self, field, "weigh_classes()"), f"the field {field!r}")
+        if isinstance(weights, str):
+            if weights != "balanced":
+                raise PipelineError(f"weigh_classes(): weights are 'balanced' or class -> weight, got {weights!r}")
+            return (len(codes) / (len(classes) * np.bincount(codes)))[codes]
+        names = self.find_class_names(field)
+        numbered = dict(enumerate(names.union)) if names is not None and names.which is None else {}
+        keys = [label if label in weights else numbered.get(label, label) for label in classes]
+        if missing := [key for key in keys if key not in weights]:
+            raise PipelineError(
+                f"the class {missing[0]!r} of the field {field!r} has no weight, {list(weights)} have"
+            )
+        if foreign := [key for key in weights if key not in keys]:
+            raise PipelineError(
+                f"no record has the class {foreign[0]!r} in the field {field!r}; there are {format_classes(keys)}"
+            )
+        return np.array([weights[key] for key in keys], np.float64)[codes]
 
     def take(self, n: int) -> Subset:
         """Returns a source of the first `n` records.

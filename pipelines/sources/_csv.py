@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -55,7 +55,11 @@ class Csv(TextRows):
         names: Sequence[str] | None,
         delimiter: str,
         quote: str | None,
+        missing: str = "error",
     ) -> None:
+        if missing not in ("error", "nan"):
+            raise PipelineError(f"csv(): missing must be 'error' or 'nan', got {missing!r}")
+        self.keeps_missing = missing == "nan"
         for name, value in (("delimiter", delimiter), ("quote", quote)):
             if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n"):
                 raise PipelineError(f"csv(): {name} must be one ASCII character, got {value!r}")
@@ -71,8 +75,9 @@ class Csv(TextRows):
         else:
             header = [names] if isinstance(names, str) else list(names)
         self._header = header
-        if len(set(header)) < len(header):
-            twice = next(name for name in header if header.count(name) > 1)
+        chosen = [columns] if isinstance(columns, str) else columns or header
+        twice = next((name for name in chosen if header.count(name) > 1), None)
+        if twice is not None:
             raise PipelineError(
                 f"csv({files[0].path!r}): two columns are called {twice!r}; give other names= to all"
             )
@@ -146,7 +151,7 @@ class Csv(TextRows):
         self._chosen = [(name, self._header.index(name), self.types[name]) for name in asked]
 
     def _infer_types(self, names: list[str]) -> dict[str, str]:
-        finder = _TypeFinder(self._header, names, self.delimiter, self.quote)
+        finder = _TypeFinder(self._header, names, self.delimiter, self.quote, self.keeps_missing)
         # In a thread of its own, because Arrow's CSV reader takes over the signals of a main thread, and keeps a
         # pipe for them open.
         with ThreadPoolExecutor(1) as thread:
@@ -171,13 +176,16 @@ class Csv(TextRows):
         record = {}
         for name, position, kind in self._chosen:
             try:
-                record[name] = values[position] if kind == "str" else _convert(values[position], kind)
+                record[name] = (
+                    values[position] if kind == "str" else _convert(values[position], kind, self.keeps_missing)
+                )
             except ValueError as error:
                 raise SampleError(index, self.where(index), f"column {name!r} {error}") from None
         return record
 
     def identity(self) -> Any:
-        return {**super().identity(), "form": [self.delimiter, self.quote, self._header]}
+        keeps = ["nan"] if self.keeps_missing else []  # else it is what it was before there was a choice
+        return {**super().identity(), "form": [self.delimiter, self.quote, self._header, *keeps]}
 
 
 def csv(
@@ -187,6 +195,7 @@ def csv(
     names: Sequence[str] | None = None,
     delimiter: str = ",",
     quote: str | None = '"',
+    missing: Literal["error", "nan"] = "error",
 ) -> Csv:
     """Makes a source of the rows of CSV files (RFC 4180, UTF-8), without loading them.
 
@@ -194,9 +203,9 @@ def csv(
     (`true`, `false`) or else text. Where digits would be lost, the column is text: integers of more than 64 bits
     or with leading zeros (`007`), and integers among other numbers that a float64 does not hold. A blank
     value, `NA`, `N/A`, `NULL` or `null` among numbers is missing: reading that row is an error, which
-    `Pipeline(on_error="skip")` leaves out. So is a row of more or fewer values than columns, and a number that
-    the declared type does not hold. Empty lines are no rows. A header of numbers is warned of, because it may
-    be a record.
+    `Pipeline(on_error="skip")` leaves out, unless it is `missing="nan"`. An error, too, is a row of more or fewer
+    values than columns, and a number that the declared type does not hold. Empty lines are no rows. A header of
+    numbers is warned of, because it may be a record.
 
     Args:
         paths: a path, a glob pattern (matches in sorted order), or several of either. All have the same columns.
@@ -207,6 +216,8 @@ def csv(
         delimiter: between the values, such as `"\\t"`.
         quote: around values that contain delimiters, line breaks, or quotes (doubled). None: a quote means
             nothing.
+        missing: "nan": a number that is missing is NaN, and a column of integers with one is float64; for
+            `stages.fit`.
 
     Returns:
         A source of records with a field for each column: a numpy scalar or `str`.
@@ -219,7 +230,7 @@ def csv(
     Examples:
         >>> source = csv("train-*.csv", columns={"text": "str", "label": "int64"})
     """
-    return Csv(paths, columns, names, delimiter, quote)
+    return Csv(paths, columns, names, delimiter, quote, missing)
 
 
 def _is_number(text: str) -> bool:
@@ -230,13 +241,15 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _convert(text: str, kind: str) -> Any:
+def _convert(text: str, kind: str, keeps_missing: bool) -> Any:
     """Returns a numpy scalar of the dtype `kind`.
 
     Raises:
         ValueError: the text is no such number; says so.
     """
     if text.strip(" \t") in _MISSING:
+        if keeps_missing and kind.startswith("float"):
+            return np.dtype(kind).type(np.nan)
         raise ValueError("has no value")
     try:
         if kind == "bool":
@@ -255,9 +268,12 @@ class _TypeFinder:
         header: names of all columns of the file.
         names: of the columns whose types are to be found.
         delimiter, quote: of the file.
+        keeps_missing: whether a number that is missing is NaN.
     """
 
-    def __init__(self, header: Sequence[str], names: Sequence[str], delimiter: str, quote: str | None) -> None:
+    def __init__(
+        self, header: Sequence[str], names: Sequence[str], delimiter: str, quote: str | None, keeps_missing: bool
+    ) -> None:
         import pyarrow
         import pyarrow.csv
 
@@ -266,6 +282,8 @@ class _TypeFinder:
         # The types that hold all values so far, the narrowest first.
         self._left = {name: ["int64", "float64", "bool"] for name in names}
         self._is_seen = dict.fromkeys(names, False)  # whether there was a value at all
+        self._keeps_missing = keeps_missing
+        self._is_missing = dict.fromkeys(names, False)  # whether a value was
         self._is_exact = dict.fromkeys(names, True)  # whether a float64 holds all integers
         self._read = pyarrow.csv.ReadOptions(column_names=keys, use_threads=False)
         self._parse = pyarrow.csv.ParseOptions(
@@ -306,7 +324,9 @@ class _TypeFinder:
     def _narrow(self, name: str, column: Any) -> None:
         from pyarrow import compute
 
+        rows = len(column)
         column = column.filter(compute.invert(compute.match_substring_regex(column, _MISSING_PATTERN)))
+        self._is_missing[name] |= len(column) < rows
         if not len(column):
             return
         self._is_seen[name] = True
@@ -329,7 +349,16 @@ class _TypeFinder:
 
     def types(self) -> dict[str, str]:
         """Field -> type, of all rows that were added; a column without any value is text."""
-        return {name: left[0] if left and self._is_seen[name] else "str" for name, left in self._left.items()}
+        found = {name: left[0] if left and self._is_seen[name] else "str" for name, left in self._left.items()}
+        if not self._keeps_missing:
+            return found
+        # Neither integers nor booleans have a NaN; as a float64 an integer must lose no digit.
+        for name in (name for name, is_missing in self._is_missing.items() if is_missing):
+            if found[name] == "int64":
+                found[name] = "float64" if self._is_exact[name] else "str"
+            elif found[name] == "bool":
+                found[name] = "str"
+        return found
 
 
 def _check_long_integers(column: Any) -> tuple[bool, bool]:

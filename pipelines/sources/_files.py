@@ -6,13 +6,15 @@ import functools
 import glob
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, BinaryIO, NamedTuple
 
 from pipelines.errors import PipelineError
+from pipelines.sources import _remote
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -80,6 +82,16 @@ class File:
                 )
         return file
 
+    def stamp(self) -> tuple[int, int, int, int]:
+        """Size, times of change of content and inode, inode: of the open file, as its server has them now."""
+        with self.open() as handle:
+            status = os.fstat(handle.fileno())
+            return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+    def open_in_parts(self) -> BinaryIO:
+        """Opens the file to read a little of it."""
+        return self.open()
+
     def identify(self, is_whole: bool | None = None) -> File:
         """Returns the file with a digest of its bytes.
 
@@ -95,6 +107,56 @@ class File:
         if not stat.S_ISREG(status.st_mode):
             return self
         return replace(self, digest=_digest(self.path, _Stamp.of(status), is_whole=whole), is_whole=whole)
+
+
+@dataclass(frozen=True)
+class RemoteFile(File):
+    """A file elsewhere, by its address: `pipelines.sources._remote`.
+
+    Attributes:
+        tag: what its server says of its content, an ETag or the time of its last change; "" for nothing.
+    """
+
+    tag: str = ""
+
+    def identity(self) -> list[str | int]:
+        """Address, size and tag."""
+        return [self.path, self.size, self.tag]
+
+    def exists(self) -> bool:
+        """Whether it can be asked for; whether it is there is seen when it is read."""
+        return True
+
+    def stamp(self) -> tuple[int, int, int, int]:
+        """Of what its server says, without a look at it."""
+        tag = int.from_bytes(hashlib.blake2b(self.tag.encode(), digest_size=7).digest())
+        return self.size, 0, tag if self.tag else 1 << 62, 0  # without a tag it is as if it was changed just now
+
+    def open(self) -> BinaryIO:
+        """Opens the file here, where it is fetched first if it is not kept.
+
+        Raises:
+            PipelineError: it cannot be fetched, or has another size now.
+        """
+        while True:
+            kept = _remote.find_folder().fetch(self.path, self.size, self.tag)
+            try:
+                return open(kept, "rb", buffering=0)
+            except FileNotFoundError:  # another process has just made room
+                continue
+
+    def open_in_parts(self) -> BinaryIO:
+        """Opens the file where it is, if its server gives parts of it."""
+        return _remote.open_in_parts(self.path) or self.open()
+
+    def identify(self, is_whole: bool | None = None) -> File:
+        """Itself: its server says what it is."""
+        return self
+
+
+def from_row(row: Sequence[Any]) -> File:
+    """The file of which these are the fields (`dataclasses.astuple`)."""
+    return File(*row) if len(row) == len(fields(File)) else RemoteFile(*row)
 
 
 class _Stamp(NamedTuple):
@@ -138,7 +200,9 @@ def _digest(path: str, stamp: _Stamp, *, is_whole: bool) -> str:
 
 
 def find_files(kind: str, paths: Paths) -> list[File]:
-    """Lists the files that a path, a glob pattern, or a sequence of both names.
+    """Lists the files that a path, a glob pattern, an address (`s3://...`), or a sequence of these names.
+
+    Braces stand for several, as in `shard-{00..09}.tar` or `{train,more}.parquet`.
 
     Matches of a pattern are sorted; the order of a sequence is kept. The bytes of the files are read for their
     identities, as far as `WHOLE_BYTES` says.
@@ -151,7 +215,14 @@ def find_files(kind: str, paths: Paths) -> list[File]:
     if not given:
         raise PipelineError(f"{kind}(): no path was given")
     found: dict[str, File] = {}
-    for each in (os.path.expanduser(os.fspath(path)) for path in given):
+    for each in (os.path.expanduser(one) for path in given for one in _expand_braces(os.fspath(path))):
+        if _remote.is_url(each):
+            _remote.find_folder()  # it can be used
+            for url, size, tag in _remote.list_urls(kind, each):
+                if url in found:
+                    raise PipelineError(f"{kind}({url!r}): the file is given twice")
+                found[url] = RemoteFile(url, size, 0, "", False, tag)
+            continue
         matches = [each]
         if glob.has_magic(each) and not os.path.exists(each):
             matches = sorted(glob.glob(each, recursive=True))
@@ -169,9 +240,21 @@ def find_files(kind: str, paths: Paths) -> list[File]:
             if file.path in found:
                 raise PipelineError(f"{kind}({path!r}): the file is given twice")
             found[file.path] = file
-    is_whole = sum(file.size for file in found.values()) <= WHOLE_BYTES
+    is_whole = sum(file.size for file in found.values() if not isinstance(file, RemoteFile)) <= WHOLE_BYTES
     with ThreadPoolExecutor(_READERS) as readers:
         return list(readers.map(lambda file: file.identify(is_whole), found.values()))
+
+
+def _expand_braces(path: str) -> list[str]:
+    """A path for each text that braces stand for; itself where there is a file of that name, or no such braces."""
+    match = re.search(r"\{(\d+)\.\.(\d+)\}|\{([^{}]*,[^{}]*)\}", path)
+    if match is None or os.path.exists(path):
+        return [path]
+    first, last, words = match.groups()
+    if first is not None and int(first) > int(last):
+        raise PipelineError(f"{path!r}: {match[0]} names nothing")
+    parts = words.split(",") if words else [f"{n:0{len(first)}d}" for n in range(int(first), int(last) + 1)]
+    return [each for part in parts for each in _expand_braces(path[: match.start()] + part + path[match.end() :])]
 
 
 def _list_paths(kind: str, paths: Any) -> list[str | os.PathLike[str]]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.checks import check_integer
+from pipelines.checks import check_flag, check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._file_records import FileRecords
@@ -53,11 +53,14 @@ class IterableRecords(FileRecords):
         id: str | None,
         names: Sequence[str] | None,
         folder: str | os.PathLike[str] | None,
+        endless: bool,
     ) -> None:
+        check_flag("iterable: endless", endless)
         self._items = _check_repeatable(items)
         self._called = check_names("iterable", names, "names= must name each value of an item")
         self._id = id
         count = check_integer("iterable: length", length, 1)
+        self._first = count if endless else None
         self._folder = _make_folder(None if folder is None else os.fspath(folder))
         self._owner = _own(self, self._folder)
         try:
@@ -76,7 +79,7 @@ class IterableRecords(FileRecords):
 
     def _iterate(self) -> Iterator[dict[str, Any]]:
         iterator = None
-        for count in itertools.count():
+        for count in itertools.count() if self._first is None else range(self._first):
             try:
                 if iterator is None:
                     iterator = iter(self._items if hasattr(self._items, "__iter__") else self._items())
@@ -154,6 +157,8 @@ def iterable(
     id: str | None = None,
     names: Sequence[str] | None = None,
     folder: str | os.PathLike[str] | None = None,
+    *,
+    endless: bool = False,
 ) -> IterableRecords:
     """Makes a source of a stream: a torch or Hugging Face IterableDataset, a WebDataset, any re-iterable object.
 
@@ -166,11 +171,13 @@ def iterable(
     Args:
         dataset: the stream, or a function without arguments that makes it. Each iteration yields the same records
             in the same order. An iterator or generator, which is read only once, is refused.
-        length: the number of records; the stream must yield exactly as many.
+        length: the number of records; the stream must yield exactly as many, unless it is endless.
         id: identifies the records in fingerprints, instead of a digest of all.
         names: fields of an item that is a tuple, in order (`image`, `label` for two values unless given). Dicts,
             named tuples and dataclasses have their own names.
         folder: where the records are written, instead of the folder for temporary files (`TMPDIR`).
+        endless: whether the stream goes on after `length` records, which are the first ones of it. An epoch is
+            then a number of samples: all of them, or some after the other (`sampling.consecutive`).
 
     Returns:
         A source of records. Tensors are numpy arrays, PIL images uint8 [C, H, W].
@@ -182,7 +189,7 @@ def iterable(
     Examples:
         >>> source = iterable(webdataset.WebDataset("shard-{00..09}.tar").decode("rgb8"), length=50_000)
     """
-    return IterableRecords(dataset, length, id, names, folder)
+    return IterableRecords(dataset, length, id, names, folder, endless)
 
 
 def _check_repeatable(items: Any) -> Any | Callable[[], Any]:

@@ -216,7 +216,8 @@ def _read_metadata(file: File) -> Any:
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.read_metadata(file.path)
+        with file.open_in_parts() as handle:
+            return pyarrow.parquet.read_metadata(handle)
     except (pyarrow.ArrowException, OSError) as error:
         raise PipelineError(
             f"{file.path}: is no Parquet file, or is cut off: {' '.join(str(error).split())}"

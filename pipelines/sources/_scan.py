@@ -82,9 +82,9 @@ def scan_files(scan: Scan, files: list[File], *options: Any) -> list[Found]:
 
 def scan_one(scan: Scan, file: File, options: Sequence[Any]) -> bytes:
     """Scans a file; returns the content of its file in an index."""
-    before, began = _read_stamp(file), time.time_ns()
+    before, began = file.stamp(), time.time_ns()
     found = scan(file, *options)
-    is_certain = before == _read_stamp(file) and began - before[2] > _RECENT_NS
+    is_certain = before == file.stamp() and began - before[2] > _RECENT_NS
     with io.BytesIO() as body:
         np.savez(body, allow_pickle=False, **found, **{_STAMP: np.array(before if is_certain else [], np.int64)})
         return _digest(body.getbuffer()) + body.getvalue()
@@ -107,13 +107,6 @@ def _digest(body: Any) -> bytes:
     import xxhash
 
     return xxhash.xxh3_128_digest(body)
-
-
-def _read_stamp(file: File) -> tuple[int, int, int, int]:
-    """Size, times of change of content and inode, inode: of the open file, as its server has them now."""
-    with file.open() as handle:
-        status = os.fstat(handle.fileno())
-        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 class _Index:
@@ -151,7 +144,7 @@ class _Index:
             fd = os.open(self._path(file), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             with open(fd, "rb") as kept:
                 found = _decode(kept.read())
-            if tuple(found.pop(_STAMP).tolist()) == _read_stamp(file):
+            if tuple(found.pop(_STAMP).tolist()) == file.stamp():
                 return found
         return None
 

@@ -12,11 +12,12 @@ at a known offset, in any order.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import tarfile
 from array import array
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -235,9 +236,11 @@ class _ArchiveScan:
 
     def __iter__(self) -> Iterator[tuple[str, int, int]]:
         path = self.file.path
+        raw = io.BufferedReader(cast(io.RawIOBase, self.file.open()))
         try:
-            archive = tarfile.open(path, "r:", tarinfo=_CheckedHeader, errorlevel=2)  # noqa: SIM115 - closed below
+            archive = tarfile.open(fileobj=raw, mode="r:", tarinfo=_CheckedHeader, errorlevel=2)  # noqa: SIM115
         except Exception as error:  # tarfile lets pass what int(), seek() and read() say to senseless numbers
+            raw.close()
             if self.file.size == 0:
                 raise PipelineError(f"{path}: is empty") from None
             if isinstance(error, OSError):
@@ -245,7 +248,7 @@ class _ArchiveScan:
             said = str(error) or type(error).__name__
             raise PipelineError(f"{path}: is no uncompressed tar archive: at byte 0: {said}") from None
         at, why = 0, ""
-        with archive:
+        with raw, archive:
             while True:
                 try:
                     member = archive.next()
@@ -254,7 +257,7 @@ class _ArchiveScan:
                     break
                 if member is None:
                     # Zeros, a header that cannot be read, or nothing.
-                    more = _find_data(path, at)
+                    more = _find_data(self.file, at)
                     if more is None or more == at:
                         break
                     if not self._ignore_zeros:
@@ -283,9 +286,9 @@ class _ArchiveScan:
                     break
                 at = archive.offset
         # tarfile takes a header that it cannot read for the end; a real end is a block of zeros.
-        with open(path, "rb") as raw:
-            raw.seek(at)
-            block = raw.read(_BLOCK)
+        with self.file.open() as last:
+            last.seek(at)
+            block = last.read(_BLOCK)
         if why or block != bytes(_BLOCK):
             kind = "is cut off" if len(block) < _BLOCK else "is damaged"
             self.cut = (
@@ -294,17 +297,17 @@ class _ArchiveScan:
             )
 
 
-def _find_data(path: str, at: int) -> int | None:
+def _find_data(file: File, at: int) -> int | None:
     """The first block from `at` on, which is the start of one, that is not all zeros; None if there is none."""
-    with open(path, "rb") as file:
+    with file.open() as opened:
         while True:
             try:  # holes of a sparse file are not read
-                at = max(at, os.lseek(file.fileno(), at, os.SEEK_DATA) // _BLOCK * _BLOCK)
+                at = max(at, os.lseek(opened.fileno(), at, os.SEEK_DATA) // _BLOCK * _BLOCK)
             except OSError as error:
                 if error.errno == errno.ENXIO:  # the rest is a hole, or there is none
                     return None
-            file.seek(at)
-            data = np.frombuffer(file.read(_CHUNK), np.uint8)
+            opened.seek(at)
+            data = np.frombuffer(opened.read(_CHUNK), np.uint8)
             if not len(data):
                 return None
             found = np.flatnonzero(data)

@@ -12,7 +12,7 @@ import signal
 import sys
 
 from pipelines.ipc.child_processes import end_with_parent
-from pipelines.sources._files import File
+from pipelines.sources._files import from_row
 from pipelines.sources._scan import scan_one
 
 
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
     os.dup2(2, 1)
     for line in sys.stdin:
         try:
-            blob = scan_one(scan, File(*json.loads(line)), given)
+            blob = scan_one(scan, from_row(json.loads(line)), given)
         except Exception:  # the parent scans it again, and raises what is wrong
             blob = b""
         output.write(b"%d\n%b" % (len(blob), blob))

@@ -11,6 +11,7 @@ from pipelines.stages._decode import decode_image, decode_jpeg
 from pipelines.stages._fields import drop, rename, select
 from pipelines.stages._geometry import center_crop, random_crop, random_flip, random_resized_crop, resize
 from pipelines.stages._joint import tv_transform
+from pipelines.stages._table import fit, mean_std
 from pipelines.stages._text import build_vocabulary, tokenize
 from pipelines.stages._values import cast, pad, scale
 
@@ -22,6 +23,8 @@ __all__ = [
     "decode_image",
     "decode_jpeg",
     "drop",
+    "fit",
+    "mean_std",
     "pad",
     "ragged",
     "random_crop",

@@ -12,6 +12,7 @@ from pipelines.stages._decode import DecodeImage, DecodeJpeg
 from pipelines.stages._fields import Drop, Rename, Select
 from pipelines.stages._geometry import CenterCrop, Resize
 from pipelines.stages._sample import Transform
+from pipelines.stages._table import Table
 from pipelines.stages._text import Tokenize
 from pipelines.stages._values import Cast, Pad, Scale
 
@@ -21,6 +22,7 @@ _CLASSES: dict[str, type[Transform]] = {
     "decode_image": DecodeImage,
     "decode_jpeg": DecodeJpeg,
     "drop": Drop,
+    "fit": Table,
     "pad": Pad,
     "rename": Rename,
     "resize": Resize,

@@ -18,14 +18,15 @@ LIBRARIES = (
 @functools.cache
 def describe_machine() -> str:
     """A text that is equal for processes whose samples must be equal to the last bit."""
-    known = [_find_processor(), f"Python {platform.python_version()}"]
+    known = [find_processor(), f"Python {platform.python_version()}"]
     for name in LIBRARIES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             known.append(f"{name} {metadata.version(name)}")
     return ", ".join(known)
 
 
-def _find_processor() -> str:
+def find_processor() -> str:
+    """The processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

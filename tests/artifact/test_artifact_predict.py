@@ -258,7 +258,7 @@ def test_records_are_read_as_their_predictions_are_written(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Counted()
-    monkeypatch.setattr(predicting, "open_source", lambda data, image, fields: source)
+    monkeypatch.setattr(predicting, "open_source", lambda data, image, fields, **_: source)
     predictor = predicting.open_predictor(artifact, "x", None, uncertainty=False, prepared=False, device="cpu")
     tables = predicting._compute(predictor, 50)
     for batches in (1, 2, 3):

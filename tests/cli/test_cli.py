@@ -204,14 +204,16 @@ def test_the_status_of_an_error_says_whether_to_try_again(
 @pytest.mark.parametrize("command", ["", "run", "bench pipelines"])
 def test_help_is_there_at_once(command: str) -> None:
     seconds = []
-    for _ in range(3):  # the best of three, in processor time: this machine may have other work
+    for _ in range(3):  # the best of three, against an import as fast as this machine, which may have other work
         began = cpu_s()
+        subprocess.run([sys.executable, "-c", "import numpy"], env=environment(), check=True)
+        least = cpu_s()
         done = launch(*command.split(), "--help")
-        seconds.append(cpu_s() - began)
+        seconds.append((cpu_s() - least) / (least - began))
         assert (done.returncode, done.stderr, done.stdout) == (0, "", call(*command.split(), "--help").stdout)
-        if seconds[-1] < 0.5:
+        if seconds[-1] < 6:
             break
-    assert min(seconds) < 0.5
+    assert min(seconds) < 6, "times what an import of numpy takes; half a second where that is 0.1"
 
 
 def cpu_s() -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import re
 import shutil
@@ -565,3 +567,24 @@ def test_other_versions_of_libraries_are_said_and_other_major_ones_are_to_be_acc
     status, said = project.run()
     assert status == 0 and f"torch was {json.loads(before['minor'])}, is {json.loads(now)}" in said
     assert project.states() == {"finished"}
+
+
+def test_a_run_that_is_older_than_an_option_goes_on_with_its_default(tmp_path: Path) -> None:
+    from test_controller import an_ensemble
+
+    from ensemble.controller.changes import check_same
+    from ensemble.controller.starts import find_redeclared
+    from ensemble.store.member import MemberState
+
+    older = {"name": "damped", "gamma": 0.97}
+    # A hyperparameter of that name was the model's alone, and would now be the option's, too.
+    cases = ({"lr": 0.1}, older, False), ({"lr": 0.1}, {**older, "gamma": 0.9}, True), ({"n0": 7}, older, True)
+    for params, before, differs in cases:
+        declared = an_ensemble(members=[params], batch_size=4, schedule=older)
+        identity = {**dataclasses.asdict(declared.identify(0)), "schedule": before}
+        member = MemberState(id="member-0", number=0, identity=identity, state="finished")
+        state = RunState(members={"member-0": member})
+        with pytest.raises(StoreError, match="schedule=") if differs else contextlib.nullcontext():
+            check_same(state, declared, tmp_path)
+        member.state = "waiting"  # it has not begun: a changed one is declared anew
+        assert bool(find_redeclared(RunDir(tmp_path), state, declared.identify)[0]) == differs

@@ -342,15 +342,16 @@ def test_the_report_has_its_figures(trained: Trained) -> None:
 
 
 # Of tasks whose outputs have the same form one is done in the first tier.
-def choose(*names: str) -> pytest.MarkDecorator:
-    tasks = [name if name in names else pytest.param(name, marks=pytest.mark.more) for name in CASES]
+def choose(*names: str, others: pytest.MarkDecorator = pytest.mark.more) -> pytest.MarkDecorator:
+    """These tasks in the first tier, and the others in another."""
+    tasks = [name if name in names else pytest.param(name, marks=others) for name in CASES]
     return pytest.mark.parametrize("trained", tasks, indirect=True)
 
 
 exported = choose("classification", "multi-label", "mean and variance", "free")
 
 
-@choose("per step")
+@choose("per step", others=pytest.mark.slow)
 def test_members_that_share_predict_what_members_alone_do(trained: Trained, tmp_path: Path) -> None:
     declared, _ = declare(trained.case)
     shared = ensemble.submit(declared, tmp_path / "run", "local").wait()

@@ -12,6 +12,7 @@ import numpy as np, torch
 from ensemble.executors.limits import limit_memory
 from ensemble.meter.memory import data_gb
 from ensemble.train.worker import classify
+from pipelines import Pipeline, sources
 from pipelines.shm.private_mapping import PrivateMapping
 
 ballast = bytearray(200 << 20)                        # as what is inherited from the fork server
@@ -29,6 +30,13 @@ ways = {
     "python": lambda: bytearray(200 << 20),
     "backward": lambda: torch.nn.Linear(10_000, 5_000)(torch.ones(1, 10_000)).sum().backward(),
 }
+def prepare(function):
+    return next(iter(Pipeline(sources.arrays(x=np.ones(1))).map(function).loader(1, range(1))))
+def take_numpy(sample):
+    return {"x": np.ones(200 << 20, np.uint8)[:1]}
+def take_python(sample):
+    return {"x": np.frombuffer(bytearray(200 << 20), np.uint8)[:1]}
+ways |= {f"stage, {kind}": lambda f=f: prepare(f) for kind, f in (("numpy", take_numpy), ("python", take_python))}
 said = {}
 for name, take in ways.items():
     try:
@@ -48,4 +56,5 @@ def test_what_goes_over_the_grant_is_refused_and_shared_memory_does_not_count() 
     assert run.returncode == 0, run.stderr
     said = json.loads(run.stdout)
     assert said.pop("as before") is True
-    assert said == {way: ["oom", True] for way in ("numpy", "torch", "python", "backward")}
+    ways = ("numpy", "torch", "python", "backward", "stage, numpy", "stage, python")
+    assert said == {way: ["oom", True] for way in ways}

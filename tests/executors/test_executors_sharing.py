@@ -80,7 +80,7 @@ def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tm
         assert done[event["member"]]["weights_sha256"] == event["weights_sha256"]
     last = of_kind(tmp_path / "run", "feeder")[-1]
     assert last["detached"] > 0 and last["ring_bytes"] > 64 * 24
-    assert set(last["fullness"]) == {"ring", "workers", "waiting"}
+    assert set(last["fullness"]) == {"ring", "workers", "waiting", "full"}
     private = [e["private_batches"] for e in of_kind(tmp_path / "run", "epoch") if e["member"] == "member-1"]
     assert sum(private) > 0
 

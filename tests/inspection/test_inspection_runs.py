@@ -101,13 +101,19 @@ except Exception as error:
 
 
 @pytest.mark.more
-def test_the_list_reads_a_hundred_runs_in_well_below_a_second(trained: Path, tmp_path: Path) -> None:
-    for number in range(100):
+def test_the_list_reads_the_row_beside_each_log(trained: Path, tmp_path: Path) -> None:
+    for number in range(20):
         shutil.copytree(trained, tmp_path / f"run-{number}", ignore=shutil.ignore_patterns("members", "code"))
-    ensemble.list_runs(tmp_path)
-    began = time.process_time()
-    assert len(ensemble.list_runs(tmp_path)) == 100
-    assert time.process_time() - began < 0.8, "CPU-seconds"
+
+    def list_them() -> float:
+        began = time.process_time()
+        assert len(ensemble.list_runs(tmp_path)) == 20
+        return time.process_time() - began
+
+    fast = min(list_them() for _ in range(2))
+    for row in tmp_path.glob("run-*/summary.json"):
+        row.unlink()
+    assert fast < list_them() / 3, "CPU-seconds, against reading the logs"
 
 
 def test_the_row_beside_a_log_is_the_one_that_the_log_gives_and_counts_only_for_that_log(

@@ -198,6 +198,13 @@ def read_arrays(folder: Path) -> Any:
     return sources.arrays(x=x, label=label, text=[f"text {i}" for i in range(len(x))], ragged=list(x))
 
 
+def read_windows(folder: Path) -> Any:
+    x, _ = read_npy(folder)
+    # As many windows as there are rows, each of a row's values.
+    table = sources.arrays(value=np.append(x.reshape(-1), np.float32(0)), more=np.arange(x.size + 1))
+    return sources.windows(table, x.shape[1], stride=x.shape[1], inputs=["value"], target=["more", "value"])
+
+
 CASES = {
     "arrays": Case(write_npy, read_arrays, ""),
     "arrays of np.memmap": Case(
@@ -235,6 +242,7 @@ CASES = {
     "tfrecord": Case(
         write_tfrecord, lambda folder: sources.tfrecord(folder / "data.tfrecord"), "data.tfrecord", True
     ),
+    "windows": Case(write_npy, read_windows, ""),
 }
 
 

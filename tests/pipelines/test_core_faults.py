@@ -162,6 +162,19 @@ def test_a_killed_feeder_is_done_without_until_another_takes_its_address(
     assert list(address.parent.iterdir()) == []
 
 
+def test_a_loader_says_that_its_feeder_is_gone_also_between_two_epochs() -> None:
+    with Feeder(pipe("numpy"), threads=True) as feeder:
+        loader = Job(epochs=(0, 2)).attach(feeder.address)
+        epochs = loader.epochs()
+        first = iter(next(epochs))
+        for _ in range(loader.steps_per_epoch):
+            next(first)
+        feeder.close()
+        with pytest.warns(UserWarning, match="goes on alone from epoch 1, step 0"):
+            assert next(first, None) is None
+        assert len(list(next(epochs))) == loader.steps_per_epoch == loader.stats()["private_batches"]
+
+
 def test_a_feeder_killed_at_an_address_of_its_own_leaves_no_directory() -> None:
     process = spawn(pipe("plain"))
     process.kill()

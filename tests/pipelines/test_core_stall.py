@@ -171,6 +171,9 @@ def test_levels_count_for_as_long_as_they_last() -> None:
     fullness.record(ring=0.0, workers=1.0)
     clock.now = 4.0
     assert fullness.means() == {"ring": 0.75, "workers": 0.25}
+    fullness.record()
+    clock.now = 9.0
+    assert fullness.recorded_s == 4.0, "without levels nothing is recorded"
 
 
 def test_levels_that_are_noted_while_another_reads_are_not_lost() -> None:

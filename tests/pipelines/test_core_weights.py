@@ -126,3 +126,44 @@ def test_a_table_of_ones_own_serves_as_weights() -> None:
     table = np.random.default_rng(0).random(8)
     for batch in Pipeline(sources.arrays(x=np.arange(8))).loader(4, weights=lambda index: table[index]):
         assert batch["weight"].tolist() == table.astype(np.float32)[batch["index"]].tolist()
+
+
+LABELLED = sources.arrays(x=np.zeros(8), label=np.array([0, 0, 0, 0, 0, 0, 1, 1]))
+NAMED = sources.arrays(x=np.zeros(4), kind=np.array(["cat", "cat", "cat", "dog"]))
+
+
+def test_balanced_classes_have_the_same_sum_and_a_mean_of_1() -> None:
+    own = weights.assigned(LABELLED.weigh_classes("label"))(np.arange(8))
+    assert (
+        own.dtype == np.float32
+        and own.mean() == pytest.approx(1)
+        and own[:6].sum() == pytest.approx(own[6:].sum())
+    )
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_classes_are_weighed_by_label_or_by_name(numbered: bool) -> None:
+    source = NAMED.number_classes("kind", ["bird", "dog", "cat"]) if numbered else NAMED
+    own = weights.assigned(source.weigh_classes("kind", {"dog": 6, "cat": 2}))(np.arange(4))
+    np.testing.assert_allclose(own, [2 / 3, 2 / 3, 2 / 3, 2])
+    if numbered:
+        np.testing.assert_allclose(weights.assigned(source.weigh_classes("kind", {1: 6, 2: 2}))(np.arange(4)), own)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({0: 1}, "the class 1 of the field 'label' has no weight"),
+        ({0: 1, 1: 1, 2: 1}, "no record has the class 2 in the field 'label'; there are 0, 1"),
+        ("rare", "weights are 'balanced' or class -> weight, got 'rare'"),
+    ],
+)
+def test_classes_and_weights_must_be_the_same(given: Any, said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        LABELLED.weigh_classes("label", given)
+
+
+@pytest.mark.parametrize("given", [[0, 0], [1, -1], [1, np.inf], [[1.0]]])
+def test_weights_that_are_none_are_refused(given: Any) -> None:
+    with pytest.raises(PipelineError, match="assigned: weights"):
+        weights.assigned(given)

@@ -41,6 +41,7 @@ MADE: dict[str, Any] = {
     "decode_image": stages.decode_image("x"),
     "decode_jpeg": stages.decode_jpeg("x"),
     "drop": stages.drop("x"),
+    "fit": stages.fit(sources.arrays(a=np.arange(3.0))),
     "pad": stages.pad("x", length=4),
     "random_crop": stages.random_crop("x", 8, padding=1),
     "random_flip": stages.random_flip("x"),
@@ -97,6 +98,7 @@ def sources_of(folder: Path) -> dict[str, Any]:
         "tfrecord": sources.tfrecord(folder / "records.tfrecord"),
         "parquet": sources.parquet(folder / "rows.parquet"),
         "tar": sources.tar(folder / "files.tar"),
+        "windows": sources.windows(made, 2, inputs=["x"], target="x"),
     }
 
 
@@ -105,7 +107,7 @@ def ours(name: str) -> list[Any]:
 
 
 def test_every_stage_is_described_by_its_public_name_and_version_and_by_no_code() -> None:
-    assert set(MADE) == set(stages.__all__) - {"build_vocabulary"}
+    assert set(MADE) == set(stages.__all__) - {"build_vocabulary", "mean_std"}
     for name in stages.__all__:
         assert describe(getattr(stages, name)).value == ours(f"pipelines.stages.{name}")
     for name, made in MADE.items():

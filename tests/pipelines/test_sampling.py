@@ -7,12 +7,14 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import BatchSampler
 
 from pipelines import Pipeline, PipelineError, sampling, sources
 from pipelines.sampling import _log
@@ -291,7 +293,10 @@ REFUSED = [
     (lambda: sampling.balanced([None, "a", "b", "b"]), "but record 0 has None"),
     (lambda: sampling.balanced(["a", 1, "b", "b"]), "classes of one type"),
     (lambda: sampling.balanced(FOUR, samples=1.5), "samples must be an integer"),  # type: ignore[arg-type]
-    (lambda: "balanced", "sampling must be sampling.weighted(...) or sampling.balanced(...), got 'balanced'"),
+    (
+        lambda: "balanced",
+        "sampling must be made by sampling.weighted, balanced, bucketed or consecutive, got 'balanced'",
+    ),
 ]
 
 
@@ -372,3 +377,82 @@ def test_an_order_takes_no_memory_for_its_positions() -> None:
     huge = Pipeline(source(4), sampling=sampling.weighted([1, 2, 3, 4], samples=10**12))
     assert huge.order()(5, 10**12 - 3, 10**12).shape == (3,)
     assert len(pickle.dumps(huge.order())) < 2000
+
+
+LENGTHS = np.random.default_rng(0).lognormal(4, 0.7, 3000).astype(np.int64) + 1
+
+
+@given(
+    n=st.integers(1, 500),
+    bucket=st.integers(1, 40),
+    window=st.integers(1, 5),
+    epoch=st.integers(0, 3),
+    data=st.data(),
+)
+@settings(deadline=None)
+def test_by_length_each_record_comes_once_whatever_the_pieces(
+    n: int, bucket: int, window: int, epoch: int, data: st.DataObject
+) -> None:
+    records = sources.arrays(length=LENGTHS[:n])
+    order = Pipeline(records, seed=7, sampling=sampling.bucketed("length", bucket=bucket, window=window)).sampling
+    assert order is not None
+    whole = order(epoch, 0, n)
+    assert sorted(whole.tolist()) == list(range(n))
+    cuts = sorted({0, n, *data.draw(st.lists(st.integers(0, n), max_size=4))})
+    pieces = [order(epoch, start, stop) for start, stop in pairwise(cuts)]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+
+
+@pytest.mark.parametrize("batch", [8, 32, 64, 256])
+def test_by_length_little_of_a_batch_is_padding_and_neighbours_change(batch: int) -> None:
+    order = Pipeline(sources.arrays(length=LENGTHS), sampling=sampling.bucketed("length")).sampling
+    assert order is not None
+    epochs = [order(epoch, 0, len(LENGTHS)) for epoch in (0, 1)]
+    for indices in epochs:
+        batches = [LENGTHS[indices[at : at + batch]] for at in range(0, len(LENGTHS), batch)]
+        padded = sum(len(each) * each.max() for each in batches) / LENGTHS.sum()
+        assert padded < 1.4
+        longest = np.array([each.max() for each in batches[:-1]])
+        assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.9, "short ones do not all come first"
+    first, second = (indices[:batch].tolist() for indices in epochs)
+    assert set(first) != set(second) and first != sorted(first, key=lambda i: LENGTHS[i])
+
+
+def test_lengths_are_those_of_texts_of_arrays_or_as_a_function_says() -> None:
+    texts = ["a" * int(length) for length in LENGTHS[:200]]
+    records = sources.arrays(text=np.array(texts, object), number=LENGTHS[:200])
+    made = [
+        Pipeline(records, sampling=sampling.bucketed(given, bucket=8))
+        for given in ("text", "number", LENGTHS[:200], lambda record: len(record["text"]))
+    ]
+    assert len({pipe.fingerprint for pipe in made}) == 1
+    assert Pipeline(records, sampling=sampling.bucketed("text", bucket=9)).fingerprint != made[0].fingerprint
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: sampling.bucketed("label", bucket=0), "bucket must be"),
+        (lambda: Pipeline(source(3), sampling=sampling.bucketed(np.full(3, np.nan))), "a finite number"),
+        (lambda: Pipeline(source(4), sampling=BatchSampler(range(4), 2, False)), "of torch decides"),
+    ],
+)
+def test_what_is_no_length_and_a_batch_sampler_are_refused(made: Any, said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        made()
+
+
+@given(n=st.integers(1, 60), data=st.data())
+def test_consecutive_epochs_go_through_all_records_in_turn(n: int, data: st.DataObject) -> None:
+    samples = data.draw(st.integers(1, n))
+    order = Pipeline(source(n), seed=1, sampling=sampling.consecutive(samples)).sampling
+    assert order is not None
+    for number in range(4):
+        drawn = order(number, 0, samples).tolist()
+        assert sorted(drawn) == sorted((number * samples + place) % n for place in range(samples))
+        assert order(number, samples // 2, samples).tolist() == drawn[samples // 2 :]
+
+
+def test_more_consecutive_samples_than_records_are_refused() -> None:
+    with pytest.raises(PipelineError, match=r"sampling.consecutive\(5\) of 4 records: an epoch has each once"):
+        Pipeline(source(4), sampling=sampling.consecutive(5))

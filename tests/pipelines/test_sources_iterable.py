@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines import sources
+from pipelines import Pipeline, sampling, sources
 from pipelines.errors import PipelineError, SampleError
 
 
@@ -141,3 +142,19 @@ def test_other_libraries_streams_have_their_records(tmp_path: Path) -> None:
     source = sources.iterable(made, length=6)
     assert sorted(record["x"] for record in source) == list(range(6))
     assert [record["x"] for record in source] == [record["x"] for record in source]
+
+
+def test_of_a_stream_that_does_not_end_the_first_records_are_read() -> None:
+    def count() -> Iterator[dict[str, int]]:
+        for number in itertools.count():
+            yield {"x": number}
+
+    source = sources.iterable(count, length=10, endless=True)
+    assert [record["x"] for record in source] == list(range(10))
+    pipe = Pipeline(source, seed=0, sampling=sampling.consecutive(4))
+    epochs = [
+        np.concatenate([batch["x"].numpy() for batch in pipe.loader(4, epochs=range(e, e + 1))]) for e in (0, 1, 2)
+    ]
+    assert [sorted(each.tolist()) for each in epochs] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9]]
+    with pytest.raises(PipelineError):
+        sources.iterable(count, length=10)

@@ -61,7 +61,7 @@ def declared(**options: Any) -> Ensemble:
         ({"stall_policy": "detatch"}, "stall_policy cannot be 'detatch'; did you mean 'detach'"),
         ({"resources": {"workers": 2}}, "resources must be Resources(...)"),
         ({"weights": "bootstap"}, "weights cannot be 'bootstap'; did you mean 'bootstrap'"),
-        ({"weights": 5}, "weights must be 'bootstrap', 'uniform', Bootstrap(...) or Folds(...), got 5"),
+        ({"weights": 5}, "weights must be 'balanced', 'bootstrap', 'uniform', Bootstrap(...), Folds(...) or"),
         ({"weights": Folds(9)}, "members[0]: Folds.k must be at most the number of training samples, 8, got 9"),
         ({"members": None, "search": Search({"lr": 1}), "weights": Folds(9)}, "Folds.k must be at most"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn import functional  # noqa: E402
 
-from ensemble.spec import SpecError  # noqa: E402
+from ensemble.spec import Recipe, SpecError  # noqa: E402
 from ensemble.spec.losses import LOSSES, NamedLoss  # noqa: E402
 
 
@@ -122,7 +123,7 @@ def test_pinball_is_least_at_the_quantiles() -> None:
 
 def test_half_precision_is_widened() -> None:
     for name in LOSSES:
-        if name == "cross_entropy":
+        if name in ("cross_entropy", "focal"):
             outputs, target = seeded(4, 3).half(), torch.tensor([0, 1, 2, 0])
         elif name == "gaussian_nll":
             outputs, target = (seeded(4).half(), seeded(4).half().exp()), seeded(4)
@@ -163,3 +164,38 @@ def test_the_model_gets_the_fields_that_are_named() -> None:
         NamedLoss("mse", "y")(lambda b, a: b, fields)
     del fields["b"]
     torch.testing.assert_close(NamedLoss("mse", "y")(lambda a: a, fields), (fields["a"] - fields["y"]) ** 2)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_a_focal_loss_counts_less_what_is_learned_already(gamma: float) -> None:
+    scores, target = seeded(6, 4).requires_grad_(), torch.tensor([0, 1, 2, 3, 0, 1])
+    p = scores.softmax(1)[range(6), target]
+    losses = compute("focal", scores, target, gamma=gamma)
+    torch.testing.assert_close(losses, (1 - p) ** gamma * -p.log())
+    labels = torch.tensor([[0.0, 1.0, 1.0, 0.0]] * 6)
+    q = torch.where(labels > 0, scores.sigmoid(), 1 - scores.sigmoid())
+    torch.testing.assert_close(
+        compute("binary_focal", scores, labels, gamma=gamma), ((1 - q) ** gamma * -q.log()).mean(1)
+    )
+    sure = torch.full((2, 2), -40.0).fill_diagonal_(40.0).requires_grad_()
+    compute("focal", sure, torch.tensor([0, 1]), gamma=gamma).sum().backward()
+    assert sure.grad is not None and sure.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ({"name": "focal", "alpha": 1}, "an option cannot be 'alpha'"),
+        ({"name": "mse", "gamma": 1}, "an option cannot be 'gamma'"),
+        ({"name": "focal", "gamma": -1}, "gamma must be at least 0"),
+        ({"gamma": 1}, "loss must be a function"),
+    ],
+)
+def test_options_of_a_loss_are_its_own(loss: Any, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        Recipe(model=len, loss=loss)
+
+
+def test_a_focal_loss_keeps_its_option_when_a_recipe_is_made_of_another() -> None:
+    recipe = replace(Recipe(model=len, loss={"name": "focal", "gamma": 0.5}), target="kind")
+    assert recipe.loss == NamedLoss("focal", "kind", gamma=0.5) and Recipe(model=len, loss="focal").loss.gamma == 2

@@ -21,9 +21,10 @@ from ensemble.spec.losses import NamedLoss  # noqa: E402
 from ensemble.spec.task import IGNORED, Task, quantiles  # noqa: E402
 from ensemble.store import RunDir, load_predictions  # noqa: E402
 from ensemble.train.data import as_stored_target  # noqa: E402
-from ensemble.train.evaluation import _SplitRows, explain_shape_mismatch, measure_batch  # noqa: E402
+from ensemble.train.evaluation import _SplitRows, measure_batch  # noqa: E402
 from ensemble.train.gather import Means  # noqa: E402
 from ensemble.train.outputs import observe  # noqa: E402
+from ensemble.train.predictions import explain_shape_mismatch  # noqa: E402
 
 NAN = float("nan")
 RNG = np.random.default_rng(0)

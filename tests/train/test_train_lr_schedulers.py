@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from ensemble.spec.options import SCHEDULES  # noqa: E402
 from ensemble.spec.validation import SpecError  # noqa: E402
 from ensemble.train.checkpoint import to_builtin  # noqa: E402
 from ensemble.train.lr_schedulers import cosine, make_schedule, polynomial, step_decay  # noqa: E402
@@ -97,6 +98,27 @@ def test_the_damped_law_in_figures() -> None:
     assert first(10**6) == pytest.approx(0.1, rel=1e-3), "the limit of n λ / (1 + n/100) is 100 λ"
 
 
+def test_the_laws_have_a_cap_a_scale_of_their_own_and_workers_by_the_batch() -> None:
+    for n in (1, 4, 64):
+        law: dict[str, Any] = {"base_batch_size": 8, "max_lr": 0.4}
+        expected = {"damped": min(n * 0.02 / (1 + n / 10), 0.4), "capped_linear": min(n * 0.02, 0.4)}
+        for name, rate in expected.items():
+            more = {"n0": 10.0} if name == "damped" else {}
+            found = rates({"name": name, **law, **more}, 0.02, workers=3, batch_size=8 * n)
+            assert found == pytest.approx([rate] * 12), (name, n)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_a_warm_up_precedes_every_schedule(name: str) -> None:
+    """Its rates are those of the schedule without it, times the rising factor, where that does not decay."""
+    options: dict[str, Any] = {"name": name}
+    if "end" in SCHEDULES[name]:
+        options["end"] = 1 - 1e-12
+    plain = rates(options, 0.01, workers=20)
+    warm = rates({**options, "warmup_epochs": 1.5}, 0.01, workers=20)
+    assert warm == pytest.approx([rate * min(1, (t + 1) / 6) for t, rate in enumerate(plain)])
+
+
 def test_polynomial_decay_after_a_warm_up() -> None:
     found = rates({"name": "polynomial", "warmup_epochs": 1, "power": 2}, 8.0)
     assert found[:4] == pytest.approx([2.0, 4.0, 6.0, 8.0])
@@ -154,9 +176,9 @@ def test_hyperparameters_take_an_options_place() -> None:
         rates("cosine", params={"warmup_epochs": "long"})
 
 
-@pytest.mark.parametrize("name", ["constant", "damped", "capped_linear", "polynomial", "cosine", "step"])
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_a_resume_has_the_same_rates(name: str) -> None:
-    options = {"name": name, **({"warmup_epochs": 1} if name in ("polynomial", "cosine", "step") else {})}
+    options = {"name": name, "warmup_epochs": 1}
 
     def begin() -> tuple[Any, Any]:
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.03)

@@ -238,7 +238,7 @@ def test_seeds_make_members_differ(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
-@pytest.mark.parametrize("weights", ["uniform", "bootstrap", Folds(3)])
+@pytest.mark.parametrize("weights", ["uniform", "bootstrap", Folds(3), "balanced"])
 def test_a_feeder_gives_the_same_weights(tmp_path: Path, weights: Any) -> None:
     alone = of(train(tmp_path / "alone", cases.NOISY, weights=weights)[1], "finished")[0]
     pipe = cases.data()

@@ -131,7 +131,22 @@ def test_recurrent_nets_train_in_each_precision_on_the_cpu(tmp_path: Path, kind:
         assert last[precision]["metrics"]["loss"] == pytest.approx(last["fp32"]["metrics"]["loss"], rel=rel)
 
 
-def test_onednn_is_on_again_after_an_lstm_that_fails() -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_an_lstm_trains_where_onednn_has_no_kernel_for_it(monkeypatch: Any, precision: Any) -> None:
+    """As on a processor without AVX-512, for bf16; other processors take that way here."""
+    monkeypatch.setattr("ensemble.train.precision.has_onednn_lstm", lambda dtype: False)
+    mixed, layer = MixedPrecision(precision, CPU), nn.LSTM(4, 4)
+    mixed.prepare(layer)
+    seen = []
+    layer.register_forward_pre_hook(lambda *_: seen.append(torch.backends.mkldnn.enabled))
+    with mixed.autocast():
+        layer(torch.ones(2, 3, 4))[0].float().sum().backward()
+    assert seen == [False] and torch.backends.mkldnn.enabled
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in layer.parameters())
+
+
+def test_onednn_is_on_again_after_an_lstm_that_fails(monkeypatch: Any) -> None:
+    monkeypatch.setattr("ensemble.train.precision.has_onednn_lstm", lambda dtype: False)
     mixed, layer = MixedPrecision("fp16", CPU), nn.LSTM(4, 4)
     mixed.prepare(layer)
     with mixed.autocast(), pytest.raises(RuntimeError, match="input"):

@@ -1,0 +1,207 @@
+"""A member in a training loop that is not ours: that of a framework, or of a script as it was.
+
+Such a loop computes its own steps: it calls `backward` and the optimizer. It reads an `EpochLoader` as it would
+read a DataLoader, and what it reads says where the member is. Each pass over the training split is an own epoch;
+the next batch says that the step of the one before is done; the next pass, or the end of the function, that the
+epoch is. So the events, checkpoints and commands of a member are between epochs here, not between steps.
+
+A loop that counts its epochs from 0 does so after a resume, too: the passes that were trained before are empty,
+and what the loop has done to its objects meanwhile is undone before the first pass that is not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ensemble.store import weights_sha256
+from ensemble.train.evaluator import Evaluator
+from ensemble.train.gather import gather_json
+from ensemble.train.job import StopTraining, TrainingError
+from ensemble.train.lifecycle import Lifecycle
+from ensemble.train.optimization import StepResult
+from ensemble.train.seeding import seed_everything, step_seed
+from ensemble.train.state import TrainState
+
+if TYPE_CHECKING:
+    from pipelines import Batch
+
+#: How a batch is given to a loop: as it is; a tuple of these fields; a dict, names of its entries -> fields.
+Fields = Sequence[str] | Mapping[str, str] | None
+
+
+class ForeignLoop:
+    """The passes of a loop over one member's data, on one of its ranks.
+
+    Attributes:
+        counts_from_0: whether the loop makes the passes that were trained before a resume once more. A framework
+            that restores its own position does not.
+        is_idle: whether the pass in progress is of no epoch: it was trained before, or the member has ended. The
+            loop may have changed its objects meanwhile; `end`, or the next epoch, gives them their states again.
+    """
+
+    def __init__(self, state: TrainState, life: Lifecycle) -> None:
+        self._state, self._life = state, life
+        self.counts_from_0 = True
+        self.is_idle = False
+        self._passes = 0
+        self._first = 0  # the own epoch at which this attempt begins
+        self._is_in_epoch = False
+        self._has_trained = False  # any epoch
+        self._own: dict[str, Any] | None = None  # their states when the member had ended
+        self._reading: Iterator[Batch] = iter(())
+
+    def read(self) -> Iterator[Batch]:
+        """Yield this rank's batches of the next epoch; of one that was trained before a resume, none."""
+        if self._begin_epoch():
+            self._reading = self._read_epoch()
+            yield from iter(self._next_batch, None)
+
+    def _next_batch(self) -> Batch | None:
+        """A loop that drops what `read` gave it before its end does not end the last step within that."""
+        return next(self._reading, None)
+
+    def end_epoch(self) -> None:
+        """Report and save the epoch in progress, and execute the pruner's decision."""
+        if self._is_in_epoch:
+            self._end_pass()
+            self._check_ranks()
+            self._life.end_epoch()
+
+    def end(self) -> None:
+        """End the member after the epoch in progress; the train function has left its loop."""
+        if self._is_in_epoch:
+            self._end_pass()
+            self._check_ranks()
+            self._life.has_left = True
+        elif self.is_idle:
+            self.is_idle = False
+            if self._own is not None:
+                self._state.own.load(self._own)
+            else:
+                self._life.reload()
+
+    def _end_pass(self) -> None:
+        """End the last step, where the loop knew that there was no next batch."""
+        self._is_in_epoch = False
+        if self._state.at.step + 1 == self._state.steps_per_epoch:
+            next(self._reading, None)
+
+    def _begin_epoch(self) -> bool:
+        """End the epoch before, and begin the next; returns whether there is one to be trained."""
+        state = self._state
+        if not self._passes:
+            self._check()
+            state.steps_elsewhere = True
+            self._first = state.at.epoch if self.counts_from_0 else 0
+            state.effects.open(state.inbox, None if state.is_over else state.at)
+        self.end_epoch()
+        self._passes += 1
+        if self._passes <= self._first or state.is_over:
+            if self._has_trained and self._own is None:
+                self._own = copy.deepcopy(state.own.state_dict())
+            self.is_idle = True
+            return False
+        if self.is_idle:
+            self.is_idle = False
+            self._life.reload()
+        self._is_in_epoch = self._has_trained = True
+        self._life.begin_epoch()
+        return True
+
+    def _read_epoch(self) -> Iterator[Batch]:
+        state, at = self._state, self._state.at
+        optimization = state.optimization
+        for shared in state.data.epoch(at.epoch, state.collate):
+            self._life.begin()
+            batch = own_memory(shared)
+            if not len(batch["index"]):
+                raise TrainingError(
+                    f"a global batch of {batch.global_size} samples has none for rank {state.comm.rank}: take "
+                    "drop_last=True, since the loop steps together with those of the other workers"
+                )
+            if state.gpu_busy is not None:
+                state.gpu_busy.begin()
+            seed_everything(step_seed(state.identity.seed, state.comm.rank, state.global_step), state.device)
+            state.observer.begin(optimization.model, batch)
+            yield batch
+            state.observer.end()
+            if state.gpu_busy is not None:
+                state.gpu_busy.end()
+            is_last = at.step + 1 == state.steps_per_epoch
+            if at.step == 0 or is_last:
+                state.observer.agree(is_epoch_over=is_last)
+            command = state.poll_command() if state.comm.world == 1 else None
+            if command == "stop" and not is_last:  # only the loop knows its state: a resume begins the epoch anew
+                raise StopTraining("stopped")
+            self._life.end_step(StepResult(0.0, optimization.lr, False, command), batch.global_size)
+
+    def _check_ranks(self) -> None:
+        """Refuse workers that do not train one model."""
+        state = self._state
+        if state.comm.world == 1:
+            return
+        weights = dict(state.optimization.model.named_parameters())
+        if len(set(gather_json(state.comm, weights_sha256(weights)))) > 1:
+            raise TrainingError(
+                f"the workers have different weights after epoch {state.at.epoch}: a loop over "
+                "member.dataloader() exchanges its gradients itself; wrap the model, after member.prepare(), in "
+                "torch.nn.parallel.DistributedDataParallel"
+            )
+
+    def _check(self) -> None:
+        """Refuse options that are executed by `member.step`, which such a loop does not call."""
+        own = self._state.identity
+        declared = {
+            "accumulate": own.accumulate != 1,
+            "compression": own.compression is not None,
+            "mixup": bool(own.mixup),
+            "validate_every": bool(own.validate_every),
+            "weights": own.weights is not None,
+            "loss_scale": own.loss_scale != "dynamic",
+        }
+        wrong = [name for name, is_declared in declared.items() if is_declared]
+        if wrong:
+            raise TrainingError(
+                f"{', '.join(f'{name}=' for name in wrong)}: a loop over member.dataloader() computes its own "
+                "steps, and has to do that itself; loops over member.batches() have it"
+            )
+
+
+def own_memory(batch: Batch) -> Batch:
+    """The batch, in memory that is not written to again: frameworks keep batches, and fetch the next one early."""
+    return batch.clone() if batch["index"].device.type == "cpu" else batch
+
+
+class EpochLoader:
+    """The batches of a split, as a DataLoader has them: `len` of them, and a pass over each epoch.
+
+    Args:
+        fields: how a batch is given; see `Fields`.
+    """
+
+    def __init__(
+        self, state: TrainState, evaluator: Evaluator, loop: ForeignLoop, split: str, fields: Fields
+    ) -> None:
+        self._state, self._evaluator, self._loop = state, evaluator, loop
+        self._split, self._fields = split, fields
+        self.batch_size = state.identity.batch_size
+
+    def __len__(self) -> int:
+        """This rank's batches."""
+        is_training = self._split == "train"
+        return self._state.steps_per_epoch if is_training else self._state.data.split_steps(self._split)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of the next epoch, or of the split."""
+        if self._split == "train":
+            return map(self._give, self._loop.read())
+        return (self._give(own_memory(batch)) for batch in self._evaluator.batches(self._split))
+
+    def _give(self, batch: Batch) -> Any:
+        if self._fields is None:
+            return batch
+        if isinstance(self._fields, Mapping):
+            return {name: batch[field] for name, field in self._fields.items()}
+        return tuple(batch[field] for field in self._fields)

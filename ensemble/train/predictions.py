@@ -1,0 +1,138 @@
+"""Predicts a split with the weights that count for a member, and checks that the rows are what the task says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ensemble.spec import Recipe
+from ensemble.spec.losses import find_wrong_label
+from ensemble.spec.task import CLASSIFICATION, LABELS, Task, as_task, find_known
+from ensemble.train.call import Observation, find_target
+from ensemble.train.data import as_stored_target
+from ensemble.train.evaluator import Evaluator
+from ensemble.train.gather import find_first
+from ensemble.train.job import TrainingError
+from ensemble.train.outputs import OutputError, compute_outputs, compute_values
+from ensemble.train.state import TrainState
+
+if TYPE_CHECKING:
+    from pipelines import Batch
+
+#: `predict(model, batch) -> values`, laid out by the task (`ensemble.spec.task`).
+Predict = Callable[[nn.Module, "Batch"], Tensor]
+
+#: Of the samples of a batch: values [b, ...], index [b], target [b, ...].
+Rows = tuple[Tensor, Tensor, Tensor | None]
+
+
+def concatenate_rows(rows: list[Rows]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The rows of all batches; None for what there is not."""
+    if not rows:
+        return None, None, None
+    values, index, target = zip(*rows, strict=True)
+    return torch.cat(values), torch.cat(index), None if target[0] is None else torch.cat(target)
+
+
+def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predict | None = None) -> None:
+    """Save the member's predictions for a split; where there are none, log why.
+
+    Args:
+        function: what predicts; None: `Recipe.predict`, or what the outputs of the model say.
+    """
+    if function is None and not isinstance(state.ensemble.recipe, Recipe):
+        raise TrainingError(
+            "member.predict_all() needs a function f(model, batch), or a Recipe that has the model"
+        )
+    rows: list[Rows] = []
+    why, task, is_foreign = None, None, False  # whether some targets are of another kind than the task's
+    try:
+        with evaluator.evaluating() as model:
+            for batch in evaluator.batches(split):
+                with state.precision.autocast():
+                    values, task = _predict_batch(state, model, batch, function)
+                target = as_stored_target(task, find_target(batch, state.target))
+                why = explain_shape_mismatch(task, values, target)
+                if why is not None and split == "shifted" and target is not None:
+                    is_foreign, why = True, explain_shape_mismatch(task, values, None)
+                if why is not None:
+                    break
+                kept = None if target is None else target.cpu().clone()
+                rows.append((values.float().cpu(), batch["index"].cpu().clone(), kept))
+    except OutputError as error:
+        why = str(error)
+    why = find_first(state.comm, why)
+    if why is not None:
+        state.reporter.log(f"no predictions on {split!r} are saved: {why}")
+        return
+    found, index, targets = concatenate_rows(rows)
+    targets = None if find_first(state.comm, is_foreign or None) else targets
+    evaluator.save_predictions(split, task, found, index, targets)
+
+
+def _predict_batch(
+    state: TrainState, model: nn.Module, batch: Batch, function: Predict | None
+) -> tuple[Tensor, Task]:
+    """The predictions of a batch, [b, ...], and their task.
+
+    Raises:
+        OutputError: there is no task, or the outputs are not what it needs.
+    """
+    recipe: Any = state.ensemble.recipe
+    observer = state.observer
+    if function is not None:
+        declared = as_task("Recipe.task", getattr(recipe, "task", None))
+        return function(model, batch), declared or observer.find(batch).task or CLASSIFICATION
+    if recipe.predict is None and observer.find(batch) == Observation():  # of a checkpoint before there was one
+        with observer.watching(model, batch):
+            compute_outputs(recipe, model, batch)
+    values = compute_values(recipe, model, batch, observer.find(batch))
+    seen = observer.find(batch, values if recipe.predict is not None else None)
+    if seen.task is None:
+        raise OutputError(seen.reason or "nothing says what is predicted: declare Recipe(task=...)")
+    return values, seen.task
+
+
+def explain_shape_mismatch(task: Task, values: Tensor, target: Tensor | None) -> str | None:
+    """Why values [b, ...] and the target are not those of the task; None where they are.
+
+    Args:
+        target: as it is stored (`as_stored_target`).
+    """
+    why = explain_layout(task, values, target)
+    return explain_labels(task, target) if why is None and target is not None else why
+
+
+def explain_layout(task: Task, values: Tensor, target: Tensor | None) -> str | None:
+    """Why values do not have the layout of the task and the target; None where they do."""
+    positions = {"classification": 1, "gaussian": 1, "quantiles": 1}.get(task.kind, 0)
+    if task.kind != "free" and values.dim() < 1 + max(positions, task.kind == "multilabel"):
+        return f"values of shape {list(values.shape)} are not those of {task.kind}"
+    if task.kind == "free" or target is None:
+        return None
+    shape = values.shape[: values.dim() - positions]
+    if shape != target.shape:
+        return (
+            f"{task.kind}: values of shape {list(values.shape)} and the target {list(target.shape)} do not have "
+            "the same positions"
+        )
+    return None
+
+
+def explain_labels(task: Task, target: Tensor) -> str | None:
+    """Why a target, of `explain_shape_mismatch`, names no classes or labels; None where it does, or need not."""
+    if (wrong := find_wrong_stored_label(task, target)) is not None:
+        return f"{task.kind}: sample {wrong[0]} of a batch {wrong[1]}"
+    if task.kind in LABELS and target.is_floating_point():
+        return f"{task.kind}: the target has fractions, where it should name classes or labels"
+    return None
+
+
+def find_wrong_stored_label(task: Task, target: Tensor) -> tuple[int, str] | None:
+    """See `find_wrong_label`, for a target as it is stored."""
+    if task.kind != "multilabel":
+        return None
+    return find_wrong_label(torch.where(find_known(target, of_labels=True), target, 0))

@@ -1,0 +1,160 @@
+"""Thresholds: never worse than none where they were fitted, the best for two classes; in load() and artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import metrics
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble import Ensemble, Member, Recipe, SpecError  # noqa: E402
+from ensemble.combine.thresholds import decide, fit_thresholds, measure_decisions  # noqa: E402
+from ensemble.spec.task import Task  # noqa: E402
+from pipelines import Pipeline, sources  # noqa: E402
+
+CLASSES, LABELS = Task("classification"), Task("multilabel")
+SCORES = {
+    "f1": lambda y, of: metrics.f1_score(y, of),
+    "f1_macro": lambda y, of: metrics.f1_score(y, of, average="macro", labels=np.unique(y)),
+    "balanced_accuracy": lambda y, of: metrics.recall_score(y, of, average="macro", labels=np.unique(y)),
+}
+
+
+def draw_classes(seed: int, n: int, classes: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    shares = rng.dirichlet(np.full(classes, 0.7))
+    y = rng.choice(classes, n, p=shares)
+    logits = rng.normal(size=(n, classes)) + 1.5 * np.eye(classes)[y] + np.log(shares + 1e-3)
+    p = np.exp(logits)
+    return p / p.sum(axis=1, keepdims=True), y
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 80), by=st.sampled_from(sorted(SCORES)))
+@settings(max_examples=25, deadline=None)
+def test_of_two_classes_no_other_threshold_is_better(seed: int, n: int, by: str) -> None:
+    p, y = draw_classes(seed, n, 2)
+    found = fit_thresholds(CLASSES, p, y, by)
+    assert found.sum() == pytest.approx(1)
+    score = SCORES[by](y, decide(CLASSES, p, found))
+    np.testing.assert_array_equal(decide(CLASSES, p, found), p[:, 1] >= found[1])
+    others = [SCORES[by](y, p[:, 1] >= at) for at in (*p[:, 1], 1.1)]
+    assert score >= max(others) - 1e-9
+
+
+@given(
+    seed=st.integers(0, 10**6), classes=st.integers(3, 6), by=st.sampled_from(["f1_macro", "balanced_accuracy"])
+)
+@settings(max_examples=15, deadline=None)
+def test_of_more_classes_they_are_never_worse_than_without(seed: int, classes: int, by: str) -> None:
+    p, y = draw_classes(seed, 120, classes)
+    found = fit_thresholds(CLASSES, p, y, by)
+    assert SCORES[by](y, decide(CLASSES, p, found)) >= SCORES[by](y, p.argmax(axis=1)) - 1e-9
+    assert found.min() > 0 and found.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("by", ["f1", "balanced_accuracy"])
+def test_each_label_has_its_best_threshold_and_unknown_ones_take_no_part(by: str) -> None:
+    rng = np.random.default_rng(0)
+    y = (rng.random((200, 3)) < [0.5, 0.1, 0.02]).astype(float)
+    p = np.clip(0.1 + 0.2 * y + 0.1 * rng.normal(size=y.shape), 0, 1)
+    y[:20, 0] = np.nan
+    found = fit_thresholds(LABELS, p, y, by)
+    score = metrics.f1_score if by == "f1" else metrics.balanced_accuracy_score
+    for label in range(3):
+        known = ~np.isnan(y[:, label])
+        mine, truth = p[known, label], y[known, label]
+        best = max(score(truth, mine >= at) for at in (*mine, 1.1))
+        assert score(truth, decide(LABELS, p, found)[known, label]) >= best - 1e-9
+    assert measure_decisions(LABELS, p, y, found)["f1_macro"] > measure_decisions(LABELS, p, y, None)["f1_macro"]
+
+
+@pytest.mark.parametrize("by", ["f1", "balanced_accuracy"])
+def test_sure_probabilities_have_thresholds_that_float32_holds(by: str) -> None:
+    from ensemble.combine.torch_math import decide as decide_in_torch
+
+    for p, y in (
+        ([1, 1, 1, 0.999999, 0.9999, 0.999, 0, 0, 0.5], [1, 1, 1, 0, 0, 0, 0, 0, 0]),
+        ([1, 1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 1, 1]),
+    ):
+        both = np.stack([1 - np.array(p, np.float64), np.array(p, np.float64)], axis=1)
+        found = fit_thresholds(CLASSES, both, np.array(y), by)
+        assert np.isfinite(found).all() and (found.astype(np.float32) > 0).all()
+        one = decide(CLASSES, both, found)
+        other = decide_in_torch(CLASSES, torch.tensor(both).float(), torch.tensor(found).float())
+        np.testing.assert_array_equal(one, other.numpy())
+        assert SCORES[by](np.array(y), one) >= SCORES[by](np.array(y), both.argmax(axis=1)) - 1e-9
+
+
+def test_positions_count_like_samples_and_ignored_ones_not() -> None:
+    p, y = draw_classes(1, 90, 3)
+    steps, target = p.reshape(30, 3, 3), y.reshape(30, 3)
+    flat = fit_thresholds(CLASSES, p, y, "f1_macro")
+    np.testing.assert_allclose(fit_thresholds(CLASSES, steps, target, "f1_macro"), flat)
+    more = np.concatenate([steps, steps]), np.concatenate([target, np.full_like(target, -100)])
+    np.testing.assert_allclose(fit_thresholds(CLASSES, *more, "f1_macro"), flat)
+
+
+def declare(**options: Any) -> Ensemble:
+    """One sample in twenty is of the second class, which a member seldom finds more probable than the first."""
+    rng = np.random.default_rng(0)
+    label = (rng.random(900) < 0.06).astype(np.int64)
+    x = (rng.normal(size=(900, 4)) + label[:, None] * 0.8).astype(np.float32)
+    parts = sources.arrays(x=x, label=label).split((0.6, 0.2, 0.2), seed=0, stratify="label")
+    splits = dict(zip(("train", "valid", "test"), map(Pipeline, parts), strict=True))
+    recipe = Recipe(model=lambda params: nn.Linear(4, 2), loss="cross_entropy")
+    members = [Member({"lr": 0.5}), Member({"lr": 0.1})]
+    return Ensemble(name="rare", recipe=recipe, members=members, epochs=3, batch_size=32, **splits, **options)
+
+
+def run(declared: Ensemble, folder: Path) -> Any:
+    return ensemble.submit(declared, folder, "inline").wait()
+
+
+def test_a_run_decides_by_them_and_so_do_load_and_the_artifact(tmp_path: Path) -> None:
+    result = run(declare(thresholds="f1"), tmp_path / "run")
+    decision = result.combined["decision"]
+    assert decision["metrics"]["thresholds"]["f1"] > decision["metrics"]["usual"].get("f1", 0)
+    assert "decides by thresholds for f1" in str(result)
+    rows = next(iter(declare().test.loader(200, epochs=1)))
+    found = ensemble.load(tmp_path / "run")({"x": rows["x"]})
+    at = decision["thresholds"][1]
+    torch.testing.assert_close(found["decision"], (found["values"][:, 1] >= at).long())
+    assert found["decision"].sum() > found["values"].argmax(1).sum()
+    ensemble.export(tmp_path / "run", tmp_path / "made", onnx=True)
+    program = torch.export.load(tmp_path / "made" / "model.pt2").module()
+    torch.testing.assert_close(program({"x": rows["x"]})["decision"], found["decision"])
+    np.savez(tmp_path / "new.npz", x=rows["x"].numpy())
+    for model in ("run", "made"):
+        ensemble.predict(tmp_path / model, tmp_path / "new.npz", tmp_path / f"{model}.parquet")
+        table = pq.read_table(tmp_path / f"{model}.parquet")
+        assert table["class"].to_pylist() == found["decision"].tolist()
+    assert "threshold" in (tmp_path / "made" / "README.md").read_text()
+
+
+def test_a_resume_that_asks_for_them_combines_anew(tmp_path: Path) -> None:
+    before = run(declare(), tmp_path / "run")
+    assert before.combined["decision"] is None
+    after = run(declare(thresholds="balanced_accuracy"), tmp_path / "run")
+    assert after.combined["decision"]["by"] == "balanced_accuracy"
+    assert [row["attempts"] for row in after.members] == [1, 1]
+
+
+def test_numbers_have_none() -> None:
+    with pytest.raises(SpecError, match="thresholds are of classes and labels; the task is regression"):
+        Ensemble(
+            name="a",
+            recipe=Recipe(model=len, loss="mse", inputs=("x",)),
+            members=[{"lr": 1}],
+            train=declare().train,
+            thresholds="f1",
+        )

@@ -1,0 +1,101 @@
+"""Members that frameworks train have what those of a Recipe have: real packages, real kills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ports  # noqa: E402
+from event_dicts import read_events  # noqa: E402
+from tv import import_torchvision  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble import Ensemble, Search, loguniform  # noqa: E402
+from ensemble.store import RunDir, load_predictions  # noqa: E402
+
+FRAMEWORKS: dict[str, Callable[..., Ensemble]] = {
+    "lightning": ports.lightning,
+    "transformers": ports.transformers,
+    "accelerate": ports.accelerate,
+    "timm": ports.timm,
+    "torchrun": ports.torchrun,
+}
+# Warnings of a class of Lightning's would have pytest's own process import Lightning, without the fixture below.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+every = pytest.mark.parametrize("framework", FRAMEWORKS)
+
+
+@pytest.fixture(autouse=True)
+def packages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The framework, and torchvision for it, which it imports where it is there."""
+    import_torchvision(monkeypatch)
+    if "framework" in request.fixturenames:
+        pytest.importorskip({"torchrun": "torch"}.get(name := request.getfixturevalue("framework"), name))
+
+
+def run(declared: Ensemble, folder: Path, executor: str = "inline") -> Any:
+    result = ensemble.submit(declared, folder, executor).wait()
+    assert {row["state"] for row in result.members} <= {"finished", "pruned"}, result
+    return result
+
+
+def finished(folder: Path) -> dict[str, Any]:
+    """Of each member the digest of its weights, and its metrics."""
+    ends = [event for event in read_events(folder / "events.jsonl") if event["type"] == "finished"]
+    return {end["member"]: (end["weights_sha256"], end["metrics"]) for end in ends}
+
+
+@every
+def test_members_learn_are_ranked_combined_and_loaded(tmp_path: Path, framework: str) -> None:
+    declared = FRAMEWORKS[framework]()
+    result = run(declared, tmp_path / "run", "local" if framework == "torchrun" else "inline")
+    best = max(row["metric"] for row in result.members)
+    assert best > 0.7 and result.best is not None and result.best["metric"] == best
+    saved = load_predictions(RunDir(tmp_path / "run").predictions(result.best["member"], "valid"))
+    right = saved.values.argmax(axis=1) == saved.target
+    assert right.mean() == pytest.approx(best, abs=1e-6), "predictions are of the weights that were reported"
+    loaded = ensemble.load(tmp_path / "run", members=[result.best["member"]])
+    batch = next(iter(declared.valid.loader(len(saved.index), 1)))
+    order = np.argsort(np.asarray(batch["index"]))
+    expected = saved.values[np.argsort(saved.index)].argmax(1)
+    np.testing.assert_array_equal(loaded(batch).argmax(1).numpy()[order], expected)
+
+
+@every
+@pytest.mark.more
+def test_killed_and_resumed_members_end_with_the_bits_of_undisturbed_ones(
+    tmp_path: Path, framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(FRAMEWORKS[framework](), tmp_path / "whole", "local")
+    monkeypatch.setenv(ports.DIES, str(tmp_path / "died"))
+    result = run(FRAMEWORKS[framework](), tmp_path / "killed", "local")
+    assert (tmp_path / "died").exists() and sorted(row["attempts"] for row in result.members) == [1, 2]
+    assert finished(tmp_path / "killed") == finished(tmp_path / "whole")
+    for member in finished(tmp_path / "whole"):
+        one, other = (
+            load_predictions(RunDir(tmp_path / name).predictions(member, "valid")) for name in ("whole", "killed")
+        )
+        np.testing.assert_array_equal(one.values, other.values)
+
+
+@pytest.mark.parametrize("framework", [name for name in FRAMEWORKS if name != "torchrun"])
+@pytest.mark.more
+def test_a_pruner_ends_trials_early(tmp_path: Path, framework: str) -> None:
+    search = Search({"lr": loguniform(1e-5, 1.0), "width": 8}, trials=6, pruner="median")
+    result = run(FRAMEWORKS[framework](search=search), tmp_path / "run")
+    states = [row["state"] for row in result.members]
+    assert "pruned" in states and "finished" in states
+    assert all(row["epoch"] < ports.EPOCHS for row in result.members if row["state"] == "pruned")
+
+
+def test_workers_of_which_each_trains_a_model_of_its_own_are_refused(tmp_path: Path) -> None:
+    result = ensemble.submit(ports.torchrun(wraps=False), tmp_path / "run", "local").wait()
+    assert {row["state"] for row in result.members} == {"failed"}
+    (why,) = {each["error"] for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"}
+    assert "different weights after epoch 0" in why and "DistributedDataParallel" in why

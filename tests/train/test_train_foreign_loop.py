@@ -1,0 +1,313 @@
+"""Loops that compute their own steps: what they read of `member.dataloader` says where the member is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import train_child as cases  # noqa: E402
+from loop_cases import checkpoint, failed, finished, of, predictions, train  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
+
+from ensemble.spec import EMA, EarlyStopping, Recipe  # noqa: E402
+from ensemble.train import Inbox, work  # noqa: E402
+
+EPOCHS = 5
+OPTIONS: dict[str, Any] = {"epochs": EPOCHS, "objective": "loss"}
+
+
+def measure(model: nn.Module, batches: Any) -> float:
+    model.eval()
+    with torch.no_grad():
+        losses = [nn.functional.cross_entropy(model(x), y, reduction="none") for x, y in batches]
+    return float(torch.cat(losses).mean())
+
+
+def script(
+    use: Callable[[Any, int], None] = lambda member, epoch: None, epochs: int = EPOCHS
+) -> Callable[[Any], None]:
+    """A script as people write it: epochs from 0, a schedule that is stepped after each, averaged weights."""
+
+    def loop(member: Any) -> None:
+        model = cases.noisy(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        member.prepare(model, optimizer)
+        member.state("schedule", schedule)
+        member.state("averaged", averaged)
+        batches = {split: member.dataloader(split, fields=("x", "label")) for split in ("train", "valid")}
+        for epoch in range(epochs):
+            model.train()
+            for x, y in batches["train"]:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                averaged.update_parameters(model)
+            schedule.step()
+            member.report(loss=measure(model, batches["valid"]), averaged=measure(averaged, batches["valid"]))
+            use(member, epoch)
+        member.predict_all()
+
+    return loop
+
+
+def recipe(loop: Callable[[Any], None]) -> Recipe:
+    return Recipe(model=cases.noisy, train=loop)
+
+
+def test_a_loop_of_its_own_trains_what_the_member_s_loop_does(tmp_path: Path) -> None:
+    """Up to the last bits of a mean."""
+
+    def own(member: Any) -> None:
+        model = cases.noisy(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        member.prepare(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.5))
+        for _ in member.epochs():
+            model.train()
+            for batch in member.batches():
+                member.backward(nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"))
+                member.step()
+            member.report(**member.evaluate(lambda model, batch: {"loss": cases.loss(model, batch)}))
+        member.predict_all()
+
+    end, same = (
+        finished(tmp_path / "script", recipe(script()), **OPTIONS),
+        finished(tmp_path / "own", recipe(own), **OPTIONS),
+    )
+    assert end["metrics"]["loss"] == pytest.approx(same["metrics"]["loss"], rel=1e-4)
+    np.testing.assert_allclose(predictions(tmp_path / "script"), predictions(tmp_path / "own"), atol=1e-4)
+
+
+class Killed(BaseException):
+    """A process that is killed leaves what it has written."""
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"keep": "best"}, {"averaging": EMA(0.8)}], ids=["last", "best", "averaged"]
+)
+def test_a_loop_that_counts_from_0_ends_with_the_same_bits_wherever_it_dies(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Schedule and averaged weights, too, which its passes over trained epochs have stepped once more."""
+    chosen, loop = {**OPTIONS, **options}, recipe(script())
+    whole = finished(tmp_path / "whole", loop, **chosen)
+    for at in (3, 7, 5 * EPOCHS - 1):
+        folder, steps = tmp_path / str(at), 0
+
+        class Dying(Inbox):
+            def poll(self) -> Any:
+                nonlocal steps
+                steps += 1
+                if steps == at:  # noqa: B023
+                    raise Killed
+                return super().poll()
+
+        declared, before = cases.declare(loop, 1, **chosen), []
+        with pytest.raises(Killed):
+            work(cases.make_job(folder, declared), declared, before.append, Dying())
+        done = len(of(before, "checkpoint"))
+        outcome, events = train(folder, loop, attempt=int(done > 0), **chosen)
+        assert outcome == "finished"
+        (again,) = of(events, "finished")
+        assert {**again, "attempt": 0} == whole, f"died at poll {at}"
+        epochs = [event["epoch"] for event in of(events, "epoch")]
+        assert epochs == list(range(done, EPOCHS)), "reports of epochs that were trained before are left out"
+
+
+def test_a_member_that_is_stopped_within_an_epoch_begins_it_anew(tmp_path: Path) -> None:
+    loop = recipe(script())
+    whole = finished(tmp_path / "whole", loop, **OPTIONS)
+    outcome, events = train(tmp_path / "again", loop, inbox=cases.Script(7, "stop"), **OPTIONS)
+    assert outcome == "stopped" and of(events, "stopped")
+    position = checkpoint(tmp_path / "again")["position"]
+    assert (position["epoch"], position["step"]) == (1, 0)
+    assert finished(tmp_path / "again", loop, **OPTIONS) == whole
+
+
+def test_a_pruner_ends_it_after_an_epoch(tmp_path: Path) -> None:
+    class Pruner(Inbox):
+        def wait(self) -> Any:
+            return "prune"
+
+    seen: list[int] = []
+    loop = recipe(script(lambda member, epoch: seen.append(epoch)))
+    outcome, events = train(tmp_path, loop, Pruner(), job={"awaits_pruner": True}, **OPTIONS)
+    assert outcome == "pruned" and seen == [0], "the next pass is where it learns of it"
+    assert [event["epoch"] for event in of(events, "epoch")] == [0]
+
+
+def swa(crash: list[bool], stops: bool = False) -> Recipe:
+    """Averages the weights once an epoch, also in passes that are empty, and reports what it sees."""
+
+    def loop(member: Any) -> None:
+        model = cases.noisy(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        averaged = AveragedModel(model)
+        member.prepare(model, optimizer)
+        member.state("averaged", averaged)
+        batches = member.dataloader("train", fields=("x", "label"))
+        for epoch in range(EPOCHS):
+            seen = 0
+            for x, y in batches:
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                seen += len(x)
+            averaged.update_parameters(model)
+            member.report(loss=float(seen))
+            if stops and epoch == 1:
+                member.stop("enough")
+        if crash and crash.pop():
+            raise RuntimeError("after the loop")
+        member.use_weights(averaged.module)
+        assert averaged.n_averaged == (2 if stops else EPOCHS)
+        member.predict_all(lambda model, batch: model(batch["x"]).softmax(1))
+
+    return recipe(loop)
+
+
+def test_what_a_loop_does_in_empty_passes_is_undone(tmp_path: Path) -> None:
+    whole = finished(tmp_path / "whole", swa([]), **OPTIONS)
+    again = swa([True])
+    outcome, _ = train(tmp_path / "again", again, **OPTIONS)
+    assert outcome == "failed"
+    outcome, events = train(tmp_path / "again", again, attempt=1, **OPTIONS)
+    assert outcome == "finished"
+    (end,) = of(events, "finished")
+    assert {**end, "attempt": 0} == whole, "after the last epoch"
+    stopped = finished(tmp_path / "stopped", swa([], stops=True), **OPTIONS)
+    assert stopped["metrics"]["loss"] == whole["metrics"]["loss"] > 0, "empty passes report nothing"
+
+
+def test_a_stop_while_it_waits_for_a_batch_saves_nothing_of_the_epoch(tmp_path: Path) -> None:
+    def stop(member: Any, epoch: int) -> None:
+        if epoch == 1:
+            member._life._state.poll_command = lambda: "stop"
+            member._life._wait()
+
+    outcome, _ = train(tmp_path / "run", recipe(script(stop)), **OPTIONS)
+    assert outcome == "stopped" and checkpoint(tmp_path / "run")["position"]["step"] == 0
+    assert checkpoint(tmp_path / "run")["position"]["epoch"] == 1
+
+
+def test_it_stops_early_by_itself_and_by_the_objective(tmp_path: Path) -> None:
+    def stop(member: Any, epoch: int) -> None:
+        if epoch == 1:
+            member.stop("good enough")
+
+    end = finished(tmp_path / "stop", recipe(script(stop)), **OPTIONS)
+    assert end["epoch"] == 1 and end["early_stopping"]["reason"] == "good enough"
+    end = finished(tmp_path / "left", recipe(script(epochs=2)), **OPTIONS)
+    assert end["epoch"] == 1 and "left" in end["early_stopping"]["reason"]
+    patient = {**OPTIONS, "epochs": 12, "early_stopping": EarlyStopping(1, min_delta=1.0)}
+    end = finished(tmp_path / "early", recipe(script(epochs=12)), **patient)
+    assert end["epoch"] == 1 and end["early_stopping"]["patience"] == 1
+
+
+def test_an_epoch_can_be_ended_where_a_framework_s_hook_is(tmp_path: Path) -> None:
+    """What was reported by then counts; the end of the pass is no second one."""
+    seen: list[int] = []
+
+    def hook(member: Any, epoch: int) -> None:
+        member.end_epoch()
+        seen.append(member.position["epoch"])
+
+    end = finished(tmp_path / "hook", recipe(script(hook)), **OPTIONS)
+    assert seen == [1, 2, 3, 4, 5]
+    assert end == finished(tmp_path / "pass", recipe(script()), **OPTIONS)
+
+
+def test_batches_stay_valid_and_have_the_shape_that_is_asked_for(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        member.prepare(model, optimizer)
+        loader = member.dataloader("train", fields={"inputs": "x", "labels": "label"})
+        found["train"] = list(loader)
+        found["len"] = len(loader), len(member.dataloader("valid"))
+        found["valid"] = list(member.dataloader("valid"))
+        found["tuples"] = list(member.dataloader("valid", fields=("label", "x")))
+
+    finished(tmp_path, loop, **{**OPTIONS, "epochs": 1})
+    assert found["len"] == (len(found["train"]), len(found["valid"]))
+    assert all(set(batch) == {"inputs", "labels"} for batch in found["train"])
+    rows = torch.cat([batch["inputs"] for batch in found["train"]])
+    assert len(rows.unique(dim=0)) == len(rows), "no batch lies where another was"
+    indices = torch.cat([batch["index"] for batch in found["valid"]])
+    assert torch.equal(indices, torch.arange(len(indices)))
+    assert all(torch.equal(one["x"], two[1]) for one, two in zip(found["valid"], found["tuples"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"accumulate": 2}, "accumulate="), ({"mixup": 0.2, "validate_every": 2}, "mixup=, validate_every=")],
+)
+def test_what_only_the_member_s_own_steps_do_is_refused(
+    tmp_path: Path, options: dict[str, Any], named: str
+) -> None:
+    error = failed(*train(tmp_path, recipe(script()), **OPTIONS, **options))["error"]
+    assert named in error and "computes its own steps" in error
+
+
+def test_an_epoch_that_is_left_before_its_end_is_refused(tmp_path: Path) -> None:
+    def loop(member: Any) -> None:
+        model = cases.plain(member.params)
+        member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for _ in zip(range(2), member.dataloader("train"), strict=False):
+            pass
+
+    assert "was left after 1 of 5 steps" in failed(*train(tmp_path, loop, **OPTIONS))["error"]
+
+
+def test_an_object_without_a_state_a_name_twice_and_a_state_that_is_not_kept_are_refused(tmp_path: Path) -> None:
+    def register(*named: tuple[str, Any]) -> Callable[[Any], None]:
+        def loop(member: Any) -> None:
+            model = cases.plain(member.params)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            member.prepare(model, optimizer)
+            for name, value in named:
+                member.state(name, value or torch.optim.lr_scheduler.StepLR(optimizer, 1))
+            for _ in range(member.identity.epochs):
+                for batch in member.dataloader("train"):
+                    optimizer.zero_grad()
+                    cases.loss(model, batch).mean().backward()
+                    optimizer.step()
+
+        return loop
+
+    assert "no state_dict()" in failed(*train(tmp_path / "1", register(("a", object())), **OPTIONS))["error"]
+    twice = register(("a", None), ("a", None))
+    assert "was called before" in failed(*train(tmp_path / "2", twice, **OPTIONS))["error"]
+    train(tmp_path / "3", register(("a", None)), inbox=cases.Script(7, "stop"), **OPTIONS)
+    assert "has no such state" in failed(*train(tmp_path / "3", register(("b", None)), **OPTIONS))["error"]
+
+
+def test_a_function_without_a_recipe_says_how_it_predicts(tmp_path: Path) -> None:
+    def loop(predict: Any) -> Callable[[Any], None]:
+        def train_it(member: Any) -> None:
+            model = cases.plain(member.params)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            member.prepare(model, optimizer)
+            for _ in range(member.identity.epochs):
+                for batch in member.dataloader("train"):
+                    optimizer.zero_grad()
+                    cases.loss(model, batch).mean().backward()
+                    optimizer.step()
+            member.predict_all(predict)
+
+        return train_it
+
+    assert "needs a function" in failed(*train(tmp_path / "none", loop(None), **OPTIONS))["error"]
+    finished(tmp_path / "given", loop(lambda model, batch: model(batch["x"]).softmax(1)), **OPTIONS)
+    values = predictions(tmp_path / "given")
+    np.testing.assert_allclose(values.sum(axis=1), 1.0, rtol=1e-5)
