@@ -74,7 +74,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[str | None]:
 
 @pytest.mark.parametrize(
     ("executor", "sharing"),
-    [("inline", "independent"), pytest.param("local", "node", marks=pytest.mark.more)],
+    [("inline", "independent"), pytest.param("local", "node", marks=pytest.mark.slow)],
 )
 def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
     executor: str, sharing: str, whole: list[str | None], tmp_path: Path

@@ -101,7 +101,7 @@ def test_runs_that_have_ended_leave_nothing_in_the_process_that_submitted_them(t
     submit_many(tmp_path, runs=5, local_every=0, width=1000, is_alone=False)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_sixty_submits_leave_nothing_in_a_process(tmp_path: Path) -> None:
     """In a process of its own, whose first run is the one that imports the libraries."""
     command = [sys.executable, __file__, str(tmp_path), "60"]

@@ -72,12 +72,12 @@ def test_an_emulated_step_takes_its_time_on_the_cores_that_are_asked_for(photos:
 @pytest.mark.usefixtures("nothing_is_left")
 def test_every_design_runs_and_sharing_saves_the_preparation(photos: str) -> None:
     designs = [*DESIGNS, LOADER, DATALOADER]
-    rows = study(photos, members=[4], **SMALL, samples_alone=PHOTOS - BATCH, design=designs)
+    rows = study(photos, members=[6], **SMALL, samples_alone=PHOTOS - BATCH, design=designs)
     at = {row.design: row for row in rows}
     assert list(at) == designs
     for row in rows:
         taken = PHOTOS - BATCH if row.design in ALONE else 2 * PHOTOS - BATCH
-        assert row.members == 4 and 0 <= row.samples - 4 * taken <= 3 * BATCH, "all after the first batch of one"
+        assert row.members == 6 and 0 <= row.samples - 6 * taken <= 5 * BATCH, "all after the first batch of one"
         assert row.samples_per_s == pytest.approx(row.samples / row.wall_s)
         assert 0 < row.prep_cpu_s <= row.cpu_s and row.first_ms > 0
         assert (row.energy_j is None) == (row.energy_origin == "unavailable")
@@ -91,7 +91,7 @@ def test_every_design_runs_and_sharing_saves_the_preparation(photos: str) -> Non
     assert compared == shared and len(list(findings(rows))) >= 4
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_alone_a_loader_and_a_dataloader_take_turns_on_random_parts_of_a_tables_images(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (PHOTOS, 32, 32, 3), np.uint8)
     images = [{"bytes": simplejpeg.encode_jpeg(each), "path": ""} for each in pixels]
@@ -163,7 +163,7 @@ def test_hosts_share_one_stream_and_send_each_sample_to_all_but_one(photos: str)
     assert not [name for name in hosts.namespaces() if name.startswith(own)]
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_where_hosts_cannot_be_had_nodes_are_groups_of_processes(
     photos: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +207,7 @@ def test_the_processes_of_a_run_are_found_with_all_their_descendants() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_memory_of_both_sides_is_measured_by_part(photos: str) -> None:
     rows = study_memory(photos, members=2, loaders=1, size=48, batch_size=8, epochs=1, repeats=1)
     counts = {(row.side, row.part): row.processes for row in rows}

@@ -168,7 +168,7 @@ def test_the_command_studies_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {row["metric"] for row in rows} == {"accuracy", "shot_roc_auc"}
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_command_studies_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = "batches --parts accuracy --width 4 --epochs 1 --seeds 2 --batches 32,256 --longer 2 --rates 0.1"

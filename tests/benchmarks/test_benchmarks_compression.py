@@ -233,7 +233,7 @@ def test_members_differ_in_what_their_gradients_travel_as_and_in_nothing_else() 
 # --- runs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_small_run_counts_the_same_bytes_in_code_and_at_the_interface(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,7 +226,7 @@ def test_steps_are_shown_claims_first(tmp_path: Path) -> None:
     write("Steps", [], shown.panels, tmp_path / "plot.html")
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_small_run_measures_fits_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = "compression --parts steps --nets lstm --devices p100 --primitives ring,gloo --workers 2"

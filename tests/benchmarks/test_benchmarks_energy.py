@@ -202,7 +202,7 @@ def test_a_coalition_trains_on_a_gpu_and_is_charged_its_energy(tmp_path: Path) -
 # --- the command ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_study_prints_tables_and_writes_rows_and_a_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,7 +169,7 @@ def test_the_claim_says_where_hierarchical_exchange_loses() -> None:
 # --- the command ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_command_studies_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,7 +186,7 @@ def test_the_command_studies_workers(
     assert "strong scaling, compute 200 ms: 2 workers train" in capsys.readouterr().err
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_command_studies_exchange_on_one_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = (

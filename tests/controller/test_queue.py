@@ -10,6 +10,7 @@ import pytest
 from event_dicts import fold, read_events
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from property_examples import examples
 from test_controller import Simulated, an_ensemble, run, states
 
 from ensemble.spec import Search, uniform
@@ -189,7 +190,7 @@ def test_what_cannot_be_done_is_answered(tmp_path: Path) -> None:
         assert any(verb == told_of and said in why for told_of, _, why in told), said
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**16),
     asks=st.lists(

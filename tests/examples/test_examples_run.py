@@ -151,7 +151,7 @@ def test_two_members_train_on_the_real_data(example: str, settings: dict[str, An
     assert (reuse.prepared, reuse.consumed, reuse.factor) == (360, 720, 2.0)  # nine tenths of 400, for two
 
 
-@MORE
+@SLOW
 def test_members_share_what_torchvision_augments_and_add_noise_of_their_own(
     downloads: Path, tmp_path: Path
 ) -> None:
@@ -181,8 +181,8 @@ def test_the_speed_of_augmentation_is_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        *(pytest.param(name, marks=MORE) for name in ("attach_only", "train_function")),
-        *(pytest.param(name, marks=SLOW) for name in ("plain", "recipe")),
+        pytest.param("attach_only", marks=MORE),
+        *(pytest.param(name, marks=SLOW) for name in ("plain", "train_function", "recipe")),
     ],
 )
 def test_a_ported_script_finds_what_it_searches_for(script: str, downloads: Path, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_the_search_ends_in_a_combined_model(tmp_path: Path) -> None:
     ("example", "settings", "figures"),
     [
         pytest.param("regression", {"members": 2}, {"rmse", "nll", "crps", "coverage_90"}, marks=MORE),
-        pytest.param("committee", {"folds": 3}, {"accuracy", "nll", "ece_debiased", "roc_auc"}, marks=MORE),
+        pytest.param("committee", {"folds": 3}, {"accuracy", "nll", "ece_debiased", "roc_auc"}, marks=SLOW),
         pytest.param("multilabel", {}, {"f1_macro", "subset_accuracy", "average_precision"}, marks=SLOW),
         pytest.param(
             "plasma",

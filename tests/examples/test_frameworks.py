@@ -63,7 +63,7 @@ def test_members_of_a_framework_end_with_a_combined_model(tmp_path: Path, framew
         "--run-dir",
         tmp_path / "run",
         "--executor",
-        "local",
+        "inline",
         *small,
     ]
     run_python("-m", "ensemble.cli", *words, cwd=tmp_path)
@@ -83,7 +83,7 @@ def test_the_original_of_a_port_runs(tmp_path: Path, framework: str) -> None:
     assert re.search(r"accuracy 0\.\d+", run_python(*words, cwd=tmp_path))
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_search_of_ray_tune_finds_the_same_as_its_port(tmp_path: Path) -> None:
     """Both sides, in the end, have a good network, and ASHA has ended trials of the port early."""
     words = [FOLDER / "ray_tune_member.py", "--run-dir", tmp_path / "run", "--executor", "local"]

@@ -163,7 +163,7 @@ def test_a_member_that_trains_in_this_process_keeps_the_gpu_busy(tmp_path: Path)
     events = list(read_events(tmp_path / "run" / "events.jsonl"))
     active = [a for e in events for part in e.get("parts", ()) for a in part["activity"] or ()]
     assert {(role, member) for role, member, _ in active} >= {("train", "member-0"), ("train", "member-1")}
-    assert [e["power"]["gpu_activity"] for e in events if e["type"] == "node"] == [IN_USE]
+    assert {e["power"]["gpu_activity"] for e in events if e["type"] == "node"} == {IN_USE}
 
 
 BROKEN = {"xid 79": "XID 79: GPU has fallen", "ecc 2": "2 uncorrectable ECC errors", "lost 1": "GPU is lost"}

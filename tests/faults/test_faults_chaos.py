@@ -34,8 +34,9 @@ def check(outcome: dict[str, Any]) -> None:
     assert outcome["hits"], "nothing was hit"
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("seed", QUICK)
+@pytest.mark.parametrize(
+    "seed", [pytest.param(QUICK[0], marks=pytest.mark.more), pytest.param(QUICK[1], marks=pytest.mark.slow)]
+)
 def test_whoever_is_killed_or_stopped_every_member_ends_with_its_weights(
     seed: int, expected: dict[str, str | None]
 ) -> None:

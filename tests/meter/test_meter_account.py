@@ -83,8 +83,9 @@ def test_members_in_the_drivers_process_are_counted_once(tmp_path: Path) -> None
     assert roles["train"] >= steps_s and roles["orchestrate"] <= used_s - report_s - steps_s
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("executor", ["inline", "local"])
+@pytest.mark.parametrize(
+    "executor", [pytest.param("inline", marks=pytest.mark.slow), pytest.param("local", marks=pytest.mark.more)]
+)
 def test_what_was_used_up_to_a_kill_is_counted(executor: str, tmp_path: Path) -> None:
     """The driver is killed three times, each in another epoch, and goes on."""
     command = [sys.executable, str(ACCOUNT), "account.json", sys.executable, str(KILLED), executor]

@@ -349,8 +349,14 @@ def test_a_run_that_was_deleted_from_mlflow_is_written_again_and_one_declared_an
     assert after["member-0"]["id"] == before["member-0"]["id"]
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(("name", "counted"), [("tensorboard", HALF), ("mlflow", FEW), ("wandb", HALF)])
+@pytest.mark.parametrize(
+    ("name", "counted"),
+    [
+        pytest.param("tensorboard", HALF, marks=pytest.mark.more),
+        pytest.param("mlflow", FEW, marks=pytest.mark.slow),
+        pytest.param("wandb", HALF, marks=pytest.mark.more),
+    ],
+)
 def test_what_was_written_beyond_the_loggers_file_is_not_there_twice(
     name: str, counted: int, tmp_path: Path
 ) -> None:

@@ -113,7 +113,7 @@ def whole(sampler: str) -> Run:
     return WHOLE[sampler]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", pytest.param("gp", marks=pytest.mark.more)])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", pytest.param("gp", marks=pytest.mark.slow)])
 @examples(3)
 @given(share=st.floats(0.0, 1.0))
 def test_a_search_of_two_objectives_goes_on_as_if_it_had_not_been_interrupted(sampler: str, share: float) -> None:

@@ -100,7 +100,9 @@ def test_a_members_log_is_followed_from_near_its_end(tmp_path: Path) -> None:
     with serve(run) as server:
         target = f"/api/runs/{server.key}/members/member-0/log"
         with server.stream(target) as messages:
-            log.write_bytes(b"".join(b"line %06d\n" % n for n in range(10_000)))
+            whole = log.with_name("whole")  # the server never sees half of it
+            whole.write_bytes(b"".join(b"line %06d\n" % n for n in range(10_000)))
+            whole.rename(log)
             event, id, data = messages.next()
             assert event is None and data["text"].startswith("line ") and data["from"] % 12 == 0
             assert id == data["to"] == 120_000 and data["text"].endswith("line 009999\n")
