@@ -109,7 +109,8 @@ def make_tar(first: int) -> bytes:
 
 
 def kept(tmp_path: Path) -> list[Path]:
-    return [path for path in (tmp_path / "kept").iterdir() if not path.name.startswith(".")]
+    folder = tmp_path / "kept"
+    return [path for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
 
 
 def test_parquet_by_addresses_is_fetched_when_it_is_read_and_once(server: Server, tmp_path: Path) -> None:
@@ -228,3 +229,49 @@ def test_braces_name_files_of_this_machine_too(tmp_path: Path) -> None:
     assert [record["a"] for record in sources.csv(str(tmp_path / "{a,b}.csv"))] == [2], "a file of that name"
     with pytest.raises(PipelineError, match=r"02\.csv"):
         sources.csv(str(tmp_path / "{00..02}.csv"))
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The files of a bucket, on a server of its own that speaks S3."""
+    pytest.importorskip("s3fs")
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        monkeypatch.setenv("ENSEMBLE_REMOTE_DIR", str(tmp_path / "kept"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "told-by-the-environment")
+        import boto3
+
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="photos")
+        yield lambda name, body: client.put_object(Bucket="photos", Key=name, Body=body)
+    finally:
+        server.stop()
+
+
+@pytest.mark.more
+def test_objects_of_a_bucket_are_read_by_pattern_also_in_processes(bucket: Any, tmp_path: Path) -> None:
+    for number in range(3):
+        bucket(f"train/part-{number}.parquet", make_parquet(40 * number))
+        bucket(f"shard-{number:02d}.tar", make_tar(5 * number))
+    source = sources.parquet("s3://photos/train/part-*.parquet")
+    assert len(source) == 120 and not kept(tmp_path), "footers alone"
+    batches = list(Pipeline(source, seed=0).loader(16, epochs=2, workers=1))
+    assert sorted(np.concatenate([batch["x"].numpy() for batch in batches]).tolist()) == sorted([*range(120)] * 2)
+    assert len(kept(tmp_path)) == 3
+    assert sources.tar("s3://photos/shard-{00..02}.tar")[12]["txt"] == b"t12"
+    before = Pipeline(source).fingerprint
+    assert Pipeline(sources.parquet("s3://photos/train/part-*.parquet")).fingerprint == before
+    bucket("train/part-1.parquet", make_parquet(41))
+    assert Pipeline(sources.parquet("s3://photos/train/part-*.parquet")).fingerprint != before
+    with pytest.raises(PipelineError, match="matches no file"):
+        sources.csv("s3://photos/*.csv")
+    with pytest.raises(PipelineError, match="no such file"):
+        sources.csv("s3://photos/none.csv")
