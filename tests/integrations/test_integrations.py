@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,28 @@ def test_members_learn_are_ranked_combined_and_loaded(tmp_path: Path, framework:
     np.testing.assert_array_equal(loaded(batch).argmax(1).numpy()[order], expected)
 
 
+def keep_best_by_lightning() -> list[Any]:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    return [ModelCheckpoint(monitor="val_loss")]
+
+
+#: Frameworks that keep the best weights themselves, in files that a death must not lose.
+KEEPING_BEST: dict[str, dict[str, Any]] = {
+    "lightning": {"callbacks": keep_best_by_lightning},
+    "transformers": {"args": {"save_strategy": "epoch", "load_best_model_at_end": True, "save_total_limit": 1}},
+}
+
+
 @every
 @pytest.mark.more
 def test_killed_and_resumed_members_end_with_the_bits_of_undisturbed_ones(
     tmp_path: Path, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(FRAMEWORKS[framework](), tmp_path / "whole", "local")
+    declared = functools.partial(FRAMEWORKS[framework], **KEEPING_BEST.get(framework, {}))
+    run(declared(), tmp_path / "whole", "local")
     monkeypatch.setenv(ports.DIES, str(tmp_path / "died"))
-    result = run(FRAMEWORKS[framework](), tmp_path / "killed", "local")
+    result = run(declared(), tmp_path / "killed", "local")
     assert (tmp_path / "died").exists() and sorted(row["attempts"] for row in result.members) == [1, 2]
     assert finished(tmp_path / "killed") == finished(tmp_path / "whole")
     for member in finished(tmp_path / "whole"):
