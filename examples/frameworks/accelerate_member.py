@@ -3,14 +3,14 @@
 ensemble run examples/frameworks/accelerate_member.py --set data=DIR      (DIR holds imdb/train.parquet)
 """
 
+from dataclasses import replace
+
 import torch
+import transformers_member
 from transformers import get_linear_schedule_with_warmup
-from transformers_member import INPUTS, build, declare
+from transformers_member import FIELDS, build
 
-from ensemble import Recipe
 from ensemble.integrations.accelerate import prepare
-
-FIELDS = {name: name for name in (*INPUTS, "labels")}
 
 
 def train(member):
@@ -18,7 +18,7 @@ def train(member):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = get_linear_schedule_with_warmup(optimizer, 20, member.steps)
     accelerator, model, optimizer, batches, validation, schedule = prepare(
-        member, model, optimizer, schedule, fields=FIELDS
+        member, model, optimizer, schedule, fields={name: name for name in FIELDS}
     )
     for _ in range(member.identity.epochs):
         model.train()
@@ -40,4 +40,5 @@ def train(member):
 
 
 def spec(data: str = "data", seeds: int = 8, epochs: int = 3, samples: int = 4000):
-    return declare(Recipe(model=build, train=train, objective="accuracy"), data, seeds, epochs, samples)
+    reviews = transformers_member.spec(data, seeds, epochs, samples)
+    return replace(reviews, recipe=replace(reviews.recipe, train=train, objective="accuracy"))

@@ -19,19 +19,21 @@ from ensemble import Ensemble, Member, Recipe
 from ensemble.integrations.lightning import fit
 from pipelines import Pipeline, sources, stages
 
-VALID = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)])
-TRAIN = v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), *VALID.transforms])
+VALID = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)])
+TRAIN = v2.Compose([v2.ToImage(), v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip(), *VALID.transforms[1:]])
 
 
 class Photographs(Dataset):
-    def __init__(self, table):
+    def __init__(self, table, transform):
         self.images, self.labels = table["image"].combine_chunks().field("bytes"), table["label"].to_numpy()
+        self.transform = transform
 
     def __len__(self):
         return len(self.labels)
 
     def __getitem__(self, i):
-        return Image.open(io.BytesIO(self.images[i].as_py())).convert("RGB"), self.labels[i]
+        image = Image.open(io.BytesIO(self.images[i].as_py())).convert("RGB")
+        return self.transform(image), self.labels[i]
 
 
 class Classifier(L.LightningModule):
@@ -70,21 +72,18 @@ def train(member):
     fit(member, Classifier(**member.params), fields=("image", "label"), callbacks=callbacks)
 
 
-def declare(recipe, data, seeds, epochs, samples):
+def spec(data: str = "data", seeds: int = 8, epochs: int = 3, samples: int = 6000):
     table = pyarrow.dataset.dataset(f"{data}/cifar10/train.parquet").head(samples, columns=["image", "label"])
     cut = round(0.8 * samples)
-    train_part, valid_part = (sources.dataset(Photographs(part)) for part in (table[:cut], table[cut:]))
+    parts = [
+        Pipeline(sources.dataset(Photographs(part, lambda image: image))) for part in (table[:cut], table[cut:])
+    ]
     return Ensemble(
         name="photographs",
-        recipe=recipe,
+        recipe=Recipe(model=lambda params: Classifier(**params), train=train, objective="accuracy"),
         members=[Member({"width": 16, "lr": 0.02}) for _ in range(seeds)],
-        train=Pipeline(train_part, seed=0).map(stages.tv_transform(TRAIN, images="image")),
-        valid=Pipeline(valid_part).map(stages.tv_transform(VALID, images="image")),
+        train=parts[0].map(stages.tv_transform(TRAIN, images="image")),
+        valid=parts[1].map(stages.tv_transform(VALID, images="image")),
         epochs=epochs,
         batch_size=64,
     )
-
-
-def spec(data: str = "data", seeds: int = 8, epochs: int = 3, samples: int = 6000):
-    recipe = Recipe(model=lambda params: Classifier(**params), train=train, objective="accuracy")
-    return declare(recipe, data, seeds, epochs, samples)

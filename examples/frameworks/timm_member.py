@@ -3,9 +3,11 @@
 ensemble run examples/frameworks/timm_member.py --set data=DIR      (DIR holds cifar10/train.parquet)
 """
 
+import dataclasses
+
+import lightning_member
 import timm
 import torch
-from lightning_member import declare
 from timm.data import Mixup
 from timm.loss import SoftTargetCrossEntropy
 from timm.optim import create_optimizer_v2
@@ -59,4 +61,4 @@ def predict(model, batch):
 
 def spec(data: str = "data", seeds: int = 8, epochs: int = 3, samples: int = 6000):
     recipe = Recipe(model=build, train=train, predict=predict, objective="accuracy")
-    return declare(recipe, data, seeds, epochs, samples)
+    return dataclasses.replace(lightning_member.spec(data, seeds, epochs, samples), recipe=recipe)

@@ -3,8 +3,6 @@
 ensemble run examples/frameworks/transformers_member.py --set data=DIR      (DIR holds imdb/train.parquet)
 """
 
-import dataclasses
-
 import pyarrow.dataset
 from datasets import Dataset
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -21,6 +19,7 @@ from ensemble.integrations.transformers import MemberTrainer
 from pipelines import Pipeline, from_samples, sources, stages
 
 INPUTS = ("input_ids", "attention_mask")
+FIELDS = (*INPUTS, "labels")
 
 
 def read(data, samples):
@@ -60,33 +59,23 @@ def train(member):
         load_best_model_at_end=True,
         report_to="none",
     )
-    trainer = MemberTrainer(
-        member,
-        build(member.params),
-        args,
-        fields=(*INPUTS, "labels"),
-        compute_metrics=compute_metrics,
-    )
+    trainer = MemberTrainer(member, build(member.params), args, fields=FIELDS, compute_metrics=compute_metrics)
     trainer.train()
     member.predict_all()
 
 
-def declare(recipe, data, seeds, epochs, samples):
+def spec(data: str = "data", seeds: int = 8, epochs: int = 3, samples: int = 4000):
     parts, collator = read(data, samples)
     train_part, valid_part = (Pipeline(sources.huggingface(parts[name])) for name in ("train", "test"))
     for name in INPUTS:
         train_part, valid_part = (part.map(stages.ragged(name, most=128)) for part in (train_part, valid_part))
+    trained = {"model": build, "train": train, "predict": predict, "collate": from_samples(collator)}
     return Ensemble(
         name="reviews",
-        recipe=dataclasses.replace(recipe, predict=predict, collate=from_samples(collator), target="labels"),
+        recipe=Recipe(**trained, target="labels", objective="eval_accuracy", mode="max"),
         members=[Member({"width": 64}) for _ in range(seeds)],
         train=train_part,
         valid=valid_part,
         epochs=epochs,
         batch_size=32,
     )
-
-
-def spec(data: str = "data", seeds: int = 8, epochs: int = 3, samples: int = 4000):
-    recipe = Recipe(model=build, train=train, objective="eval_accuracy", mode="max")
-    return declare(recipe, data, seeds, epochs, samples)
