@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ensemble.reporting.notebook import LiveView
 from ensemble.result import Result, make_result
 from ensemble.run import POLL_S, Request, Run, StateFollower
 from ensemble.spec import Ensemble, SpecError, check_ensemble, check_installed
+from ensemble.spec.search import check_budget
 from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import check_number
 from ensemble.store import (
@@ -247,6 +249,7 @@ def resume(
     *,
     accept_code: bool = False,
     epochs: int | None = None,
+    budget: Mapping[str, float] | None = None,
     checked: Sequence[FileCheck] | None = None,
 ) -> Run:
     """Continue a run that was stopped or killed, with the declaration and the code that are kept in its directory.
@@ -265,10 +268,11 @@ def resume(
         accept_code: continue although members were trained with other code, of modules that are not kept in the
             run.
         epochs: train the members for so many epochs, more than they were declared with.
+        budget: of a search, in all, as `Search.budget`. Later resumes keep it.
         checked: as in `submit`.
 
     Raises:
-        SpecError: `epochs` is no integer of at least 1.
+        SpecError: `epochs` is no integer of at least 1, or `budget` is none, or not of a search.
         StoreError: the members cannot be trained for more epochs, or not as they were declared.
         StoreError: no run has begun there, it is in use, it belongs to another user, or its training data or code
             have changed; or `accept_code` is given, but the changed code is not the one that is kept in the run.
@@ -287,6 +291,12 @@ def resume(
         for note in [] if more_epochs is None else more_epochs.notes:
             log.warning("%s: %s", known.path, note)
     ensemble = apply_more_epochs(ensemble, max(epochs or 0, find_more_epochs(state)))
+    if budget is not None:
+        check_budget("budget", budget)
+    if budget is not None and ensemble.search is None:
+        raise SpecError("budget= is of a search, and the run trains a list of members")
+    if ensemble.search is not None and (limits := state.header.budget if budget is None else budget):
+        ensemble = dataclasses.replace(ensemble, search=dataclasses.replace(ensemble.search, budget=limits))
     check_installed(ensemble.loggers)
     code = code_of(ensemble)
     check_data(state, ensemble, known.path)

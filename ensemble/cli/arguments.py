@@ -24,6 +24,22 @@ def count(text: str) -> int:
     return int(text)
 
 
+def budget(text: str) -> dict[str, float]:
+    """Limits of a search, as in hours=2,trials=100."""
+    from ensemble.spec import SpecError
+    from ensemble.spec.search import check_budget
+
+    try:
+        given = dict(each.split("=") for each in text.split(","))
+        limits = {name: int(value) if name == "trials" else float(value) for name, value in given.items()}
+        check_budget("--budget", limits)
+    except SpecError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be as in hours=2,trials=100, got {text!r}") from None
+    return limits
+
+
 def milliseconds(text: str) -> float:
     """A duration in milliseconds."""
     return _duration(text, "milliseconds")

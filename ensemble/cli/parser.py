@@ -23,7 +23,7 @@ from ensemble.cli import (
     verify,
     view_commands,
 )
-from ensemble.cli.arguments import add_json_option, add_run_options, age, count, path
+from ensemble.cli.arguments import add_json_option, add_run_options, age, budget, count, path
 from ensemble.cli.bench import add_studies
 from ensemble.cli.cache_commands import add_cache_commands
 from ensemble.cli.run_commands import EXIT_FAILED
@@ -278,6 +278,8 @@ def _make_parser() -> argparse.ArgumentParser:
         if name == "resume":
             text = "train the members, those that have finished, too, to N epochs in all, more than were declared"
             added.add_argument("--epochs", type=count, metavar="N", help=text)
+            text = "let a search use so much in all, as in hours=2,cpu_hours=8 (also trials=N, energy_kj=X)"
+            added.add_argument("--budget", type=budget, metavar="LIMITS", help=text)
             add_executor(added, executor=None)
             add_run_options(added, fresh=False)
 

@@ -172,13 +172,13 @@ def resume(options: argparse.Namespace) -> int:
         print(f"{run_dir.path} is being stopped; it is continued when it has ended", file=sys.stderr)
         while is_locked(run_dir.events):
             time.sleep(POLL_S)
-    if is_locked(run_dir.events) and options.epochs is None:
+    if is_locked(run_dir.events) and options.epochs is None and options.budget is None:
         return send_request(options)
     if options.member is not None:
         command = format_command("resume", options.run_dir)
         raise SpecError(f"{options.run_dir} is not in progress; {command} continues all members")
     state, checked = read_begun(run_dir), None
-    if options.epochs is None and _is_finished(state, state.header.code):
+    if options.epochs is None and options.budget is None and _is_finished(state, state.header.code):
         restore_files(run_dir, state)
         checked = check_ended(run_dir, state, state.header.code)
         rest = explain_rest(state, checked)
@@ -186,6 +186,7 @@ def resume(options: argparse.Namespace) -> int:
             return _show_finished(run_dir, state, options)
         print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
     how = {"accept_code": options.accept_code, "epochs": options.epochs, "checked": checked}
+    how["budget"] = options.budget
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
 
 
@@ -205,7 +206,7 @@ def distill(options: argparse.Namespace) -> int:
             raise SpecError(f"{options.model} defines no function model(params) -> nn.Module")
     given = {
         name: getattr(options, name)
-        for name in ("member", "epochs", "temperature", "weight", "executor", "accept_code", "fresh")
+        for name in ("member", "epochs", "budget", "temperature", "weight", "executor", "accept_code", "fresh")
     }
     student: list[Run] = []
 

@@ -37,7 +37,7 @@ def verify_run(options: argparse.Namespace) -> int:
                 print(f"ensemble: {each.file}: {each.detail}", file=sys.stderr)
         restore_files(run_dir, fold(read_events(run_dir.events)))
         if not all(each.is_sound or each.kind == "code" for each in found):
-            how = {"member": None, "epochs": None, "json": None}
+            how = {"member": None, "epochs": None, "budget": None, "json": None}
             status = resume(argparse.Namespace(**{**vars(options), **how}))
             if status == EXIT_FAILED:
                 return status

@@ -40,6 +40,7 @@ from ensemble.meter import CpuClock
 from ensemble.meter.tally import list_unreported, read_tallies, remove
 from ensemble.reporting.loggers.processes import LoggerProcesses
 from ensemble.reporting.notebook import LiveView
+from ensemble.search.budget import explain_end
 from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests
@@ -55,6 +56,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5  # how late a request from another shell may be seen
 USAGE_EVERY_S = 5.0
+BUDGET_EVERY_S = 1.0
 MIRROR_S = 0.1  # of each tick, at most, for showing a search to people
 SNAPSHOT_EVERY_S = 5.0  # how often it is looked whether the log has grown by a snapshot's worth
 METRICS_EVERY_S = 10.0  # for a cluster that collects metrics itself
@@ -108,6 +110,7 @@ class Controller:
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
         self._began, self._clock = time.monotonic(), executor.clock or CpuClock()
         self._limit_clock = StallFreeClock(lambda: time.monotonic())
+        self._is_budget_used, self._budget_at = False, 0.0
         self._requests_at = self._usage_at = self._snapshot_at = self._metrics_at = 0.0
 
     # -- starting -----------------------------------------------------------------------------------------------
@@ -158,6 +161,7 @@ class Controller:
                 stop_timeout_s=self._stop_timeout_s,
             )
             raise_if_deferred()
+            has_trials = self.ensemble.search is None or self.ensemble.search.has_trials
             unshared = {"type": "sharing_ended", "node": None, "cohort": None, "detail": stream.unshared}
             events: list[Report] = [
                 *left,
@@ -166,7 +170,7 @@ class Controller:
                     self.run_dir,
                     self.state,
                     executor=self.executor.name,
-                    members=len(self.state.members) + self._trials.left(),
+                    members=len(self.state.members) + (self._trials.left() if has_trials else 0),
                     code=self._code.fingerprint,
                     more_epochs=self._more_epochs,
                 ),
@@ -305,11 +309,32 @@ class Controller:
 
     def _reconcile(self, actions: list[Action]) -> None:
         """Perform actions and what is due; members that were proposed meanwhile are placed at once."""
-        self._perform([*actions, *self.session.reconcile(*self._read_clock())])
+        self.session.limit_trials(self._trials.left())
+        self._perform(actions)
+        self._keep_to_budget()
+        self._perform(self.session.reconcile(*self._read_clock()))
         while self.session.is_placement_due and not self._trials.abort_reason:
             self._perform(self.session.reconcile(*self._read_clock()))
         if self._trials.abort_reason and self.session.stop_reason is None:
             self.stop(self._trials.abort_reason)
+
+    def _keep_to_budget(self) -> None:
+        """Stop the run when a limit of its search is reached."""
+        search = self.ensemble.search
+        if search is None or search.budget is None or self.session.stop_reason is not None:
+            return
+        if time.monotonic() < self._budget_at:
+            return
+        self._budget_at = time.monotonic() + BUDGET_EVERY_S
+        try:
+            used = self._status.read_used().read().run
+        except StoreError as error:
+            log.warning("what is used of the budget could not be read: %s", error)
+            return
+        why = explain_end(search.budget, self.state, used, self._events.read_clock())
+        if why is not None:
+            self._is_budget_used = True
+            self.stop(why)
 
     def _handle_requests(self) -> None:
         """Handle pending requests, one after the other."""
@@ -332,16 +357,19 @@ class Controller:
         self._perform(self.session.stop_feeders())
         self._metrics_at = self._usage_at = 0.0  # what the combination uses is not taken to have been used before
         self.handle(self.executor.events(0.0))
-        if self.session.stop_reason is None:
+        is_over = self.session.stop_reason is None
+        if is_over:
             self._perform(self.session.reduce_checkpoints(*self._read_clock()))
             self._process(self._performer.reducer.wait())
+        if is_over or self._is_budget_used:
             if finished := sum(member.state == "finished" for member in self.state.members.values()):
                 self._process([{"type": "combining", "members": finished}])
             combined = self._finalizer.combine_members(self.state)
             if combined is not None:
                 self._process([{"type": "combined", **combined}])
-                self._perform(self.session.remove_unselected(*self._read_clock()))
-                self._process(self._performer.reducer.wait())
+                if is_over:
+                    self._perform(self.session.remove_unselected(*self._read_clock()))
+                    self._process(self._performer.reducer.wait())
             self.handle(self.executor.events(0.0))
         self._trials.catch_up()
         self.executor.close()

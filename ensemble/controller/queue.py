@@ -18,6 +18,7 @@ from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import PendingRetry
 from ensemble.spec import Ensemble, Identity, Member, SpecError, unknown_name
 from ensemble.spec.identity import make_lineage, select_warm
+from ensemble.spec.search_space import sample_space
 from ensemble.store import RunDir
 from ensemble.store.member import ENDED
 
@@ -145,6 +146,8 @@ class MemberQueue:
             if not self._commands.cancel(member):
                 self._session.cancel(self._withdraw(member)[0])
             done.append(member)
+        if every and self._ensemble.search is not None and not self._ensemble.search.has_trials:
+            self._waitlist.trials_left = 0
         if every and (left := self._waitlist.trials_left):
             first = self._next_number()
             done += [f"member-{first + number}" for number in range(left)]
@@ -206,8 +209,9 @@ class MemberQueue:
         if source not in members:
             raise RefusedError(unknown_name("there is no member", source, list(members)))
         parent = members[source]
-        space = self._ensemble.search.space if self._ensemble.search is not None else ()
-        known = [name for each in (*(member.params for member in members.values()), space) for name in each]
+        search = self._ensemble.search
+        points = [] if search is None else sample_space(search.space, search.seed)
+        known = [name for each in (*(member.params for member in members.values()), *points) for name in each]
         if (request.get("declared") or {}).get("start") is not None:
             raise RefusedError(
                 "a clone starts as its member did, or warm with its weights: leave out start, or from"

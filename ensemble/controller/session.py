@@ -127,6 +127,10 @@ class Session:
         """Whether no member has processes or will be placed, and the cost of each trial is known, if it counts."""
         return not self.attempts and (self.stop_reason is not None or not self.state.waitlist)
 
+    def limit_trials(self, left: int) -> None:
+        """Propose so many members more, at most: a sampler may have nothing more to propose."""
+        self.state.waitlist.trials_left = min(self.state.waitlist.trials_left, left)
+
     @property
     def is_placement_due(self) -> bool:
         """Whether `reconcile` has to place members."""

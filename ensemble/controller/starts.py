@@ -115,6 +115,7 @@ def describe_start(
         "objective": ensemble.objective,
         "direction": ensemble.mode,
         "second_objective": ensemble.search.second_objective if ensemble.search else None,
+        "budget": ensemble.search.budget if ensemble.search else None,
         "epochs": ensemble.epochs,
         "members": members,
         "data": training_data(ensemble),

@@ -52,6 +52,7 @@ class MemberDeclared(MemberEvent, tag="member"):
     auto: list[str] = []
     added: bool = False
     outside: str | None = None
+    suggested: Json | None = None
     selected_by: Json | None = None
     epochs_before: int | None = None
     widened: Json | None = None

@@ -46,6 +46,7 @@ class RunStarted(Event):
             too.
         energy: `intensity_g_per_kwh`, `pue`, `price_per_kwh`, `currency`.
         more_epochs: `epochs`, `members`: *member*: epochs before, `notes`.
+        budget: of a search: `trials`, `hours`, `cpu_hours`, `energy_kj`, those that are limited.
     """
 
     name: str = ""
@@ -69,6 +70,7 @@ class RunStarted(Event):
     pid: int | None = None
     resumed: bool = False
     more_epochs: MoreEpochs | None = None
+    budget: Json | None = None
 
 
 class CodeChanged(Event):

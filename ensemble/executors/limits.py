@@ -51,7 +51,7 @@ def raise_descriptor_limit(ensemble: Ensemble) -> int:
     widths = [width or ensemble.resources.workers for width in declared]
     ranks = sum(width if isinstance(width, int) else 1 for width in widths)
     if ensemble.search is not None:
-        ranks *= ensemble.search.trials
+        ranks *= ensemble.search.expected_trials
     needed = _RESERVED + _PER_RANK * ranks
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:

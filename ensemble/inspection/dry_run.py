@@ -23,7 +23,7 @@ from ensemble.inspection.dry_run_result import DryRun, Table
 from ensemble.inspection.estimates import estimate_members, estimate_run
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble, check_installed
 from ensemble.spec.identity import compute_cost_key
-from ensemble.spec.member_pipelines import sample_space
+from ensemble.spec.search_space import sample_space
 from ensemble.spec.splits import describe_overlap
 from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
 
@@ -156,7 +156,7 @@ def _list_members(ensemble: Ensemble) -> list[Identity]:
     """The declared members; of a search, members with a few random points of its space."""
     if ensemble.search is None:
         return [ensemble.identify(number) for number in range(len(ensemble.members or ()))]
-    points = list(sample_space(ensemble.search, ensemble.search.seed))[: ensemble.search.trials]
+    points = list(sample_space(ensemble.search.space, ensemble.search.seed))[: ensemble.search.trials]
     return [ensemble.identify(number, params) for number, params in enumerate(points)]
 
 
@@ -298,7 +298,8 @@ def _list_notes(ensemble: Ensemble, executor: str, state: RunState, code: Code) 
     if executor == "ray":
         notes.append("measured and estimated for this machine; a Ray cluster may offer more nodes, or other ones")
     if ensemble.search is not None:
-        trials = f"{ensemble.search.trials} trials will be proposed by the search"
+        some = "" if ensemble.search.has_trials else " (as many as the budget allows; estimated for these)"
+        trials = f"{ensemble.search.expected_trials} trials will be proposed by the search{some}"
         notes.append(f"{trials}; random points of its space are used in their place, and pruning is ignored")
     if state.members:
         notes.append("the run would be continued; the figures are of a run from its beginning")

@@ -90,7 +90,7 @@ def estimate_run(
     known = _apply_profiles(groups, node, devices)
     samples = ensemble.samples
     epochs = [identity.epochs for identity, _ in known]
-    scale = ensemble.search.trials / len(known) if ensemble.search is not None else 1.0
+    scale = ensemble.search.expected_trials / len(known) if ensemble.search is not None else 1.0
     prepared = max(epochs) if shares else scale * sum(epochs)
     held_out = sum(len(split) for name in PREDICTED_SPLITS if (split := getattr(ensemble, name)) is not None)
     held_out *= 1 if shares else round(scale * len(known))  # each split is kept in memory once it is prepared

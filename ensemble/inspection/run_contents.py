@@ -36,6 +36,7 @@ _KINDS = (
     ("metrics.csv", "metrics of each epoch", "all members"),
     ("uncertainty.csv", "uncertainties and targets of each sample", "the validation and test data"),
     ("optuna.journal", "hyperparameters and metrics", "all members"),
+    ("prior-trials.json", "hyperparameters and values of an earlier study", "the run"),
     ("report.html", "the report, with figures, and predictions of some samples", "the run"),
     ("results.json", "metrics of the members and of the combined model", "all members"),
     ("summary.json", "metrics of the members and of the combined model", "all members"),
@@ -103,6 +104,7 @@ _TOP = [
     "uncertainty.csv",
     "report.html",
     "optuna.journal",
+    "prior-trials.json",
     "digests.json",
 ]
 _DEEPER = (

@@ -15,6 +15,7 @@ from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
 from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine, describe_unusable
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
 from ensemble.reporting.sections.time_to_solution import summarize
+from ensemble.reporting.sections.training import summarize_budget
 from ensemble.reporting.tables import Column, lay_out
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.event_log import is_locked
@@ -118,7 +119,7 @@ def status_notes(run: RunProjection) -> list[str]:
         *([f"waits for {state.waits_for}"] if state.waits_for else []),
         *(f"bottleneck: {line}" for line in bottleneck_lines(state)),
         *pipeline_lines(state),
-        *(f"{label}: {line}" for label, line in summarize(state)),
+        *(f"{label}: {line}" for label, line in (*summarize_budget(state, ledger), *summarize(state))),
         *(line if at else f"{label}: {line}" for at, (label, line) in enumerate(quality)),
         *([f"energy: {describe_energy(ledger)}"] if has_energy else []),
         *([FULL] if knows_full_joules(ledger) else []),

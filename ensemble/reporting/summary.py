@@ -36,6 +36,7 @@ UNFINISHED = ("pruned", "failed", "cancelled")
 SUMMARIES = (
     training.summarize_failures,
     training.summarize_search,
+    training.summarize_budget,
     quality.summarize,
     feeders.summarize,
     exchange.summarize,

@@ -6,9 +6,12 @@ look at; `tests/search/test_search_compat.py` fails when one of them has changed
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +32,19 @@ def import_optuna() -> None:
     thread = threading.Thread(target=importlib.import_module, args=("optuna",), name="import optuna")
     thread.start()
     thread.join()
+
+
+@contextlib.contextmanager
+def silence_optuna() -> Iterator[None]:
+    """Suppress Optuna's messages about new studies on stderr."""
+    import optuna
+
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 def hyperband(min_resource: int, epochs: int, reduction_factor: int) -> BasePruner:
@@ -57,6 +73,24 @@ def hyperband(min_resource: int, epochs: int, reduction_factor: int) -> BasePrun
     bracket_of: list[int] = []
     numbers: defaultdict[int, list[int]] = defaultdict(list)
     return Hyperband(min_resource, epochs, reduction_factor)
+
+
+def without_first(study: optuna.Study, first: int) -> optuna.Study:
+    """A study as pruners see it: without its first trials, whose steps may be other ones.
+
+    Not for a hyperband, which finds a trial by its number; trials without values at its rungs do not count there.
+    """
+    from optuna.pruners import HyperbandPruner
+
+    if not first or isinstance(study.pruner, HyperbandPruner):
+        return study
+    view = copy.copy(study)
+
+    def get_trials(deepcopy: bool = True, states: Any = None) -> list[optuna.trial.FrozenTrial]:
+        return [trial for trial in study.get_trials(deepcopy, states) if trial.number >= first]
+
+    view.get_trials = get_trials  # type: ignore[method-assign]
+    return view
 
 
 class _Bracket:

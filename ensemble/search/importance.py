@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.search.study import silence_optuna
+from ensemble.search._compat import silence_optuna
 
 if TYPE_CHECKING:
     import optuna

@@ -1,7 +1,9 @@
 """A hyperparameter search: Optuna's samplers and pruners as a function of the run's log.
 
 A proposal depends only on the history, the search's seed and the trial's number, because the sampler is made and
-seeded anew for each `ask`. Therefore a resumed run proposes what the interrupted one would have proposed.
+seeded anew for each `ask`. Therefore a resumed run proposes what the interrupted one would have proposed. A
+sampler of the user's has a state of its own: a resume asks it again for each trial of the log, where the history
+was the same, and so brings it to the same state, or finds out that it cannot be.
 
 All decisions are made on a study in memory, which `Searcher.restore` rebuilds from the log. The storage that a
 user names (or the journal in the run directory) is a mirror of that study, for people and dashboards. If a
@@ -11,35 +13,31 @@ that many reports are written together.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib.util
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Cost, Epoch, Failed, Finished, MemberDeclared
-from ensemble.search._compat import import_optuna
-from ensemble.search.factory import (
-    describe_mismatch,
-    encode_choice,
-    is_beyond_gp,
-    is_equal,
-    make_distribution,
-    make_grid,
-    make_pruner,
-    make_sampler,
-)
+from ensemble.search._compat import import_optuna, silence_optuna, without_first
+from ensemble.search.factory import is_beyond_gp, make_grid, make_pruner, make_sampler
+from ensemble.search.foreign import calling
 from ensemble.search.frozen_trials import describe_cost
 from ensemble.search.mirror import Mirror
+from ensemble.search.space import is_equal, make_space
 from ensemble.search.storage import open_storage, without_password
-from ensemble.search.study import StudyMirror, directions, silence_optuna
-from ensemble.spec import Dimension, Search, SpecError
+from ensemble.search.study import StudyMirror, directions
+from ensemble.spec import Search, SpecError
 from ensemble.store.member import UNRECOVERABLE
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
+    from optuna.trial import FrozenTrial, TrialState
 
     from ensemble.store.state import RunState
 
@@ -57,9 +55,11 @@ class Searcher:
         direction: `"max"` or `"min"`.
         epochs: of each trial; hyperband's largest resource (its smallest is one epoch).
         storage: of the mirror: a path (journal file), a URL, an Optuna storage, or None for one in memory.
+        prior: completed trials of an earlier study, from which the sampler learns.
 
     Raises:
-        SpecError: the sampler needs a package that is not installed, or does not support this space.
+        SpecError: the sampler needs a package that is not installed, or does not support this space; a trial of
+            `Search.enqueue` lies outside.
         StoreError: the storage cannot be opened.
     """
 
@@ -70,11 +70,13 @@ class Searcher:
         direction: str,
         epochs: int,
         storage: str | os.PathLike[str] | BaseStorage | None = None,
+        prior: Sequence[FrozenTrial] = (),
     ) -> None:
         import_optuna()
         import optuna
 
-        missing = [m for m in _NEEDS.get(search.sampler, ()) if importlib.util.find_spec(m) is None]
+        named = search.sampler if isinstance(search.sampler, str) else ""
+        missing = [m for m in _NEEDS.get(named, ()) if importlib.util.find_spec(m) is None]
         if missing:
             raise SpecError(
                 f"Search.sampler={search.sampler!r} needs {' and '.join(missing)}: "
@@ -84,18 +86,31 @@ class Searcher:
         self._direction, self._second = direction, search.second_objective
         self._epochs = epochs
         self._grid = make_grid(search) if search.sampler == "grid" else None
-        self._space = {key: value for key, value in search.space.items() if isinstance(value, Dimension)}
-        self._distributions = {key: make_distribution(value) for key, value in self._space.items()}
+        self._space = make_space(search.space)
+        for number, given in enumerate(search.enqueue):
+            if (why := self._space.explain_outside(given)) is not None:
+                raise SpecError(f"Search.enqueue[{number}]: {why}")
+        self._own_sampler = None if named else make_sampler(search, 0)
+        self._terminator = search.terminator
         self._storage = optuna.storages.InMemoryStorage()
         with silence_optuna():  # a fixed name: hyperband derives a trial's bracket from it
             self.study = optuna.create_study(
                 storage=self._storage,
                 study_name="search",
                 directions=directions(direction, self._second),
-                pruner=make_pruner(search.pruner_options, epochs),
+                pruner=make_pruner(search, epochs),
             )
+        for trial in prior:
+            self._check_prior(trial)
+        self.study.add_trials(prior)
+        self._first = len(prior)  # the number of the run's first trial in the study
+        self._judged = without_first(self.study, self._first)
+        self.study.stop = self._end_proposals  # type: ignore[method-assign]
         self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
         self._params: list[dict[str, Any]] = []
+        self._suggested: dict[int, dict[str, Any]] = {}  # where the hyperparameters do not have all of it
+        self._has_ended = False  # whether nothing more is proposed
+        self._is_repeatable = True  # whether the user's sampler has proposed what the log has
         self._outside: set[int] = set()  # trials that samplers and pruners ignore
         self._is_beyond_gp = False
         self._added = 0  # trials that a user added; they are no points of a grid
@@ -105,51 +120,110 @@ class Searcher:
 
         def connect() -> StudyMirror:  # after a failure the storage is opened again
             at = opened.pop() if opened else open_storage(storage)
-            return StudyMirror(at, self._name, self._direction, self._run_id, self._objective, self._second)
+            name = search.study if isinstance(search.study, str) else None
+            return StudyMirror(
+                at, name or self._name, self._direction, self._run_id, self._objective, self._second, bool(name)
+            )
 
         self._mirror = Mirror(connect, lambda text: without_password(text, str(storage)))
 
     @property
     def trials(self) -> int:
         """The number of trials: as declared, and at most the points of a grid."""
-        return self.search.trials if self._grid is None else min(self.search.trials, len(self._grid))
+        most = self.search.trials
+        return most if self._grid is None else min(most, len(self._grid))
 
     def ask(self, number: int) -> dict[str, Any]:
         """Propose the hyperparameters of the next trial; an earlier trial gets the same again.
 
         Raises:
             ValueError: `number` is beyond the next trial.
+            SpecError: the user's function that makes hyperparameters fails for this trial, which has none then.
         """
         if number < len(self._params):
             return dict(self._params[number])
         if number > len(self._params):
             raise ValueError(f"trial {number} was requested, but the next trial is {len(self._params)}")
+        self._mirror.mark_changed(number)
         if self._grid is not None:
+            assert isinstance(self.search.space, Mapping)
             point = self._grid[(number - self._added) % len(self._grid)]
             self._adopt(number, {**self.search.space, **point})
         else:
-            self._choose_sampler(number)
-            trial = self.study.ask(self._distributions)
-            self._params.append(self._decode(trial.params))
-            self._describe(number)
-        self._mirror.mark_changed(number)
+            self._ask(number, self._find_enqueued(number))
         return dict(self._params[number])
 
+    def suggested(self, number: int) -> dict[str, Any] | None:
+        """What the sampler suggested for a trial; None where its hyperparameters have all of that."""
+        return self._suggested.get(number)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more is proposed: a finite space has no point left, or the terminator says so."""
+        return self._has_ended
+
+    def _find_enqueued(self, number: int) -> Mapping[str, Any]:
+        """What the user gave of a trial before the search; nothing of most."""
+        proposed = number - self._added
+        return self.search.enqueue[proposed] if proposed < len(self.search.enqueue) else {}
+
+    def _check_prior(self, trial: FrozenTrial) -> None:
+        """Refuse a trial of an earlier study with other hyperparameters, from which no sampler can learn."""
+        from optuna.distributions import check_distribution_compatibility
+
+        for name, ours in (self._space.distributions or {}).items():
+            if (theirs := trial.distributions.get(name)) is not None:
+                try:
+                    check_distribution_compatibility(theirs, ours)
+                except ValueError:
+                    raise SpecError(
+                        f"Search.study has {name!r} from {theirs}, the search has it from {ours}: kind, scale and "
+                        "the choices in their order must be the same"
+                    ) from None
+
+    def _end_proposals(self) -> None:
+        self._has_ended = True
+
+    def _ask(self, number: int, given: Mapping[str, Any], is_added: bool = False) -> None:
+        """Add trial `number` as running: the sampler proposes what is not given.
+
+        Of a trial that was added, a sampler of the user's is not asked: a resume does not know what was given.
+        """
+        if given:
+            self.study.enqueue_trial(self._space.encode(given))
+        self._choose_sampler(number)
+        if is_added and self._own_sampler is not None:
+            self.study.sampler = make_sampler(dataclasses.replace(self.search, sampler="random"), number)
+        with calling(self.study.sampler, "Search.sampler"):
+            trial = self.study.ask(self._space.distributions)
+        if self.search.sampler == "cmaes":
+            # CMA-ES adds a trial to its generation when it proposes for it, which reading this attribute causes.
+            _ = trial.relative_params
+        self._params.append({})
+        try:
+            self._params[number] = self._space.read(trial)
+        finally:
+            self._keep_suggested(number, trial.params)
+        self._describe(number)
+
+    def _keep_suggested(self, number: int, suggested: Mapping[str, Any]) -> None:
+        known = self._space.encode(self._params[number])
+        if any(name not in known or not is_equal(known[name], value) for name, value in suggested.items()):
+            self._suggested[number] = dict(suggested)
+
     def _choose_sampler(self, number: int) -> None:
-        if is_beyond_gp(self.search, number) and not self._is_beyond_gp:
+        if self._own_sampler is not None:
+            self.study.sampler = self._own_sampler
+            return
+        known = self._first + number
+        if is_beyond_gp(self.search, known) and not self._is_beyond_gp:
             self._is_beyond_gp = True
-            _log.warning("gp takes seconds for a proposal after %d trials: tpe proposes from here on", number)
-        self.study.sampler = make_sampler(self.search, number)
+            _log.warning("gp takes seconds for a proposal after %d trials: tpe proposes from here on", known)
+        self.study.sampler = make_sampler(self.search, known)
 
     def explain_outside(self, params: Mapping[str, Any]) -> str | None:
         """Why the search could not have proposed these hyperparameters, some of which may be missing, or None."""
-        for name, value in params.items():
-            if name not in self.search.space:
-                return f"the space has no {name!r}"
-            why = describe_mismatch(self.search.space[name], value)
-            if why is not None:
-                return f"{name}={value!r} is {why}"
-        return None
+        return self._space.explain_outside(params)
 
     def add(
         self,
@@ -171,7 +245,7 @@ class Searcher:
         """
         number = len(self._params)
         if outside is None:
-            self._enqueue(number, params)
+            self._ask(number, params, is_added=True)
             self._describe_lineage(number, lineage)
         else:
             self._add_outside(number, params, outside, lineage)
@@ -200,11 +274,19 @@ class Searcher:
             done = epoch + 1
             self._storage.set_trial_intermediate_value(self._trial_id(number), done, float(value))
             # Called even if the answer is not used, because the pruner records the value of this rung.
-            prune = self.study.pruner.prune(self.study, self._storage.get_trial(self._trial_id(number)))
+            with calling(self.study.pruner, "Search.pruner"):
+                prune = self.study.pruner.prune(self._judged, self._storage.get_trial(self._trial_id(number)))
             prune_decisions[epoch] = prune and done < self._epochs
         return any(prune_decision for known, prune_decision in prune_decisions.items() if known <= epoch)
 
-    def tell(self, number: int, state: str, value: float | None = None, cost: Cost | None = None) -> None:
+    def tell(
+        self,
+        number: int,
+        state: str,
+        value: float | None = None,
+        cost: Cost | None = None,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> None:
         """Record that a trial has ended: "finished", "pruned", "failed" or "cancelled".
 
         Args:
@@ -212,6 +294,10 @@ class Searcher:
                 where the metric is minimised), a finished trial without a value is recorded as failed.
             cost: the `cost` event of a finished trial, if there is a second objective; a trial without that is
                 recorded as failed.
+            metrics: of a finished trial, if the search has constraints.
+
+        Raises:
+            SpecError: the user's function of constraints fails.
         """
         from optuna.trial import TrialState
 
@@ -224,15 +310,39 @@ class Searcher:
             last = None  # a metric, not a gain
         known = [v for v in (value if state == "finished" else None, last) if v is not None and not math.isnan(v)]
         if state == "pruned":
-            self._storage.set_trial_state_values(
-                self._trial_id(number), TrialState.PRUNED, [float(v) for v in known[:1]] or None
-            )
+            self._end(number, TrialState.PRUNED, [float(v) for v in known[:1]])
         elif state == "finished" and known and (values := self._add_cost(number, float(known[0]), cost)):
-            self._storage.set_trial_state_values(self._trial_id(number), TrialState.COMPLETE, values)
+            self._constrain(number, metrics or {})
+            self._end(number, TrialState.COMPLETE, values)
         elif state in ("finished", "failed", "cancelled"):
-            self._storage.set_trial_state_values(self._trial_id(number), TrialState.FAIL)
+            self._end(number, TrialState.FAIL, [])
         else:
             raise ValueError(f"a trial ends as finished, pruned, failed or cancelled, not {state!r}")
+
+    def _end(self, number: int, state: TrialState, values: list[float]) -> None:
+        if self._own_sampler is not None and number not in self._outside:
+            with calling(self._own_sampler, "Search.sampler"):
+                self._own_sampler.after_trial(self.study, self._frozen_trial(number), state, values or None)
+        self._storage.set_trial_state_values(self._trial_id(number), state, values or None)
+        if self._terminator is None or self._has_ended:
+            return
+        with calling(self._terminator, "Search.terminator"):
+            self._has_ended = bool(self._terminator.should_terminate(self.study))
+        if self._has_ended:
+            _log.warning("the terminator ends the search after %d trials", len(self._params))
+
+    def _constrain(self, number: int, metrics: Mapping[str, Any]) -> None:
+        """Record in the study by how much a finished trial violates each constraint."""
+        if self.search.constraints is None:
+            return
+        from optuna import Trial
+
+        trial, known = Trial(self.study, self._trial_id(number)), {**metrics}
+        for name, value in metrics.items():  # as the log has them
+            known[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        with calling(self.search.constraints, f"Search.constraints of member-{number}"):
+            for name, excess in self.search.constraints(known).items():
+                trial.set_constraint(name, float(excess))
 
     def _add_cost(self, number: int, value: float, cost: Cost | None) -> list[float]:
         """The values of a finished trial, whose cost the study then shows; none where its cost is not known."""
@@ -285,7 +395,7 @@ class Searcher:
                     self._added += 1
                 lineage = event.lineage
                 if event.outside is None:
-                    self._adopt(number, event.params)
+                    self._adopt(number, event.params, event.suggested, is_added=bool(event.added))
                     self._describe_lineage(number, lineage)
                 else:
                     self._add_outside(number, event.params, event.outside, lineage)
@@ -294,45 +404,72 @@ class Searcher:
                 if value is not None:  # else it was undefined after this epoch, or not measured
                     self.report(number, event.epoch, value)
             elif isinstance(event, Cost):
-                self.tell(number, "finished", member.metrics.get(state.objective), event)
+                self.tell(number, "finished", member.metrics.get(state.objective), event, member.metrics)
             else:
                 if self._gain and (value := metrics.get("gain")) is not None and self._direction == "min":
                     value = -value
-                self.tell(number, event.type, value)
+                self.tell(number, event.type, value, metrics=metrics)
         for lost in range(len(self._params), 1 + max((m.number for m in state.members.values()), default=-1)):
             self._add_outside(lost, {}, "its declaration was lost with a part of the log")
-        self._mirror.open(self.study.get_trials(deepcopy=False))
+        self._mirror.open(self._run_trials())
 
-    def _adopt(self, number: int, params: Mapping[str, Any]) -> None:
-        """Add trial `number` as running, with hyperparameters that were decided before."""
+    def _adopt(
+        self,
+        number: int,
+        params: Mapping[str, Any],
+        suggested: Mapping[str, Any] | None = None,
+        is_added: bool = False,
+    ) -> None:
+        """Add trial `number` as running, with hyperparameters that were decided before.
+
+        Args:
+            suggested: what the sampler suggested, where the hyperparameters do not have that.
+        """
         from optuna.trial import TrialState, create_trial
 
         if self.search.sampler == "cmaes":  # its sampler keeps its state in the trials that it proposes
-            self._enqueue(number, params)
+            self._ask(number, params)
             return
-        encoded = self._encode(params)
+        encoded = self._space.encode(params) if suggested is None else suggested
         try:
-            distributions = {name: self._distributions[name] for name in encoded}
-            self.study.add_trial(
-                create_trial(state=TrialState.RUNNING, params=encoded, distributions=distributions)
-            )
-        except ValueError as error:
-            raise SpecError(
-                f"Search.space does not hold the hyperparameters of member-{number} ({error}); resume with the "
-                "space that the run began with, or choose another run directory"
-            ) from None
+            values, distributions = self._space.describe(encoded)
+            adopted = create_trial(state=TrialState.RUNNING, params=values, distributions=distributions)
+        except (KeyError, SpecError, ValueError) as error:
+            if not params:  # the user's function failed for it
+                values, distributions, adopted = {}, {}, create_trial(state=TrialState.RUNNING)
+            else:
+                raise SpecError(
+                    f"Search.space does not hold the hyperparameters of member-{number} ({error}); resume with "
+                    "the space that the run began with, or choose another run directory"
+                ) from None
+        if self._own_sampler is None or is_added:
+            self.study.add_trial(adopted)
+        else:
+            self._repeat(number, values, distributions)
         self._params.append(dict(params))
+        if suggested is not None:
+            self._suggested[number] = dict(suggested)
         self._describe(number)
 
-    def _enqueue(self, number: int, params: Mapping[str, Any]) -> None:
-        """Add trial `number` as running, with these hyperparameters; the sampler proposes the others."""
-        self.study.enqueue_trial(self._encode(params))
+    def _repeat(self, number: int, values: dict[str, Any], distributions: dict[str, BaseDistribution]) -> None:
+        """Ask the user's sampler again for a trial of the log; it is that trial, whatever the sampler says now."""
+        if given := self._find_enqueued(number):
+            self.study.enqueue_trial(self._space.encode(given))
         self._choose_sampler(number)
-        trial = self.study.ask(self._distributions)
-        # CMA-ES adds a trial to its generation when it proposes for it, which reading this attribute causes.
-        _ = trial.relative_params
-        self._params.append(self._decode(trial.params))
-        self._describe(number)
+        with calling(self.study.sampler, "Search.sampler"):
+            trial = self.study.ask(self._space.distributions)
+        if self._space.distributions is None:
+            with contextlib.suppress(SpecError):
+                self._space.read(trial)
+        if self._is_repeatable and values and trial.params != values:
+            self._is_repeatable = False
+            _log.warning(
+                "the sampler %s proposes otherwise than before the interruption (has it a seed?): trials "
+                "of the log stay, and the next ones are not those of an undisturbed run",
+                type(self._own_sampler).__name__,
+            )
+        frozen = self._frozen_trial(number)
+        frozen.params, frozen.distributions = values, distributions
 
     def _add_outside(
         self, number: int, params: Mapping[str, Any], why: str, lineage: Mapping[str, Any] | None = None
@@ -347,12 +484,10 @@ class Searcher:
         self._outside.add(number)
         self._params.append(dict(params))
 
-    def _encode(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: encode_choice(params[name]) for name in self._space if name in params}
-
     def _describe(self, number: int) -> None:
         """Record in the study a trial's member and its fixed hyperparameters."""
-        fixed = {name: value for name, value in self._params[number].items() if name not in self._space}
+        suggested = self._frozen_trial(number).params
+        fixed = {name: value for name, value in self._params[number].items() if name not in suggested}
         for key, value in {"member": f"member-{number}", **fixed}.items():
             self._storage.set_trial_user_attr(self._trial_id(number), key, value)
 
@@ -362,22 +497,14 @@ class Searcher:
             self._storage.set_trial_user_attr(self._trial_id(number), "lineage", dict(lineage))
 
     def _trial_id(self, number: int) -> int:
-        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._first + number)
 
-    def _frozen_trial(self, number: int) -> optuna.trial.FrozenTrial:
-        return self.study.get_trials(deepcopy=False)[number]
+    def _frozen_trial(self, number: int) -> FrozenTrial:
+        return self.study.get_trials(deepcopy=False)[self._first + number]
 
-    def _decode(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert Optuna's values to the user's, in the order of the space, with its fixed values."""
-        own: dict[str, Any] = {}
-        for name, given in self.search.space.items():
-            if not isinstance(given, Dimension):
-                own[name] = given
-            elif given.kind == "choice":
-                own[name] = next(v for v in given.values if is_equal(encode_choice(v), params[name]))
-            else:
-                own[name] = params[name]
-        return own
+    def _run_trials(self) -> list[FrozenTrial]:
+        """The trials of the run, by number."""
+        return self.study.get_trials(deepcopy=False)[self._first :]
 
     def catch_up(self, within_s: float | None = None) -> None:
         """Update the mirror with everything that was recorded since the last call.
@@ -386,4 +513,4 @@ class Searcher:
             within_s: about how many seconds to spend on it, in another thread; the rest is written next time.
                 None: write everything and wait for it, but not long for a storage that does not answer.
         """
-        self._mirror.catch_up(self.study.get_trials(deepcopy=False), within_s)
+        self._mirror.catch_up(self._run_trials(), within_s)

@@ -10,17 +10,19 @@ Optuna (5.0) accepts no change of a finished trial: if one has changed, the stud
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Event
 from ensemble.meter.origin import Origin, weakest
-from ensemble.search._compat import import_optuna
+from ensemble.search._compat import import_optuna, silence_optuna
 from ensemble.search.frozen_trials import make_frozen_trials
 from ensemble.search.storage import open_storage
+from ensemble.store import StoreError
 from ensemble.store.event_handlers import fold
 
 if TYPE_CHECKING:
@@ -58,19 +60,6 @@ def write_study(events: Iterable[Event], storage: str | os.PathLike[str] | BaseS
         return optuna.load_study(study_name=mirror.name, storage=opened)
 
 
-@contextlib.contextmanager
-def silence_optuna() -> Iterator[None]:
-    """Suppress Optuna's messages about new studies on stderr."""
-    import optuna
-
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        yield
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
 def directions(direction: str, second_objective: str | None) -> list[StudyDirection]:
     """Optuna's directions of a study: of the metric, "max" or "min", and of what is minimized beside it."""
     from optuna.study import StudyDirection
@@ -93,6 +82,7 @@ class StudyMirror:
 
     Args:
         second_objective: what is minimized beside the objective; None: nothing.
+        continues: whether the study may be there already, with trials of others, to which the run's are added.
 
     Attributes:
         name: of the study.
@@ -106,18 +96,22 @@ class StudyMirror:
         run_id: str,
         objective: str,
         second_objective: str | None = None,
+        continues: bool = False,
     ) -> None:
-        self.name = name
+        self.name, self._continues = name, continues
         self._storage = storage
         self._directions = directions(direction, second_objective)
         self._run_id = run_id
         self._objectives = [objective] if second_objective is None else [objective, second_objective]
         self._origin: Origin | None = None
         self._written: list[FrozenTrial] = []
+        self._stale: set[int] = set()  # trials that could not be changed
         self._trial_ids: dict[int, int] = {}  # the storage's, by number
         self._id = self._open()
 
     def _open(self) -> int:
+        if self._continues:
+            return self._join()
         plain, with_id = self.name, f"{self.name}-{self._run_id[:8]}"
         owners: dict[str, str | None] = {}
         for name in (with_id, plain):
@@ -148,6 +142,20 @@ class StudyMirror:
         self._origin = self._storage.get_study_user_attrs(id).get("energy_origin")
         return id
 
+    def _join(self) -> int:
+        """The study with trials of others, or a new one; those of this run say so."""
+        try:
+            id = self._storage.get_study_id_from_name(self.name)
+        except KeyError:
+            return self._create()
+        if self._storage.get_study_directions(id) != self._directions:
+            raise StoreError(f"the Optuna study {self.name!r} has other objectives than the search")
+        known = self._storage.get_all_trials(id, deepcopy=False)
+        self._written = [trial for trial in known if trial.user_attrs.get("run_id") == self._run_id]
+        for number, trial in enumerate(self._written):
+            self._trial_ids[number] = self._storage.get_trial_id_from_study_id_trial_number(id, trial.number)
+        return id
+
     def _create(self) -> int:
         with silence_optuna():
             id = self._storage.create_new_study(self._directions, self.name)
@@ -167,8 +175,9 @@ class StudyMirror:
         try:
             with self._batch():
                 while behind and (until is None or time.monotonic() < until):
-                    self.put(trials[next(iter(behind))])
-                    del behind[next(iter(behind))]
+                    number = next(iter(behind))
+                    self.put(number, trials[number])
+                    del behind[number]
         except AmendError:
             self.sync(trials)
             behind.clear()
@@ -184,29 +193,43 @@ class StudyMirror:
             try:
                 if len(self._written) > len(trials):
                     raise AmendError
-                for trial in trials:
-                    self.put(trial)
+                for number, trial in enumerate(trials):
+                    self._put_anyway(number, trial)
             except AmendError:
                 self._storage.delete_study(self._id)
                 self._written, self._trial_ids = [], {}
                 self._id = self._create()
-                for trial in trials:
-                    self.put(trial)
+                for number, trial in enumerate(trials):
+                    self.put(number, trial)
 
-    def put(self, trial: FrozenTrial) -> None:
-        """Write a trial, the next one or an earlier one.
+    def _put_anyway(self, number: int, trial: FrozenTrial) -> None:
+        """`put`; in a study that has trials of others, which is not written anew, what cannot be changed stays."""
+        try:
+            self.put(number, trial)
+        except AmendError:
+            if not self._continues or number >= len(self._written):
+                raise
+            if number not in self._stale:
+                self._stale.add(number)
+                _log.warning("the Optuna study %r shows trial %d of the run as it was before", self.name, number)
+
+    def put(self, number: int, trial: FrozenTrial) -> None:
+        """Write a trial of the run, the next one or an earlier one.
 
         Raises:
             AmendError: the trial in the storage cannot be changed; call `sync` with all trials.
         """
-        if trial.number > len(self._written):
+        if number > len(self._written):
             raise AmendError
-        if trial.number == len(self._written):
-            self._trial_ids[trial.number] = self._storage.create_new_trial(self._id, trial)
+        if number == len(self._written):
+            if self._continues:
+                trial = copy.copy(trial)
+                trial.user_attrs = {**trial.user_attrs, "run_id": self._run_id}
+            self._trial_ids[number] = self._storage.create_new_trial(self._id, trial)
         else:
-            self._amend(self._written[trial.number], trial)
-        kept = self._storage.get_trial(self._trial_id(trial.number))
-        self._written[trial.number :] = [kept, *self._written[trial.number + 1 :]]
+            self._amend(number, self._written[number], trial)
+        kept = self._storage.get_trial(self._trial_id(number))
+        self._written[number:] = [kept, *self._written[number + 1 :]]
         if "energy_j" in self._objectives and (origin := trial.user_attrs.get("energy_origin")) is not None:
             known = self._origin
             self._origin = weakest([origin] if known is None else [origin, known])
@@ -220,7 +243,7 @@ class StudyMirror:
             self._trial_ids[number] = known
         return self._trial_ids[number]
 
-    def _amend(self, old: FrozenTrial, new: FrozenTrial) -> None:
+    def _amend(self, number: int, old: FrozenTrial, new: FrozenTrial) -> None:
         from optuna.trial import TrialState
 
         if old.state.is_finished():
@@ -234,7 +257,7 @@ class StudyMirror:
         # compared as text, because NaN differs from itself
         if any(repr(values.get(step)) != repr(value) for step, value in old.intermediate_values.items()):
             raise AmendError
-        id = self._trial_id(old.number)
+        id = self._trial_id(number)
         for step in sorted(values.keys() - old.intermediate_values.keys()):
             self._storage.set_trial_intermediate_value(id, step, values[step])
         for attributes, kept, write in (

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ensemble.combine.metrics import CombineError
-from ensemble.search.factory import check_kind
+from ensemble.search.foreign import ForeignError
+from ensemble.search.space import check_kind
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.spec.identity import select_warm
 from ensemble.spec.objectives import describe_missing_objective
@@ -185,6 +186,7 @@ class SearchTrials(Trials):
 
     def __init__(self, ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> None:
         from ensemble.search.marginal_gain import Gains
+        from ensemble.search.prior import load_prior
         from ensemble.search.searcher import Searcher
 
         assert ensemble.search is not None
@@ -193,12 +195,13 @@ class SearchTrials(Trials):
         self._sharing = sharing
         self._next = 1 + max((member.number for member in state.members.values()), default=-1)
         self._proposed = sum(not member.identity.get("added") for member in state.members.values())
-        self.awaits_pruner = self._search.pruner_options["name"] != "none"
+        self.awaits_pruner = self._search.prunes
         self._searcher = Searcher(
             self._search,
             direction=ensemble.mode or "max",
             epochs=_find_judged_epochs(ensemble, state),
             storage=self._search.storage or str(run_dir.journal),
+            prior=load_prior(run_dir, self._search, ensemble.mode or "max"),
         )
         self._searcher.restore(state)
         self._state = state
@@ -207,14 +210,17 @@ class SearchTrials(Trials):
         self._was_possible = False  # whether a proposal of this session was
         self._failed_first: int | None = 0  # of its trials failed, before one came to an epoch's end
         self._last_error = ""
+        self._broken: str | None = None  # why a function of the user's says nothing of a finished trial
         self._unmetered: str | None = None  # a member that finished in this session without the joules to judge it
 
     @property
     def abort_reason(self) -> str | None:
-        """No proposal is possible, all trials failed before the end of an epoch, or a trial's joules are unknown.
+        """No proposal is possible, all trials failed before an epoch's end, or a trial cannot be judged.
 
         Trials that failed because the loss was not a number do not count: the sampler learns from them.
         """
+        if self._broken is not None:
+            return self._broken
         if self._unmetered is not None:
             return (
                 f"{self._unmetered} has no joules, which the search minimizes: no power source of its node could "
@@ -225,27 +231,33 @@ class SearchTrials(Trials):
         return f"the first {self._failed_first} trials of the search all failed, the last one: {self._last_error}"
 
     def left(self) -> int:
-        return self._searcher.trials - self._proposed
+        return 0 if self._searcher.has_ended else max(0, self._searcher.trials - self._proposed)
 
     def next(self) -> Identity:
         """It joins the running stream, so its first epoch is not known yet."""
         self._revalue()
-        number, params = self._next, self._searcher.ask(self._next)
+        number, params = self._next, dict[str, Any]()
         self._next += 1
         self._proposed += 1
         try:
+            params = self._searcher.ask(number)
             identity = self._ensemble.identify(number, params)
         except SpecError as error:
+            if isinstance(error, ForeignError):
+                self._broken = str(error)
             why = f"the search proposed hyperparameters that cannot be trained: {error}"
             self._searcher.tell(number, "failed")
             if not self._was_possible:
                 self._count_failure(why)
             usual = self._ensemble.identify(number, {})
-            raise ImpossibleError(dataclasses.replace(usual, params=params), why) from None
+            suggested = self._searcher.suggested(number)
+            raise ImpossibleError(dataclasses.replace(usual, params=params, suggested=suggested), why) from None
         if not self._was_possible:
             self._was_possible = True
             self._failed_first = None if self._failed_first is None else 0
-        return dataclasses.replace(identity, first_epoch=self._first_epoch)
+        return dataclasses.replace(
+            identity, first_epoch=self._first_epoch, suggested=self._searcher.suggested(number)
+        )
 
     def listed(self, number: int) -> Identity | None:
         """What was proposed, as the ensemble declares its trials now."""
@@ -262,9 +274,9 @@ class SearchTrials(Trials):
         return None if self._sharing else 0
 
     def add(self, given: Member | Mapping[str, Any], lineage: dict[str, Any] | None = None) -> Identity:
-        member = given if isinstance(given, Member) else Member(given)
+        member, space = given if isinstance(given, Member) else Member(given), self._search.space
         for name, value in member.params.items():
-            check_kind(name, self._search.space.get(name), value)
+            check_kind(name, None if callable(space) else space.get(name), value)
         number = self._next
         asked = self._ensemble.identify(number, member)
         outside = self._searcher.explain_outside(member.params) or self._describe_difference(asked)
@@ -279,7 +291,12 @@ class SearchTrials(Trials):
             self._searcher.tell(number, "failed")
             raise
         return dataclasses.replace(
-            identity, added=True, outside=outside, first_epoch=self._first_epoch, lineage=lineage
+            identity,
+            added=True,
+            outside=outside,
+            first_epoch=self._first_epoch,
+            lineage=lineage,
+            suggested=self._searcher.suggested(number),
         )
 
     def _describe_difference(self, identity: Identity) -> str | None:
@@ -297,7 +314,11 @@ class SearchTrials(Trials):
         self._failed_first = None
         if not is_ranked or value is None:  # undefined after this epoch, or not measured
             return "continue"
-        return "prune" if self._searcher.report(number, epoch, value) else "continue"
+        try:
+            return "prune" if self._searcher.report(number, epoch, value) else "continue"
+        except SpecError as error:
+            self._broken = str(error)
+            return "continue"
 
     def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
         """The metrics with the member's `gain`, where that is the objective."""
@@ -337,7 +358,10 @@ class SearchTrials(Trials):
         cost = None if member is None else member.cost
         if cost is not None and self._search.second_objective == "energy_j" and cost.energy_j is None:
             self._unmetered = f"member-{number}"
-        self._searcher.tell(number, state, value, cost)
+        try:
+            self._searcher.tell(number, state, value, cost, metrics)
+        except SpecError as error:
+            self._broken = str(error)
 
     def catch_up(self, within_s: float | None = None) -> None:
         self._searcher.catch_up(within_s)

@@ -27,7 +27,8 @@ from ensemble.spec.options import resolve as resolve
 from ensemble.spec.options import resolve_training_options as resolve_training_options
 from ensemble.spec.recipe import Recipe
 from ensemble.spec.sample_weights import Bootstrap, ClassWeights, Folds
-from ensemble.spec.search_space import Dimension, Search, choice, integer, loguniform, uniform
+from ensemble.spec.search import Search
+from ensemble.spec.search_space import Dimension, choice, integer, loguniform, uniform
 from ensemble.spec.task import CLASSIFICATION as CLASSIFICATION
 from ensemble.spec.task import Task, quantiles
 from ensemble.spec.validation import SpecError, unknown_name

@@ -33,7 +33,8 @@ from ensemble.spec.objectives import Implied, Mode, check_direction, check_ranki
 from ensemble.spec.options import TRAINING_OPTIONS, NamedOptions, check_fields, resolve_training_options
 from ensemble.spec.recipe import Recipe, check_objective, has_own_loop
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
-from ensemble.spec.search_space import Search, check_space
+from ensemble.spec.search import Search
+from ensemble.spec.search_space import check_space
 from ensemble.spec.splits import describe_overlap, find_raw_name
 from ensemble.spec.task import LABELS, as_task
 from ensemble.spec.validation import SpecError, option_class

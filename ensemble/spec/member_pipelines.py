@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import json
-import math
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.search_space import Dimension, Search
+from ensemble.spec.search import Search
+from ensemble.spec.search_space import sample_space
 from ensemble.spec.splits import (
     LABELLED,
     count_overlaps,
@@ -26,9 +25,6 @@ from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
-
-#: Number of random points of a search space whose pipelines are compared, in place of those of all points.
-SAMPLE_COUNT = 8
 
 
 def make_pipeline(train: Pipeline | Callable[[dict[str, Any]], Pipeline], params: Mapping[str, Any]) -> Pipeline:
@@ -188,25 +184,5 @@ class MemberPipelines:
 
     def _list_params(self) -> Iterable[Mapping[str, Any]]:
         if self.search:
-            return sample_space(self.search, self.seed)
+            return sample_space(self.search.space, self.seed)
         return (getattr(one, "params", one) for one in self.members or ())
-
-
-def sample_space(search: Search, seed: int) -> Iterator[dict[str, Any]]:
-    """`SAMPLE_COUNT` random points of a search's space."""
-    rng = random.Random(seed)
-    for _ in range(SAMPLE_COUNT):
-        yield {name: _sample_dimension(dimension, rng) for name, dimension in search.space.items()}
-
-
-def _sample_dimension(dimension: Any, rng: random.Random) -> Any:
-    if not isinstance(dimension, Dimension):
-        return dimension
-    if dimension.kind == "choice":
-        return rng.choice(dimension.values)
-    low, high = dimension.values
-    if dimension.kind == "integer":
-        return rng.randint(low, high)
-    if dimension.kind == "loguniform":
-        return min(high, max(low, math.exp(rng.uniform(math.log(low), math.log(high)))))
-    return rng.uniform(low, high)

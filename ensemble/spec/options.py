@@ -210,6 +210,7 @@ PRUNERS: OptionTable = {
         "min_delta": number(0.0),
         "around": one_of("none", "hyperband", "asha", "median"),
     },
+    "trend": {"min_epochs": count(4, 3), "startup_trials": count(5), "sigmas": number(2.0)},
     "none": {},
 }
 

@@ -1,79 +1,120 @@
-"""A hyperparameter search as a user declares it: the space, the sampler, the pruner, the objective."""
+"""The space of a search: its dimensions, as a dict of them or as a function that asks a trial for values."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from ensemble.spec.options import OBJECTIVES, PRUNERS, NamedOptions, check_hyperparameters, resolve
-from ensemble.spec.validation import (
-    SpecError,
-    as_json_value,
-    as_python_scalar,
-    check_choice,
-    check_number,
-    option_class,
-)
+from ensemble.spec.options import check_hyperparameters
+from ensemble.spec.validation import SpecError, as_json_value, as_python_scalar, check_number
 
-SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes")
-#: Those that take two objectives; the others cannot, or learn from one only.
-SAMPLERS_OF_TWO = ("tpe", "random", "grid", "gp")
-#: Fields of `cost` events that a search can minimize beside its metric.
-SECOND_OBJECTIVES = ("energy_j", "cpu_s")
+#: Number of random points of a space that stand for all of them, where something is checked of each.
+SAMPLE_COUNT = 8
+
+#: A dict of dimensions and fixed values, or a function from a trial to the hyperparameters.
+Space = Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """One dimension of a search space, made by `choice`, `uniform`, `loguniform` or `integer`."""
+    """One dimension of a search space, made by `choice`, `uniform`, `loguniform` or `integer`.
+
+    Attributes:
+        values: those to choose from; of an interval, its ends.
+        step: between two values of an interval, counted from its lower end; None: any number, or any integer.
+        log: whether the logarithm of the value is uniformly distributed.
+    """
 
     kind: Literal["choice", "uniform", "loguniform", "integer"]
     values: tuple[Any, ...]
+    step: float | None = None
+    log: bool = False
+
+    def __str__(self) -> str:
+        options = {"step": self.step, "log": self.log and self.kind == "integer"}
+        shown = [*map(repr, self.values), *(f"{name}={value!r}" for name, value in options.items() if value)]
+        return f"{self.kind}({', '.join(shown)})"
+
+    def draw(self, rng: random.Random) -> Any:
+        """A random value."""
+        if self.kind == "choice":
+            return rng.choice(self.values)
+        low, high = self.values
+        if self.step is not None:
+            return min(high, low + self.step * rng.randint(0, round((high - low) / self.step)))
+        if self.kind == "integer" and not self.log:
+            return rng.randint(low, high)
+        value = math.exp(rng.uniform(math.log(low), math.log(high))) if self.log else rng.uniform(low, high)
+        value = min(high, max(low, value))
+        return round(value) if self.kind == "integer" else value
 
 
 def choice(*values: Any) -> Dimension:
     """One of the given values.
 
     Args:
-        values: JSON values, as all hyperparameters are.
+        values: JSON values, as all hyperparameters are. A class or a function stands for its name, which is what
+            the model gets: `choice(nn.ReLU, nn.GELU)` is `choice("ReLU", "GELU")`.
 
     Returns:
         A dimension of `Search.space`.
 
     Raises:
-        SpecError: there is no value; `Search` refuses those that are no JSON values.
+        SpecError: there is no value, or two have one name; `Search` refuses those that are no JSON values.
     """
     if not values:
         raise SpecError("choice() needs at least one value")
-    return Dimension("choice", values)
+    named = tuple(value.__name__ if hasattr(value, "__name__") else value for value in values)
+    for name in named:
+        if isinstance(name, str) and named.count(name) > 1:
+            raise SpecError(f"choice(): {name!r} is the name of two values")
+    return Dimension("choice", named)
 
 
-def _interval(kind: Literal["uniform", "loguniform", "integer"], low: float, high: float) -> Dimension:
-    low, high = as_python_scalar(low), as_python_scalar(high)
+def _interval(
+    kind: Literal["uniform", "loguniform", "integer"],
+    low: float,
+    high: float,
+    step: float | None = None,
+    log: bool = False,
+) -> Dimension:
+    low, high, step = as_python_scalar(low), as_python_scalar(high), as_python_scalar(step)
     for value in (low, high):
         check_number(f"{kind}()", value, low=-math.inf, integer=kind == "integer")
-    if kind == "loguniform" and low <= 0:
+    if log and low <= 0:
         raise SpecError(f"{kind}({low!r}, {high!r}): both ends must be above 0")
     if low > high:
         raise SpecError(f"{kind}({low!r}, {high!r}): the first end must be at most the second")
-    return Dimension(kind, (low, high))
+    if step is not None:
+        check_number(f"{kind}(step=)", step, low=0, above=True, integer=kind == "integer")
+        if log:
+            raise SpecError(f"{kind}({low!r}, {high!r}): a logarithmic interval has no step")
+        steps = (high - low) / step
+        if not math.isclose(steps, round(steps), abs_tol=1e-9):
+            last = low + step * math.floor(steps)
+            raise SpecError(f"{kind}({low!r}, {high!r}, step={step!r}) ends at {last:g}: give that as its end")
+    return Dimension(kind, (low, high), step, log)
 
 
-def uniform(low: float, high: float) -> Dimension:
+def uniform(low: float, high: float, step: float | None = None) -> Dimension:
     """A number, uniformly distributed.
 
     Args:
         low: the smallest value.
         high: the largest value.
+        step: between two values, from `low` on; None: any number.
 
     Returns:
         A dimension of `Search.space`.
 
     Raises:
-        SpecError: an end is no finite number, or `low` is above `high`.
+        SpecError: an end is no finite number, `low` is above `high`, or no number of steps leads to it.
     """
-    return _interval("uniform", low, high)
+    return _interval("uniform", low, high, step)
 
 
 def loguniform(low: float, high: float) -> Dimension:
@@ -89,146 +130,45 @@ def loguniform(low: float, high: float) -> Dimension:
     Raises:
         SpecError: an end is no number above 0, or `low` is above `high`.
     """
-    return _interval("loguniform", low, high)
+    return _interval("loguniform", low, high, log=True)
 
 
-def integer(low: int, high: int) -> Dimension:
+def integer(low: int, high: int, step: int | None = None, log: bool = False) -> Dimension:
     """An integer, all of a range alike.
 
     Args:
         low: the smallest value.
         high: the largest value, included.
+        step: between two values, from `low` on; None: 1.
+        log: whether the logarithm is uniformly distributed, as for widths of layers.
 
     Returns:
         A dimension of `Search.space`.
 
     Raises:
-        SpecError: an end is no integer, or `low` is above `high`.
+        SpecError: an end is no integer, `low` is above `high`, no number of steps leads to it, or `low` is no
+            number above 0 with `log`.
     """
-    return _interval("integer", low, high)
+    return _interval("integer", low, high, None if step == 1 else step, log)
 
 
-@option_class
-@dataclass(frozen=True)
-class Search:
-    """A hyperparameter search; each trial is a member.
-
-    Attributes:
-        space: hyperparameter -> `choice(...)`, `uniform`, `loguniform`, `integer`, or a fixed value, which is no
-            list: `choice([8, 16])` is a list as the one value.
-        trials: number of members that are trained in all.
-        sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes.
-        pruner: what stops trials early (Optuna): hyperband, asha, median, patience, none; or a dict of the name
-            and options. A resource is an epoch. None: hyperband, and none with a second objective.
-
-            - `{"name": "hyperband", "reduction_factor": 3, "min_resource": 1}`, the same for asha;
-            - `{"name": "median", "startup_trials": 5, "warmup_epochs": 0, "interval_epochs": 1}`;
-            - `{"name": "patience", "epochs": 3, "min_delta": 0.0, "around": "none"}` stops a trial when none of
-              its last `epochs` epochs is within `min_delta` of its best epoch before them. With `around`, another
-              pruner stops trials, but none before this one would.
-        objective: what the sampler optimizes: "metric", the `Ensemble.objective` of each member by itself, or
-            "gain", how much a member improves the ensemble of those that have finished
-            (`ensemble.search.marginal_gain`), in NLL (of points in the squared error, of quantiles in the
-            pinball loss) or as `{"name": "gain", "metric": "accuracy"}` (nll, accuracy, brier). The pruner always
-            uses the metric, because the gain of a member is known only when it has finished. "gain" needs the
-            samplers tpe or gp.
-        second_objective: what the sampler minimizes beside the metric: "energy_j", the joules that the account
-            attributes to a trial, or "cpu_s", its CPU-seconds. The search then looks for the Pareto front of the
-            two; it needs the samplers tpe, random, grid or gp, and no trial is pruned, because Optuna prunes by
-            one objective only. A run in which joules cannot be had stops when its first trial has ended.
-        seed: of the sampler.
-        storage: an Optuna storage URL; None keeps a journal file in the run directory.
-    """
-
-    space: Mapping[str, Any]
-    trials: int = 20
-    sampler: str = "tpe"
-    pruner: NamedOptions | None = None
-    seed: int = 0
-    storage: str | None = field(default=None, repr=False)  # it may hold a password
-    objective: NamedOptions = "metric"
-    second_objective: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.space, Mapping) or not self.space:
-            raise SpecError("Search.space must be a dict of hyperparameters, got " + repr(self.space))
-        object.__setattr__(self, "space", {key: _as_dimension(key, value) for key, value in self.space.items()})
-        check_number("Search.trials", self.trials, low=1, integer=True)
-        check_number("Search.seed", self.seed, low=0, integer=True)
-        check_choice("Search.sampler", self.sampler, SAMPLERS)
-        if self.second_objective is not None:
-            self._check_second_objective()
-        resolve("Search.pruner", self._named_pruner, PRUNERS)
-        if self.gain is not None and self.sampler not in ("tpe", "gp"):
-            raise SpecError(
-                "Search.objective='gain' needs a sampler that learns from values that change (valid: tpe, gp), "
-                f"not {self.sampler!r}"
-            )
-
-    def _check_second_objective(self) -> None:
-        check_choice("Search.second_objective", self.second_objective, SECOND_OBJECTIVES)
-        what = f"Search.second_objective={self.second_objective!r}"
-        if self.sampler not in SAMPLERS_OF_TWO:
-            valid = ", ".join(SAMPLERS_OF_TWO)
-            raise SpecError(f"{what} needs a sampler of two objectives (valid: {valid}), not {self.sampler!r}")
-        if self.pruner_options["name"] != "none":
-            raise SpecError(f"{what} needs pruner='none' or no pruner: Optuna prunes by one objective only")
-        if self.gain is not None:
-            raise SpecError(f"{what} needs objective='metric': gains change with each member that finishes")
-
-    @property
-    def _named_pruner(self) -> NamedOptions:
-        if self.pruner is not None:
-            return self.pruner
-        return "hyperband" if self.second_objective is None else "none"
-
-    @property
-    def gain(self) -> Literal["nll", "brier", "accuracy"] | None:
-        """The metric whose gain is optimized; None where the metric itself is."""
-        chosen = resolve("Search.objective", self.objective, OBJECTIVES)
-        metric: Literal["nll", "brier", "accuracy"] | None = chosen.get("metric")
-        return metric
-
-    @property
-    def pruner_options(self) -> dict[str, Any]:
-        """The pruner's name and all its options."""
-        return resolve("Search.pruner", self._named_pruner, PRUNERS)
-
-    def check_epochs(self, epochs: int) -> None:
-        """Check that trials of so many epochs are long enough for the pruner.
-
-        Raises:
-            SpecError: its smallest resource is more epochs than a trial has.
-        """
-        smallest = self.pruner_options.get("min_resource", 1)
-        if smallest > epochs:
-            raise SpecError(f"Search.pruner['min_resource'] is {smallest} epochs, but a trial has {epochs}")
-
-
-def check_space(
-    space: Mapping[str, Any], optimizer: Mapping[str, Any] | None, schedule: Mapping[str, Any] | None
-) -> None:
-    """Check that every value of a search space is valid for the option it overrides; of an interval, both ends.
-
-    Args:
-        optimizer, schedule: the trials' resolved options; None where none are declared.
+def as_space(given: object) -> Space:
+    """A space as declared: a function, or a dict with dimensions and fixed values.
 
     Raises:
-        SpecError: a value is invalid, or the learning rate is missing.
+        SpecError: it is neither, or an entry is unclear.
     """
-    values = {name: given.values if isinstance(given, Dimension) else (given,) for name, given in space.items()}
-    try:
-        for name, candidates in values.items():
-            for value in candidates:
-                check_hyperparameters(optimizer, schedule, {name: value}, partial=True)
-        first = {name: candidates[0] for name, candidates in values.items()}
-        check_hyperparameters(optimizer, schedule, first, partial=False)
-    except SpecError as error:
-        raise SpecError(f"Search.space: {error}") from None
+    if callable(given):
+        return given
+    if not isinstance(given, Mapping) or not given:
+        raise SpecError(
+            f"Search.space must be a dict of hyperparameters, or a function space(trial), got {given!r:.60}"
+        )
+    return {key: _as_dimension(key, value) for key, value in given.items()}
 
 
-def _as_dimension(key: object, given: object) -> Any:
-    """One entry of a search space, its values as JSON values."""
+def _as_dimension(key: object, given: Any) -> Any:
+    """One entry of a search space, its values as JSON values; of a distribution of Optuna, the same dimension."""
     if type(key) is not str:
         raise SpecError(f"Search.space must have str for keys, got {key!r}")
     where = f"Search.space[{key!r}]"
@@ -239,6 +179,113 @@ def _as_dimension(key: object, given: object) -> Any:
             f"choice({given!r:.60}) has all of them as one value; or give uniform(low, high), loguniform(low, "
             "high) or integer(low, high)"
         )
+    if type(given).__module__ == "optuna.distributions":
+        given = _from_optuna(given)
     if not isinstance(given, Dimension):
         return as_json_value(where, given)
-    return Dimension(given.kind, tuple(as_json_value(where, value) for value in given.values))
+    return dataclasses.replace(given, values=tuple(as_json_value(where, value) for value in given.values))
+
+
+def _from_optuna(given: Any) -> Dimension:
+    if hasattr(given, "choices"):
+        return choice(*given.choices)
+    if type(given).__name__ == "IntDistribution":
+        return integer(given.low, given.high, given.step, given.log)
+    return loguniform(given.low, given.high) if given.log else uniform(given.low, given.high, given.step)
+
+
+class DrawnTrial:
+    """A trial with random values, for a function `space(trial)` that is to be tried before any training.
+
+    It has the part of Optuna's trial that such a function uses.
+
+    Attributes:
+        params: what was drawn.
+    """
+
+    number = 0
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.params: dict[str, Any] = {}
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """A number of an interval."""
+        return float(self._draw(name, loguniform(low, high) if log else uniform(low, high, step)))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """An integer of an interval."""
+        return int(self._draw(name, integer(low, high, step, log)))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """One of the choices."""
+        return self._draw(name, Dimension("choice", tuple(choices)))
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        """Nothing: nobody reads it."""
+
+    def _draw(self, name: str, dimension: Dimension) -> Any:
+        return self.params.setdefault(name, dimension.draw(self._rng))
+
+
+def read_params(space: Callable[[Any], Mapping[str, Any] | None], trial: Any) -> dict[str, Any]:
+    """The hyperparameters that a function makes of a trial; where it returns None, what it asked for.
+
+    Raises:
+        SpecError: the function fails, or returns something else.
+    """
+    try:
+        made = space(trial)
+    except Exception as error:
+        raise SpecError(f"Search.space(trial) raised {type(error).__name__}: {error}") from error
+    if made is None:
+        made = dict(trial.params)
+    if not isinstance(made, Mapping) or not made:
+        raise SpecError(f"Search.space(trial) must return a dict of hyperparameters, got {made!r:.60}")
+    params: dict[str, Any] = as_json_value("Search.space(trial)", made)
+    return params
+
+
+def sample_space(space: Space, seed: int) -> Iterator[dict[str, Any]]:
+    """`SAMPLE_COUNT` random points of a space.
+
+    Raises:
+        SpecError: a function fails.
+    """
+    rng = random.Random(seed)
+    for _ in range(SAMPLE_COUNT):
+        if callable(space):
+            yield read_params(space, DrawnTrial(rng))
+        else:
+            yield {
+                name: given.draw(rng) if isinstance(given, Dimension) else given for name, given in space.items()
+            }
+
+
+def check_space(space: Space, optimizer: Mapping[str, Any] | None, schedule: Mapping[str, Any] | None) -> None:
+    """Check that the values of a search space are valid for the options that they override.
+
+    Of an interval both ends are checked, of a function a few random points.
+
+    Args:
+        optimizer, schedule: the trials' resolved options; None where none are declared.
+
+    Raises:
+        SpecError: a value is invalid, or the learning rate is missing.
+    """
+    if callable(space):
+        points, parts = list(sample_space(space, 0)), []
+    else:
+        values = {
+            name: given.values if isinstance(given, Dimension) else (given,) for name, given in space.items()
+        }
+        points = [{name: candidates[0] for name, candidates in values.items()}]
+        parts = [{name: value} for name, candidates in values.items() for value in candidates]
+    try:
+        for partial, some in ((True, parts), (False, points)):
+            for params in some:
+                check_hyperparameters(optimizer, schedule, params, partial=partial)
+    except SpecError as error:
+        raise SpecError(f"Search.space: {error}") from None

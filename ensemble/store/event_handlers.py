@@ -71,6 +71,8 @@ def apply_event(run: RunState, event: Event) -> None:
     """Updates a run's state by its next event; an event of an unknown type changes only the time."""
     if isinstance(event, events.RunStarted) and run.updated is not None:
         run.idle_s += event.t - run.updated
+        for member in run.members.values():  # nothing was at work meanwhile
+            member.close_span(run.updated, "waiting")
     if isinstance(event, events.Usage) and event.until is not None:  # of a killed process, logged by a later start
         run.updated = max(run.updated or 0.0, min(event.t, event.until))
     elif not isinstance(event, _TIMELESS):

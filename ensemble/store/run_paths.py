@@ -12,6 +12,7 @@
                                     predictions-<split>.safetensors of the attempt that finished, and of a member
                                     that began warm initial-weights.safetensors, a copy of what it began with
     compiled/                       kernels that torch.compile has made (`ensemble.train.kernel_caches`); a cache
+    prior-trials.json               of an earlier Optuna study, which the search knows (`ensemble.search.prior`)
     optuna.journal, report.html,
     ledger.json, ledger.csv,
     results.json, metrics.csv,
@@ -59,6 +60,7 @@ class RunPaths:
         self.loggers = self.path / "loggers"
         self.report = self.path / "report.html"
         self.journal = self.path / "optuna.journal"
+        self.prior = self.path / "prior-trials.json"
         self.result_digests = self.path / "digests.json"
 
     def __repr__(self) -> str:

@@ -45,7 +45,7 @@ from ensemble.controller.feeders import SharedStream
 from ensemble.controller.session import Session
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity, Member, Search, uniform
-from ensemble.spec.search_space import SECOND_OBJECTIVES
+from ensemble.spec.search import SECOND_OBJECTIVES
 from ensemble.store import RunDir, RunState
 from ensemble.store.member import ENDED
 

@@ -21,7 +21,7 @@ from event_dicts import fold, ledger, read_events
 from tv import HOOK, import_torchvision
 
 from ensemble import Recipe
-from ensemble.spec.member_pipelines import sample_space
+from ensemble.spec.search_space import sample_space
 from ensemble.spec.spec_file import load_spec
 from ensemble.store import RunState
 from ensemble.train.optimizers import make_optimizer
@@ -119,7 +119,7 @@ def test_the_defaults_suit_the_data_as_they_are_downloaded(
     assert isinstance(declared.recipe, Recipe)
     for split in (declared.valid, declared.test):
         assert split is None or len(next(iter(split.loader(4)))["index"]) == 4
-    proposed = None if declared.search is None else next(sample_space(declared.search, 0))
+    proposed = None if declared.search is None else next(sample_space(declared.search.space, 0))
     identity, recipe = declared.identify(0, proposed), declared.recipe
     batch = next(iter(declared.pipeline(identity.params).loader(4)))
     model = recipe.model(identity.params)

@@ -3,10 +3,12 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 
 from ensemble.search.factory import make_pruner
+from ensemble.search.pruners import extrapolate
 from ensemble.search.searcher import Searcher
 from ensemble.spec import Search, SpecError, loguniform
 
@@ -85,7 +87,7 @@ def test_no_warning_reaches_the_user_and_every_word_makes_a_pruner() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for word in ("hyperband", "asha", "median", "patience", "none"):
-            assert isinstance(make_pruner(Search(SPACE, pruner=word).pruner_options, 5), optuna.pruners.BasePruner)
+            assert isinstance(make_pruner(Search(SPACE, pruner=word), 5), optuna.pruners.BasePruner)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +115,77 @@ def test_a_rung_beyond_the_last_epoch_is_refused() -> None:
     search.check_epochs(5)
     with pytest.raises(SpecError, match="'min_resource'] is 5 epochs, but a trial has 4"):
         search.check_epochs(4)
+
+
+def curve(end: float, epochs: int, seed: int, noise: float = 0.003) -> list[float]:
+    """An accuracy that approaches its end as a power law."""
+    rng, exponent = np.random.default_rng(seed), (0.5, 1.0, 2.0)[seed % 3]
+    n = np.arange(1, epochs + 1)
+    values = end - 0.4 * end * n**-exponent + rng.normal(0.0, noise, epochs)
+    return [float(value) for value in values]
+
+
+@pytest.mark.parametrize("epochs", [12, 60])
+def test_a_trend_is_extrapolated_with_a_deviation_that_holds(epochs: int) -> None:
+    errors = []
+    for seed in range(60):
+        values = curve(0.5 + 0.005 * seed, epochs, seed)
+        mean, deviation = extrapolate(values[:8], epochs)
+        errors.append((mean - values[-1]) / deviation)
+    assert np.mean(np.abs(errors) < 2) > 0.8 and abs(np.median(errors)) < 1
+    mean, deviation = extrapolate([0.5] * 5, epochs)
+    assert (mean, deviation) == pytest.approx((0.5, 0.0), abs=1e-6)
+
+
+@pytest.mark.parametrize("direction", ["max", "min"])
+def test_a_trend_ends_trials_that_cannot_win_and_never_the_best(direction: str) -> None:
+    search, sign = searcher("trend", 30, direction), 1.0 if direction == "max" else -1.0
+    ends = np.random.default_rng(0).uniform(0.4, 0.9, 40)
+    trained, best = 0, 0
+    for number, end in enumerate(ends):
+        after = stopped_after(search, number, [sign * value for value in curve(end, 30, number)])
+        search.tell(number, "finished" if after is None else "pruned")
+        trained += after or 30
+        best = number if end == max(ends) and after is None else best
+        assert after is None or (number >= 5 and after >= 4)
+    assert ends[best] == max(ends) and trained < 0.6 * 30 * len(ends)
+
+
+def test_a_function_of_the_users_ends_trials_beside_the_pruner() -> None:
+    def is_low(trial: Any) -> bool:
+        return trial.last_step >= 2 and trial.intermediate_values[trial.last_step] < 0.3
+
+    search = Searcher(Search(SPACE, pruner="median", stop=is_low), direction="max", epochs=9)
+    for number in range(5):
+        assert stopped_after(search, number, [0.5] * 9) is None
+        search.tell(number, "finished")
+    assert stopped_after(search, 5, [0.9, 0.9, 0.2, 0.9]) == 3
+    assert stopped_after(search, 6, [0.4] * 9) == 1, "the median"
+    failing = Searcher(Search(SPACE, stop=lambda trial: trial.params["x"]), direction="max", epochs=9)
+    failing.ask(0)
+    with pytest.raises(SpecError, match=r"Search\.stop after 1 epochs of member-0: <lambda> raised KeyError"):
+        failing.report(0, 0, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_terminator_ends_the_search_where_no_trial_improves_it() -> None:
+    from optuna.terminator import EMMREvaluator, StaticErrorEvaluator, Terminator
+
+    class Enough:
+        def should_terminate(self, study: optuna.Study) -> bool:
+            return len(study.trials) >= 4 and study.best_trial.number < len(study.trials) - 3
+
+    search = Searcher(Search(SPACE, terminator=Enough(), pruner="none"), direction="max", epochs=9)
+    for number, value in enumerate([0.5, 0.9, 0.4, 0.3, 0.2]):
+        assert not search.has_ended
+        search.ask(number)
+        search.tell(number, "finished", value)
+    assert search.has_ended
+    theirs = Terminator(EMMREvaluator(seed=0), StaticErrorEvaluator(0.01), min_n_trials=8)
+    usual = Searcher(Search(SPACE, terminator=theirs, pruner="none"), direction="max", epochs=9)
+    for number in range(12):
+        usual.ask(number)
+        usual.tell(number, "finished", 0.5)
+    assert usual.has_ended
+    with pytest.raises(SpecError, match="must have should_terminate"):
+        Search(SPACE, terminator=True)

@@ -1,87 +1,19 @@
-import math
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from event_dicts import apply_event, fold, write_study
+from event_dicts import fold, write_study
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 from property_examples import examples
+from small_run import EPOCHS, SPACE, Run, accuracy
 from studies import read_study
 
 from ensemble.search.searcher import Searcher
 from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
 from ensemble.store import RunState
-
-SPACE = {
-    "lr": loguniform(1e-4, 1.0),
-    "act": choice("relu", "gelu"),
-    "width": integer(4, 64),
-    "epochs": 9,
-    "p": uniform(0, 1),
-}
-EPOCHS = 9
-
-
-def accuracy(params: dict[str, Any], epoch: int) -> float:
-    """A stand-in for training that a search can be good at: best at lr 0.01, wide, gelu."""
-    peak = 1 - 0.1 * abs(math.log10(params["lr"]) + 2) - (params["act"] == "relu") * 0.05 - 1 / params["width"]
-    return peak * (1 - 0.5 ** (epoch + 1))
-
-
-class Run:
-    """A controller in small: `parallel` members at once, each an epoch in turn, all through the log first."""
-
-    def __init__(self, search: Search, storage: Any = None, events: list[dict[str, Any]] | None = None) -> None:
-        self.search, self.events, self.state = search, [], RunState()
-        self.searcher = Searcher(search, direction="max", epochs=EPOCHS, storage=storage)
-        header = {"name": "s", "run_id": "r", "mode": "search", "objective": "accuracy", "direction": "max"}
-        for event in events or [{"t": 0.0, "type": "run_started", **header, "epochs": EPOCHS}]:
-            self.log(**event)
-        self.searcher.restore(self.state)
-
-    def log(self, **event: Any) -> None:
-        event = {"v": 2, "t": float(len(self.events)), **event}
-        self.events.append(event)
-        apply_event(self.state, event)
-
-    def step(self, parallel: int = 3) -> bool:
-        """One thing happens; False when the search is over."""
-        going = [m for m in self.state.members.values() if m.state not in ("finished", "pruned", "failed")]
-        number = len(self.state.members)
-        if len(going) < parallel and number < self.searcher.trials:
-            params = self.searcher.ask(number)
-            self.log(type="member", member=f"member-{number}", number=number, params=params)
-            return True
-        if not going:
-            return False
-        member = min(going, key=lambda m: (m.epoch, m.number))
-        self.epoch(member.id)
-        return True
-
-    def epoch(self, id: str) -> None:
-        member = self.state.members[id]
-        epoch, value = member.epoch, accuracy(member.params, member.epoch)
-        self.log(type="epoch", member=id, attempt=0, epoch=epoch, metrics={"accuracy": value})
-        if self.searcher.report(member.number, epoch, value):
-            self.log(type="pruned", member=id, attempt=0, epoch=epoch + 1)
-            self.searcher.tell(member.number, "pruned")
-        elif epoch + 1 == EPOCHS:
-            self.log(type="finished", member=id, attempt=0, epoch=epoch + 1, metrics={"accuracy": value})
-            self.searcher.tell(member.number, "finished", value)
-
-    def to_the_end(self) -> "Run":
-        while self.step():
-            pass
-        self.searcher.catch_up()
-        return self
-
-    @property
-    def outcome(self) -> list[tuple[Any, ...]]:
-        return [(m.params, m.state, m.epoch) for m in self.state.members.values()]
-
 
 WHOLE: dict[str, Run] = {}
 

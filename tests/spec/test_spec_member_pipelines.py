@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ensemble import Ensemble, Recipe, Search, SpecError, choice, integer, loguniform, uniform
-from ensemble.spec.member_pipelines import sample_space
+from ensemble.spec.search_space import sample_space
 from pipelines import Pipeline, sources
 
 
@@ -47,9 +47,9 @@ def test_mistakes_are_said_at_once(train: Any, options: dict[str, Any], said: st
 
 
 def test_a_searchs_draws_are_in_its_space_and_the_same_each_time() -> None:
-    search = Search({"a": choice(1, 2), "b": uniform(0, 1), "c": loguniform(1e-3, 1), "d": integer(3, 5), "e": 7})
-    drawn = list(sample_space(search, 4))
-    assert drawn == list(sample_space(search, 4)) != list(sample_space(search, 5))
+    space = {"a": choice(1, 2), "b": uniform(0, 1), "c": loguniform(1e-3, 1), "d": integer(3, 5), "e": 7}
+    drawn = list(sample_space(space, 4))
+    assert drawn == list(sample_space(space, 4)) != list(sample_space(space, 5))
     assert all(d["a"] in (1, 2) and 0 <= d["b"] <= 1 and 1e-3 <= d["c"] <= 1 for d in drawn)
     assert {d["d"] for d in drawn} <= {3, 4, 5} and {d["e"] for d in drawn} == {7}
 

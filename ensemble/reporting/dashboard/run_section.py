@@ -14,6 +14,7 @@ from ensemble.reporting.ranking import other_metrics, varied_parameters
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
 from ensemble.reporting.sections.time_to_solution import summarize
+from ensemble.reporting.sections.training import summarize_budget
 from ensemble.reporting.status import status_gpus
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _facts(run: RunProjection) -> Iterator[tuple[str, str, str]]:
         yield "pipeline", line, "warn"
     for line in status_gpus(state):
         yield "GPUs", line, "warn"
-    for label, line in summarize(state):
+    for label, line in (*summarize_budget(state, run.ledger), *summarize(state)):
         yield label, line, ""
 
 

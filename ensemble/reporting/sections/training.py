@@ -1,4 +1,4 @@
-"""What was trained: the members on a search's Pareto front."""
+"""What was trained: the members on a search's Pareto front, and what the search used of its budget."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ensemble.reporting import text
 from ensemble.reporting.ranking import cost_origin, front_members
 from ensemble.reporting.sections import Line
+from ensemble.search.budget import measure_budget
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
@@ -31,6 +32,16 @@ def summarize_failures(state: RunState, ledger: Ledger) -> list[Line]:
         rest = sum(len(members) for _, members in causes[MOST_CAUSES:])
         said.append(f"and {text.count(rest, 'other')}, for other causes: see `ensemble status`")
     return [("" if at else "failed", text.visible(" ".join(line.split()))) for at, line in enumerate(said)]
+
+
+def summarize_budget(state: RunState, ledger: Ledger) -> list[Line]:
+    """Returns what a search has used of its budget, if it has one."""
+    budget, now = state.header.budget, state.updated
+    if not budget or now is None:
+        return []
+    shares = [str(share) for share in measure_budget(budget, state, ledger.run, now)]
+    waited = f" ({(now - state.started) / 3600:.3g} since the run began)" if state.started is not None else ""
+    return [("budget", ", ".join(f"{each}{waited if each.endswith(' hours') else ''}" for each in shares))]
 
 
 def summarize_search(state: RunState, ledger: Ledger) -> list[Line]:

@@ -1,0 +1,234 @@
+"""A hyperparameter search as a user declares it: the space, the sampler, the pruner, the objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ensemble.spec.options import OBJECTIVES, PRUNERS, NamedOptions, resolve
+from ensemble.spec.search_space import Space, as_space
+from ensemble.spec.validation import SpecError, as_json_value, check_choice, check_number, option_class
+
+SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes")
+#: Those that take two objectives; the others cannot, or learn from one only.
+SAMPLERS_OF_TWO = ("tpe", "random", "grid", "gp")
+#: Those that prefer trials whose constraints hold.
+SAMPLERS_WITH_CONSTRAINTS = ("tpe", "gp")
+#: What a budget can limit.
+BUDGETS = ("trials", "hours", "cpu_hours", "energy_kj")
+#: Trials of a search without a limit on them: 20, and with another limit as many as that allows, up to this.
+TRIALS, MOST_TRIALS = 20, 10_000
+#: Fields of `cost` events that a search can minimize beside its metric.
+SECOND_OBJECTIVES = ("energy_j", "cpu_s")
+
+
+@dataclass(frozen=True)
+class PriorTrials:
+    """The completed trials of an Optuna study, without its storage.
+
+    Attributes:
+        directions: "MAXIMIZE" or "MINIMIZE", of each objective.
+        trials: Optuna's `FrozenTrial`s.
+    """
+
+    name: str
+    directions: tuple[str, ...]
+    trials: tuple[Any, ...] = field(repr=False)
+
+
+@option_class
+@dataclass(frozen=True)
+class Search:
+    """A hyperparameter search; each trial is a member.
+
+    Attributes:
+        space: hyperparameter -> `choice(...)`, `uniform`, `loguniform`, `integer`, a distribution of Optuna, or a
+            fixed value, which is no list: `choice([8, 16])` is a list as the one value. Or a function
+            `space(trial)` that asks for values (`trial.suggest_float` ..., as in Optuna), by conditions if it
+            likes, and returns the hyperparameters; None: those that it asked for.
+        trials: number of members that are trained in all. None: 20, or with a budget as many as that allows, up
+            to 10,000.
+        sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes; or a sampler of Optuna or
+            OptunaHub with its own seed. A resume asks it again for each trial of the log, and says if it answers
+            otherwise; what was proposed stays.
+        pruner: what stops trials early (Optuna): hyperband, asha, median, patience, none; a dict of the name
+            and options; or a pruner of Optuna. A resource is an epoch: a trial's step is its number of finished
+            epochs. None: hyperband, and none with a second objective.
+
+            - `{"name": "hyperband", "reduction_factor": 3, "min_resource": 1}`, the same for asha;
+            - `{"name": "median", "startup_trials": 5, "warmup_epochs": 0, "interval_epochs": 1}`;
+            - `{"name": "trend", "min_epochs": 4, "startup_trials": 5, "sigmas": 2.0}` stops a trial of which the
+              extrapolated last value is worse than the best trial's by so many standard deviations;
+            - `{"name": "patience", "epochs": 3, "min_delta": 0.0, "around": "none"}` stops a trial when none of
+              its last `epochs` epochs is within `min_delta` of its best epoch before them. With `around`, another
+              pruner stops trials, but none before this one would.
+        objective: what the sampler optimizes: "metric", the `Ensemble.objective` of each member by itself, or
+            "gain", how much a member improves the ensemble of those that have finished
+            (`ensemble.search.marginal_gain`), in NLL (of points in the squared error, of quantiles in the
+            pinball loss) or as `{"name": "gain", "metric": "accuracy"}` (nll, accuracy, brier). The pruner always
+            uses the metric, because the gain of a member is known only when it has finished. "gain" needs the
+            samplers tpe or gp.
+        second_objective: what the sampler minimizes beside the metric: "energy_j", the joules that the account
+            attributes to a trial, or "cpu_s", its CPU-seconds. The search then looks for the Pareto front of the
+            two; it needs the samplers tpe, random, grid or gp, and no trial is pruned, because Optuna prunes by
+            one objective only. A run in which joules cannot be had stops when its first trial has ended.
+        budget: what the run may use in all, resumes included: `{"trials": 200, "hours": 2, "cpu_hours": 4,
+            "energy_kj": 50}`, one of them or more. When the first limit is reached, running members write a
+            checkpoint and stop, and the finished ones are combined; a fiftieth of each limit is kept for that.
+            `resume(..., budget=)` goes on. Hours are those in which a member has a place.
+        stop: a function that gets the trial (Optuna's `FrozenTrial`: `params`, `intermediate_values` by finished
+            epochs) after each of its epochs, and says whether to prune it, beside what the pruner decides.
+        terminator: ends the search when its `should_terminate(study)`, called after each trial with the Optuna
+            study, says so: one of `optuna.terminator`, or any object that has it.
+        constraints: a function from the metrics of a finished trial to names and numbers; a number of at most 0
+            holds, and the samplers tpe and gp prefer trials of which all hold.
+        enqueue: hyperparameters of the first trials; what one lacks is proposed.
+        seed: of the sampler; one of your own has its own.
+        storage: an Optuna storage URL; None keeps a journal file in the run directory.
+        study: an Optuna study whose completed trials the sampler knows from the start, or the name of one in
+            `storage`, which the run's trials are added to. Pruners do not compare with them.
+    """
+
+    space: Space
+    trials: int = None  # type: ignore[assignment]  # `__post_init__` decides
+    sampler: str | Any = "tpe"
+    pruner: NamedOptions | Any | None = None
+    seed: int = 0
+    storage: str | None = field(default=None, repr=False)  # it may hold a password
+    objective: NamedOptions = "metric"
+    second_objective: str | None = None
+    enqueue: Sequence[Mapping[str, Any]] = ()
+    constraints: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None
+    study: str | Any | None = field(default=None, repr=False)
+    budget: Mapping[str, float] | None = None
+    stop: Callable[[Any], bool] | None = None
+    terminator: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "space", as_space(self.space))
+        if self.budget is not None:
+            check_budget("Search.budget", self.budget)
+        if self.trials is None or "trials" in (self.budget or {}):
+            usual = TRIALS if self.budget is None else (self.budget.get("trials") or MOST_TRIALS)
+            object.__setattr__(self, "trials", usual)
+        check_number("Search.trials", self.trials, low=1, integer=True)
+        check_number("Search.seed", self.seed, low=0, integer=True)
+        self._check_sampler()
+        if self.stop is not None and not callable(self.stop):
+            raise SpecError(f"Search.stop must be a function stop(trial), got {self.stop!r:.60}")
+        if self.terminator is not None and not hasattr(self.terminator, "should_terminate"):
+            raise SpecError(f"Search.terminator must have should_terminate(study), got {self.terminator!r:.60}")
+        if self.second_objective is not None:
+            self._check_second_objective()
+        if not hasattr(self.pruner, "prune"):
+            resolve("Search.pruner", self._named_pruner, PRUNERS)
+        if not isinstance(self.enqueue, list | tuple) or not all(isinstance(one, Mapping) for one in self.enqueue):
+            raise SpecError("Search.enqueue must be a list of dicts of hyperparameters")
+        object.__setattr__(self, "enqueue", as_json_value("Search.enqueue", list(self.enqueue)))
+        if len(self.enqueue) > self.trials:
+            raise SpecError(f"Search.enqueue has {len(self.enqueue)} trials, more than trials={self.trials}")
+        if isinstance(self.study, str) and self.storage is None:
+            raise SpecError(f"Search.study={self.study!r} needs storage=, which has a study of that name")
+        object.__setattr__(self, "study", _take_trials(self.study))
+
+    def _check_sampler(self) -> None:
+        name = self.sampler
+        if not isinstance(name, str):
+            if not hasattr(name, "sample_relative"):
+                raise SpecError(
+                    f"Search.sampler must be a name ({', '.join(SAMPLERS)}) or a sampler of Optuna, "
+                    f"got {name!r:.60}"
+                )
+            if self.gain is not None:
+                raise SpecError("Search.objective='gain' needs a sampler by name: tpe or gp")
+            return
+        check_choice("Search.sampler", name, SAMPLERS)
+        if name == "cmaes" and callable(self.space):
+            raise SpecError("Search.sampler='cmaes' needs a space that is a dict")
+        if name == "grid" and (callable(self.space) or self.enqueue):
+            what = "a space that is a dict" if callable(self.space) else "no enqueue=: it has all points"
+            raise SpecError(f"Search.sampler='grid' needs {what}")
+        if self.gain is not None and name not in ("tpe", "gp"):
+            raise SpecError(
+                "Search.objective='gain' needs a sampler that learns from values that change (valid: tpe, gp), "
+                f"not {name!r}"
+            )
+        if self.constraints is not None and name not in SAMPLERS_WITH_CONSTRAINTS:
+            valid = ", ".join(SAMPLERS_WITH_CONSTRAINTS)
+            raise SpecError(f"Search.constraints needs a sampler that knows them (valid: {valid}), not {name!r}")
+
+    def _check_second_objective(self) -> None:
+        check_choice("Search.second_objective", self.second_objective, SECOND_OBJECTIVES)
+        what = f"Search.second_objective={self.second_objective!r}"
+        if isinstance(self.sampler, str) and self.sampler not in SAMPLERS_OF_TWO:
+            valid = ", ".join(SAMPLERS_OF_TWO)
+            raise SpecError(f"{what} needs a sampler of two objectives (valid: {valid}), not {self.sampler!r}")
+        if self.prunes:
+            raise SpecError(f"{what} needs pruner='none' or no pruner: Optuna prunes by one objective only")
+        if self.gain is not None:
+            raise SpecError(f"{what} needs objective='metric': gains change with each member that finishes")
+
+    @property
+    def _named_pruner(self) -> NamedOptions:
+        if self.pruner is not None:
+            return self.pruner
+        return "hyperband" if self.second_objective is None else "none"
+
+    @property
+    def has_trials(self) -> bool:
+        """Whether it is known how many trials there will be at most; else another limit ends the search."""
+        return self.budget is None or "trials" in self.budget or self.trials != MOST_TRIALS
+
+    @property
+    def expected_trials(self) -> int:
+        """How many trials an estimate is made for."""
+        return self.trials if self.has_trials else TRIALS
+
+    @property
+    def gain(self) -> Literal["nll", "brier", "accuracy"] | None:
+        """The metric whose gain is optimized; None where the metric itself is."""
+        chosen = resolve("Search.objective", self.objective, OBJECTIVES)
+        metric: Literal["nll", "brier", "accuracy"] | None = chosen.get("metric")
+        return metric
+
+    @property
+    def pruner_options(self) -> dict[str, Any]:
+        """The pruner's name and all its options; of a pruner of Optuna, the name of its class."""
+        if hasattr(self.pruner, "prune"):
+            return {"name": type(self.pruner).__name__}
+        return resolve("Search.pruner", self._named_pruner, PRUNERS)
+
+    @property
+    def prunes(self) -> bool:
+        """Whether trials may be pruned."""
+        return self.stop is not None or self.pruner_options["name"] not in ("none", "NopPruner")
+
+    def check_epochs(self, epochs: int) -> None:
+        """Check that trials of so many epochs are long enough for the pruner.
+
+        Raises:
+            SpecError: its smallest resource is more epochs than a trial has.
+        """
+        smallest = self.pruner_options.get("min_resource", 1)
+        if smallest > epochs:
+            raise SpecError(f"Search.pruner['min_resource'] is {smallest} epochs, but a trial has {epochs}")
+
+
+def check_budget(where: str, given: object) -> None:
+    """Raise SpecError for what is no dict of limits above 0."""
+    if not isinstance(given, Mapping) or not given:
+        raise SpecError(f"{where} must be a dict of one or more of {', '.join(BUDGETS)}, got {given!r:.60}")
+    for name, limit in given.items():
+        check_choice(f"a limit of {where}", name, BUDGETS)
+        check_number(f"{where}[{name!r}]", limit, low=0, above=True, integer=name == "trials")
+
+
+def _take_trials(study: Any) -> str | PriorTrials | None:
+    """Of a study its completed trials: the declaration goes to other processes, its storage does not."""
+    if study is None or isinstance(study, str | PriorTrials):
+        return study
+    if not hasattr(study, "get_trials"):
+        raise SpecError(f"Search.study must be an Optuna study or the name of one, got {study!r:.60}")
+    trials = tuple(trial for trial in study.get_trials() if trial.state.name == "COMPLETE")
+    return PriorTrials(study.study_name, tuple(each.name for each in study.directions), trials)

@@ -1,0 +1,117 @@
+"""A controller in small, for tests of searches."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from event_dicts import apply_event
+
+from ensemble.search.searcher import Searcher
+from ensemble.spec import Ensemble, Recipe, Resources, Search, choice, integer, loguniform, uniform
+from ensemble.store import RunState
+from pipelines import Pipeline, sources
+
+SPACE = {
+    "lr": loguniform(1e-4, 1.0),
+    "act": choice("relu", "gelu"),
+    "width": integer(4, 64),
+    "epochs": 9,
+    "p": uniform(0, 1),
+}
+EPOCHS = 9
+
+
+def accuracy(params: dict[str, Any], epoch: int) -> float:
+    """A stand-in for training that a search can be good at: best at lr 0.01, wide, gelu."""
+    peak = 1 - 0.1 * abs(math.log10(params["lr"]) + 2) - (params["act"] == "relu") * 0.05 - 1 / params["width"]
+    return peak * (1 - 0.5 ** (epoch + 1))
+
+
+class Run:
+    """A controller in small: `parallel` members at once, each an epoch in turn, all through the log first."""
+
+    def __init__(
+        self,
+        search: Search,
+        storage: Any = None,
+        events: list[dict[str, Any]] | None = None,
+        prior: Any = (),
+    ) -> None:
+        self.search, self.events, self.state = search, [], RunState()
+        self.searcher = Searcher(search, direction="max", epochs=EPOCHS, storage=storage, prior=prior)
+        header = {"name": "s", "run_id": "r", "mode": "search", "objective": "accuracy", "direction": "max"}
+        for event in events or [{"t": 0.0, "type": "run_started", **header, "epochs": EPOCHS}]:
+            self.log(**event)
+        self.searcher.restore(self.state)
+
+    def log(self, **event: Any) -> None:
+        event = {"v": 2, "t": float(len(self.events)), **event}
+        self.events.append(event)
+        apply_event(self.state, event)
+
+    def step(self, parallel: int = 3) -> bool:
+        """One thing happens; False when the search is over."""
+        going = [m for m in self.state.members.values() if m.state not in ("finished", "pruned", "failed")]
+        number = len(self.state.members)
+        if len(going) < parallel and number < self.searcher.trials:
+            params, suggested = self.searcher.ask(number), self.searcher.suggested(number)
+            self.log(type="member", member=f"member-{number}", number=number, params=params, suggested=suggested)
+            return True
+        if not going:
+            return False
+        member = min(going, key=lambda m: (m.epoch, m.number))
+        self.epoch(member.id)
+        return True
+
+    def epoch(self, id: str) -> None:
+        member = self.state.members[id]
+        epoch, value = member.epoch, accuracy(member.params, member.epoch)
+        self.log(type="epoch", member=id, attempt=0, epoch=epoch, metrics={"accuracy": value})
+        if self.searcher.report(member.number, epoch, value):
+            self.log(type="pruned", member=id, attempt=0, epoch=epoch + 1)
+            self.searcher.tell(member.number, "pruned")
+        elif epoch + 1 == EPOCHS:
+            metrics = {"accuracy": value, "width": member.params["width"]}
+            self.log(type="finished", member=id, attempt=0, epoch=epoch + 1, metrics=metrics)
+            self.searcher.tell(member.number, "finished", value, metrics=metrics)
+
+    def to_the_end(self) -> Run:
+        while self.step():
+            pass
+        self.searcher.catch_up()
+        return self
+
+    @property
+    def outcome(self) -> list[tuple[Any, ...]]:
+        return [(m.params, m.state, m.epoch) for m in self.state.members.values()]
+
+
+def _build(params: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.nn.Linear(2, 2)
+
+
+def _loss(model: Any, batch: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+
+def declare(search: Search, **options: Any) -> Ensemble:
+    """A search with real trials, on twelve samples."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    data = Pipeline(sources.arrays(x=rng.normal(size=(12, 2)).astype("float32"), label=np.arange(12) % 2))
+    return Ensemble(
+        name="small",
+        recipe=Recipe(model=_build, loss=_loss),
+        search=search,
+        train=data,
+        valid=data,
+        retries=0,
+        resources=Resources(cpus_per_worker=0.5),
+        **options,
+    )

@@ -1,0 +1,138 @@
+"""A search ends when its budget is used, with a combined model, and goes on with a larger one."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from event_dicts import fold, read_events
+from small_run import declare
+
+import ensemble
+from ensemble import store
+from ensemble.meter.ledger_rows import Total
+from ensemble.reporting.run_projection import RunProjection
+from ensemble.reporting.status import status_notes
+from ensemble.search.budget import explain_end, measure_budget, sum_work_s
+from ensemble.spec import Search, SpecError, loguniform
+from ensemble.store.member import Span
+
+SPACE = {"lr": loguniform(0.01, 0.1)}
+
+
+class Slow:
+    """A loss that takes so many seconds of processor time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, model: Any, batch: Any) -> Any:
+        import torch
+
+        until = time.thread_time() + self.seconds
+        while time.thread_time() < until:
+            pass
+        return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+
+def slow(search: Search, seconds: float = 0.1, **options: Any) -> Any:
+    declared = declare(search, **options)
+    return dataclasses.replace(declared, recipe=dataclasses.replace(declared.recipe, loss=Slow(seconds)))
+
+
+def names(path: Path) -> list[str]:
+    return [event["type"] for event in read_events(path / "events.jsonl")]
+
+
+def test_hours_of_work_are_those_in_which_a_member_has_a_place() -> None:
+    def span(placed: float, ended: float | None) -> Span:
+        return Span(0, "n", [], None, placed, ended=ended)
+
+    assert sum_work_s([], 9.0) == 0.0
+    assert sum_work_s([span(1, 4), span(2, 3), span(3, 6), span(8, None)], 10.0) == 5 + 2
+    used = Total(cpu_s=7200.0, energy_j=None, origin="unavailable")
+    shares = measure_budget({"cpu_hours": 2, "energy_kj": 1, "trials": 1}, fold([]), used, 0.0)
+    assert [(str(share), share.is_used) for share in shares] == [
+        ("2 of 2 CPU-hours", True),
+        ("unknown of 1 kJ", False),
+        ("0 of 1 trials", False),
+    ]
+
+
+def test_processor_time_ends_a_search_with_a_combined_model_and_a_larger_budget_goes_on(
+    tmp_path: Path,
+) -> None:
+    search = Search(SPACE, budget={"cpu_hours": 10 / 3600}, pruner="none")
+    result = ensemble.submit(slow(search, epochs=4), tmp_path, executor="inline").wait()
+    states = [row["state"] for row in result.members]
+    assert states.count("finished") >= 2 and result.combined is not None
+    assert names(tmp_path)[-1] == "run_stopped" and "combined" in names(tmp_path)
+    run = RunProjection.from_events(store.read_events(tmp_path / "events.jsonl"))
+    assert 9.8 <= run.used.cpu_s < 15
+    assert "of 0.002778 CPU-hours" in next(note for note in status_notes(run) if note.startswith("budget: "))
+    again = ensemble.resume(tmp_path, executor="inline").wait()
+    assert len(again.members) == len(result.members), "nothing is left of it"
+    more = ensemble.resume(tmp_path, executor="inline", budget={"trials": len(states) + 2}).wait()
+    assert [row["state"] for row in more.members] == ["finished"] * (len(states) + 2)
+    assert names(tmp_path)[-1] == "run_finished"
+
+
+def test_what_is_no_budget_is_refused(tmp_path: Path) -> None:
+    for budget, why in (
+        ({}, "one or more of trials, hours"),
+        ({"minutes": 3}, "cannot be 'minutes'"),
+        ({"hours": 0}, "must be above 0"),
+        ({"trials": 1.5}, "must be an integer"),
+    ):
+        with pytest.raises(SpecError, match=why):
+            Search(SPACE, budget=budget)
+    assert (Search(SPACE).trials, Search(SPACE, budget={"hours": 1}).trials) == (20, 10_000)
+    assert Search(SPACE, trials=5, budget={"hours": 1}).trials == 5
+    assert Search(SPACE, trials=5, budget={"trials": 7}).trials == 7
+
+
+def test_the_time_in_which_a_killed_run_lay_idle_is_no_work() -> None:
+    events: list[dict[str, Any]] = [
+        {"type": "run_started", "t": 0.0, "mode": "search"},
+        {"type": "member", "t": 1.0, "member": "member-0", "number": 0},
+        {"type": "placed", "t": 2.0, "member": "member-0", "attempt": 0, "node": "n", "devices": [None]},
+        {"type": "started", "t": 3.0, "member": "member-0", "attempt": 0},
+        {"type": "epoch", "t": 600.0, "member": "member-0", "attempt": 0, "epoch": 0, "metrics": {}},
+        {"type": "run_started", "t": 36_000.0, "mode": "search", "resumed": True},
+    ]
+    used = Total(cpu_s=0.0, energy_j=None, origin="unavailable")
+    (hours,) = measure_budget({"hours": 2}, fold(events), used, 36_000.0)
+    assert hours.used == pytest.approx(598 / 3600)
+
+
+def test_a_budget_below_what_was_trained_ends_at_once_and_joules_that_nobody_measures_too(tmp_path: Path) -> None:
+    ensemble.submit(declare(Search(SPACE, trials=3, pruner="none"), epochs=1), tmp_path, executor="inline").wait()
+    fewer = ensemble.resume(tmp_path, executor="inline", budget={"trials": 2}).wait()
+    assert len(fewer.members) == 3
+    used, state = (
+        Total(cpu_s=0.0, energy_j=None, origin="unavailable"),
+        fold(read_events(tmp_path / "events.jsonl")),
+    )
+    assert explain_end({"energy_kj": 5}, state, used, state.updated or 0.0) is None
+    assert "is not measured" in str(explain_end({"energy_kj": 5}, state, used, (state.updated or 0.0) + 99))
+    with pytest.raises(SpecError, match="one or more of trials"):
+        ensemble.resume(tmp_path, budget={})
+
+
+@pytest.mark.more
+def test_the_command_takes_a_budget(tmp_path: Path) -> None:
+    def resume(limits: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "ensemble.cli", "resume", str(tmp_path), "--budget", limits]
+        return subprocess.run([*words, "--executor", "inline"], capture_output=True, text=True, check=False)
+
+    search = Search(SPACE, budget={"trials": 1}, pruner="none")
+    ensemble.submit(declare(search, epochs=1), tmp_path, executor="inline").wait()
+    done = resume("trials=3,hours=1")
+    assert done.returncode == 0, done.stderr
+    assert "3 of 3 trials, " in done.stdout and "of 1 hours (" in done.stdout and "since the run" in done.stdout
+    assert "cannot be 'days'" in resume("days=3").stderr

@@ -1,0 +1,383 @@
+"""What a user of Optuna brings along: samplers, pruners, distributions, functions, studies, constraints."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from event_dicts import read_events
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.samplers import CmaEsSampler, GridSampler, NSGAIISampler, QMCSampler, RandomSampler, TPESampler
+from optuna.trial import TrialState
+from property_examples import examples
+from small_run import EPOCHS, SPACE, Run, accuracy, declare
+from studies import read_study
+
+import ensemble
+from ensemble.search.prior import load_prior
+from ensemble.search.space import make_space
+from ensemble.spec import Search, SpecError, choice, integer, loguniform, uniform
+from ensemble.spec.search_space import sample_space
+from ensemble.store import RunDir
+
+
+def conditional(trial: Any) -> dict[str, Any]:
+    """A space in which a hyperparameter exists only beside another, and one is made of two."""
+    act = trial.suggest_categorical("act", ["relu", "gelu"])
+    params = {"act": act, "lr": trial.suggest_float("lr", 1e-4, 1.0, log=True)}
+    if act == "gelu":
+        params["p"] = trial.suggest_float("p", 0.0, 0.5, step=0.1)
+    layers = [trial.suggest_int(f"width_{n}", 4, 64, log=True) for n in range(trial.suggest_int("depth", 1, 3))]
+    return {**params, "layers": layers, "width": sum(layers)}
+
+
+SAMPLERS = {
+    "tpe": lambda: TPESampler(seed=3, multivariate=True, group=True, n_startup_trials=4),
+    "random": lambda: RandomSampler(seed=3),
+    "nsga": lambda: NSGAIISampler(seed=3, population_size=4),
+    "qmc": lambda: QMCSampler(seed=3, scramble=True),
+    "cmaes": lambda: CmaEsSampler(seed=3, n_startup_trials=2),
+}
+WHOLE: dict[str, Run] = {}
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning", "ignore:.*independent")
+@pytest.mark.parametrize("space", [SPACE, conditional], ids=["dict", "function"])
+@pytest.mark.parametrize("name", SAMPLERS)
+@examples(3)
+@given(share=st.floats(0.05, 1.0))
+def test_a_search_by_a_sampler_of_the_users_goes_on_as_if_it_had_not_been_interrupted(
+    name: str, space: Any, share: float
+) -> None:
+    if name == "cmaes" and callable(space):
+        return  # it samples a space that is not always the same independently
+    key = f"{name}-{callable(space)}"
+    if key not in WHOLE:
+        pruner, first = optuna.pruners.PercentilePruner(50.0), [{"lr": 0.01}, {"act": "relu"}]
+        search = Search(space, trials=16, sampler=SAMPLERS[name](), pruner=pruner, enqueue=first)
+        WHOLE[key] = Run(search).to_the_end()
+    expected = WHOLE[key]
+    events = expected.events[: max(1, int(share * len(expected.events)))]
+    if events[-1]["type"] == "epoch":  # the pruner's decision on it was not carried out
+        events = events[:-1]
+    assert Run(expected.search, events=events).to_the_end().outcome == expected.outcome
+
+
+def test_a_function_decides_which_hyperparameters_a_trial_has() -> None:
+    run = Run(Search(conditional, trials=12, seed=1, pruner="none")).to_the_end()
+    for number, (params, _, _) in enumerate(run.outcome):
+        assert ("p" in params) == (params["act"] == "gelu") and params["width"] == sum(params["layers"])
+        suggested = run.searcher.suggested(number)
+        assert suggested is not None and suggested["depth"] == len(params["layers"])
+        assert run.searcher.study.trials[number].params == suggested
+
+
+def test_a_function_that_fails_for_a_trial_fails_that_trial_alone(tmp_path: Path) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        if trial.number == 1:
+            raise RuntimeError("no")
+        return {"lr": trial.suggest_float("lr", 0.01, 0.1), "width": 4}
+
+    declared = declare(Search(space, trials=3, pruner="none"), epochs=1)
+    result = ensemble.submit(declared, run_dir=tmp_path / "run", executor="inline").wait()
+    assert [row["state"] for row in result.members] == ["finished", "failed", "finished"]
+    again = ensemble.resume(tmp_path / "run", executor="inline").wait()
+    assert [row["state"] for row in again.members] == ["finished", "failed", "finished"]
+
+
+def test_a_function_is_tried_before_anything_is_trained() -> None:
+    def misspelt(trial: Any) -> dict[str, Any]:
+        return {"lr": trial.sugest_float("lr", 0, 1)}
+
+    with pytest.raises(SpecError, match=r"Search.space\(trial\) raised AttributeError"):
+        list(sample_space(Search(misspelt).space, 0))
+    with pytest.raises(SpecError, match="must return a dict"):
+        list(sample_space(lambda trial: trial.suggest_float("lr", 0, 1), 0))
+    points = list(sample_space(conditional, 0))
+    assert {len(point["layers"]) for point in points} > {1} and points == list(sample_space(conditional, 0))
+
+
+def test_a_distribution_of_optuna_is_the_same_dimension() -> None:
+    theirs = {
+        "a": FloatDistribution(0.0, 1.0, step=0.25),
+        "b": FloatDistribution(1e-4, 1.0, log=True),
+        "c": IntDistribution(1, 64, log=True),
+        "d": IntDistribution(2, 10, step=4),
+        "e": CategoricalDistribution(["x", None, 3]),
+    }
+    ours = {
+        "a": uniform(0.0, 1.0, step=0.25),
+        "b": loguniform(1e-4, 1.0),
+        "c": integer(1, 64, log=True),
+        "d": integer(2, 10, step=4),
+        "e": choice("x", None, 3),
+    }
+    assert Search(theirs).space == ours == Search(ours).space
+    assert make_space(ours).distributions == theirs
+    for point in sample_space(ours, 0):
+        assert point["a"] in (0.0, 0.25, 0.5, 0.75, 1.0) and 1 <= point["c"] <= 64 and point["d"] in (2, 6, 10)
+
+
+def test_a_step_that_does_not_lead_to_the_end_is_refused_and_values_between_steps_lie_outside() -> None:
+    with pytest.raises(SpecError, match=r"ends at 0.9: give that"):
+        uniform(0.0, 1.0, step=0.3)
+    with pytest.raises(SpecError, match="no step"):
+        integer(1, 9, step=2, log=True)
+    space = make_space({"a": uniform(0.0, 1.0, step=0.25), "d": integer(2, 10, step=4)})
+    assert space.explain_outside({"a": 0.75, "d": 6}) is None
+    assert space.explain_outside({"a": 0.8}) == "a=0.8 is outside uniform(0.0, 1.0, step=0.25)"
+    assert space.explain_outside({"d": 5}) == "d=5 is outside integer(2, 10, step=4)"
+
+
+def test_a_class_or_a_function_stands_for_its_name() -> None:
+    assert choice(RandomSampler, accuracy, 3) == choice("RandomSampler", "accuracy", 3)
+    with pytest.raises(SpecError, match="'accuracy' is the name of two"):
+        choice(accuracy, "accuracy")
+
+
+def test_a_grid_has_the_steps_of_an_interval() -> None:
+    space = {"a": uniform(0.0, 0.5, step=0.25), "d": integer(2, 10, step=4), "act": "gelu", "lr": 0.1, "width": 8}
+    run = Run(Search(space, trials=99, sampler="grid", pruner="none")).to_the_end()
+    assert {(params["a"], params["d"]) for params, _, _ in run.outcome} == {
+        (a, d) for a in (0.0, 0.25, 0.5) for d in (2, 6, 10)
+    }
+
+
+@pytest.mark.parametrize("space", [SPACE, conditional], ids=["dict", "function"])
+def test_enqueued_trials_come_first_and_what_they_lack_is_proposed(space: Any) -> None:
+    first = [{"lr": 0.01, "act": "gelu"}, {"act": "relu"}]
+    search = Search(space, trials=5, enqueue=first, pruner="none", seed=2)
+    run = Run(search).to_the_end()
+    params = [each for each, _, _ in run.outcome]
+    assert (params[0]["lr"], params[0]["act"], params[1]["act"]) == (0.01, "gelu", "relu") and len(params) == 5
+    assert Run(search, events=run.events[:9]).to_the_end().outcome == run.outcome
+
+
+def test_what_is_enqueued_lies_in_the_space() -> None:
+    for space, wrong, why in (
+        (SPACE, {"lr": 2.0}, r"enqueue\[0\]: lr=2.0 is outside loguniform"),
+        (SPACE, {"rate": 2.0}, "has no 'rate'"),
+        (conditional, {"lr": 2.0}, "lr=2.0 is outside"),
+        (conditional, {"act": "relu", "p": 0.1}, "asks for no 'p'"),
+        (conditional, {"act": "tanh"}, "'tanh' not in"),
+    ):
+        with pytest.raises(SpecError, match=why):
+            Run(Search(space, enqueue=[wrong]))
+    with pytest.raises(SpecError, match="more than trials=1"):
+        Search(SPACE, trials=1, enqueue=[{}, {}])
+
+
+def test_a_sampler_that_repeats_nothing_keeps_its_trials_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    search = Search(SPACE, trials=6, sampler=RandomSampler(), pruner="none")
+    run = Run(search)
+    for _ in range(20):
+        run.step()
+    with caplog.at_level(logging.WARNING):
+        resumed = Run(search, events=run.events)
+    known = [params for params, _, _ in run.outcome]
+    assert [params for params, _, _ in resumed.outcome] == known
+    assert "RandomSampler proposes otherwise than before" in caplog.text and len(caplog.records) == 1
+    encoded = [{name: params[name] for name in ("lr", "act", "width", "p")} for params in known]
+    assert [trial.params for trial in resumed.searcher.study.trials] == encoded
+    resumed.to_the_end()
+
+
+def test_a_sampler_of_a_finite_space_ends_the_search(tmp_path: Path) -> None:
+    lrs = [0.01, 0.1, 0.2]
+    search = Search({"lr": choice(*lrs), "width": 4}, trials=9, sampler=GridSampler({"lr": lrs}), pruner="none")
+    result = ensemble.submit(declare(search, epochs=1), run_dir=tmp_path / "run", executor="inline").wait()
+    assert sorted(row["params"]["lr"] for row in result.members) == lrs
+
+
+def earlier_study(storage: Any = None, name: str = "earlier") -> optuna.Study:
+    """A study of somebody else's: ten trials, the best at lr 0.01."""
+    study = optuna.create_study(
+        study_name=name, storage=storage, direction="maximize", sampler=RandomSampler(seed=0)
+    )
+    for _ in range(10):
+        trial = study.ask(make_space(SPACE).distributions)
+        study.tell(trial, accuracy(trial.params, EPOCHS))
+    study.tell(study.ask(), state=TrialState.FAIL)
+    return study
+
+
+def test_trials_of_an_earlier_study_are_known_and_kept_with_the_run(tmp_path: Path) -> None:
+    study = earlier_study()
+    search, run_dir = Search(SPACE, trials=8, study=study, pruner="median", seed=5), RunDir(tmp_path)
+    prior = load_prior(run_dir, search, "max")
+    assert [(each.params, each.values) for each in prior] == [(e.params, e.values) for e in study.trials[:10]]
+    assert load_prior(run_dir, Search(SPACE, study=optuna.create_study()), "max") != []  # a resume knows the same
+    run = Run(search, prior=prior).to_the_end()
+    blank = Run(Search(SPACE, trials=8, pruner="median", seed=5)).to_the_end()
+    assert run.outcome != blank.outcome and len(run.outcome) == len(blank.outcome) == 8
+    assert Run(search, events=run.events[:11], prior=prior).to_the_end().outcome == run.outcome
+    with pytest.raises(SpecError, match="was to maximize, the search is to minimize"):
+        load_prior(RunDir(tmp_path / "other"), search, "min")
+
+
+def test_a_study_in_a_storage_is_continued_when_the_user_says_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    theirs = [(trial.params, trial.values) for trial in earlier_study(url).trials]
+    search = Search(SPACE, trials=4, study="earlier", storage=url, pruner="none")
+    prior = load_prior(RunDir(tmp_path), search, "max")
+    run = Run(search, storage=url, prior=prior)
+    for _ in range(12):
+        run.step()
+    run.searcher.catch_up()
+    resumed = Run(search, storage=url, events=run.events, prior=prior).to_the_end()
+    shown = optuna.load_study(study_name="earlier", storage=url).trials
+    assert [(trial.params, trial.values) for trial in shown[:11]] == theirs
+    assert [trial.user_attrs["member"] for trial in shown[11:]] == [f"member-{number}" for number in range(4)]
+    assert [trial.params["lr"] for trial in shown[11:]] == [params["lr"] for params, _, _ in resumed.outcome]
+    assert {trial.state for trial in shown[11:]} == {TrialState.COMPLETE}
+    with pytest.raises(SpecError, match="needs storage="):
+        Search(SPACE, study="earlier")
+
+
+def test_constraints_are_in_the_study_and_the_sampler_keeps_to_them(tmp_path: Path) -> None:
+    def narrow(metrics: Any) -> dict[str, float]:
+        return {"width": metrics["width"] - 16}
+
+    journal = tmp_path / "optuna.journal"
+    search = Search(SPACE, trials=30, constraints=narrow, pruner="none", seed=1)
+    run = Run(search, storage=str(journal)).to_the_end()
+    widths = [params["width"] for params, _, _ in run.outcome]
+    assert [trial.constraints for trial in read_study(journal, "s").trials] == [{"width": w - 16} for w in widths]
+    free = [
+        params["width"]
+        for params, _, _ in Run(Search(SPACE, trials=30, pruner="none", seed=1)).to_the_end().outcome
+    ]
+    assert sum(width <= 16 for width in widths[10:]) > sum(width <= 16 for width in free[10:])
+    assert Run(search, events=run.events[:60]).to_the_end().outcome == run.outcome
+    with pytest.raises(SpecError, match="knows them"):
+        Search(SPACE, constraints=narrow, sampler="random")
+
+
+def test_a_pruner_of_optuna_prunes() -> None:
+    search = Search(SPACE, trials=20, pruner=optuna.pruners.ThresholdPruner(lower=0.6, n_warmup_steps=2), seed=1)
+    run = Run(search).to_the_end()
+    for params, state, epoch in run.outcome:
+        low = [e for e in range(1, EPOCHS - 1) if accuracy(params, e) < 0.6]
+        assert (state, epoch) == (("pruned", low[0] + 1) if low else ("finished", EPOCHS)), params
+    assert {state for _, state, _ in run.outcome} == {"pruned", "finished"}
+
+
+def test_what_is_no_sampler_and_what_does_not_fit_is_refused() -> None:
+    for options, why in (
+        ({"sampler": 3}, "a sampler of Optuna, got 3"),
+        ({"sampler": "grid", "space": conditional}, "a space that is a dict"),
+        ({"sampler": "cmaes", "space": conditional}, "a space that is a dict"),
+        ({"sampler": RandomSampler(), "objective": "gain"}, "by name: tpe or gp"),
+        ({"study": 3}, "an Optuna study or the name"),
+        ({"space": 3}, "or a function"),
+        ({"enqueue": [3]}, "a list of dicts"),
+        ({"second_objective": "cpu_s", "pruner": optuna.pruners.MedianPruner()}, "one objective only"),
+    ):
+        with pytest.raises(SpecError, match=why):
+            Search(**{"space": copy.copy(SPACE), **options})
+
+
+class Refusing:
+    """What a user brings and what fails: each of a sampler, a pruner and a terminator."""
+
+    def prune(self, study: Any, trial: Any) -> bool:
+        raise KeyError("rung")
+
+    def should_terminate(self, study: Any) -> bool:
+        raise ValueError("no scores")
+
+
+def refuse(metrics: Any) -> dict[str, float]:
+    return {"latency": metrics["latency"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"sampler": GridSampler({"width": [4]})}, "Search.sampler: GridSampler raised ValueError"),
+        ({"pruner": Refusing()}, "Search.pruner: Refusing raised KeyError: 'rung'"),
+        ({"terminator": Refusing()}, "Search.terminator: Refusing raised ValueError: no scores"),
+        ({"constraints": refuse}, "Search.constraints of member-0: refuse raised KeyError: 'latency'"),
+    ],
+)
+def test_what_fails_of_the_users_ends_the_run_and_is_named(tmp_path: Path, options: Any, why: str) -> None:
+    search = Search(**{"space": {"lr": loguniform(0.01, 0.1)}, "trials": 3, "pruner": "none", **options})
+    run = ensemble.submit(declare(search, epochs=2), run_dir=tmp_path / "run", executor="inline")
+    run.wait()
+    last = read_events(tmp_path / "run" / "events.jsonl")[-1]
+    assert last["type"] == "run_stopped" and why in last["reason"]
+
+
+def test_an_added_trial_leaves_the_users_sampler_as_it_was() -> None:
+    search = Search(SPACE, trials=6, sampler=RandomSampler(seed=1), pruner="none")
+    run = Run(search)
+    run.step()
+    params = run.searcher.add({"lr": 0.5})
+    run.log(type="member", member="member-1", number=1, params=params, added=True)
+    resumed = Run(search, events=run.events)
+    assert resumed.searcher.ask(2) == run.searcher.ask(2) and params["lr"] == 0.5
+
+
+def test_what_a_function_would_transform_again_lies_outside() -> None:
+    space = make_space(lambda trial: {"lr": trial.suggest_float("lr", 0.0, 1.0) / 10})
+    assert space.explain_outside({"lr": 0.5}) == "the space makes lr=0.05 of lr=0.5"
+
+    def branches(trial: Any) -> None:
+        if trial.suggest_categorical("a", ["x", "y"]) == "x":
+            trial.suggest_float("p", 0, 1)
+
+    branching = make_space(branches)
+    assert branching.explain_outside({"p": 0.5}) is None, "in one of its branches"
+    assert branching.explain_outside({"q": 0.5}) == "the space asks for no 'q'"
+
+
+def test_a_function_that_asks_for_more_than_it_did_is_not_gone_on_with() -> None:
+    def asks(names: tuple[str, ...]) -> Any:
+        return lambda trial: {"act": "relu", "width": 8, **{n: trial.suggest_float(n, 0.01, 1.0) for n in names}}
+
+    run = Run(Search(asks(("lr",)), trials=3, pruner="none")).to_the_end()
+    with pytest.raises(SpecError, match="it asks for drop, too"):
+        Run(Search(asks(("lr", "drop")), trials=6, pruner="none"), events=run.events)
+
+
+def test_trials_of_an_earlier_study_are_no_rivals_and_have_the_same_choices() -> None:
+    study = earlier_study()
+    prior = [trial for trial in study.trials if trial.state == TrialState.COMPLETE]
+    search = Search(SPACE, trials=3, study=study, pruner="median")
+    searcher = Run(search, prior=prior).searcher
+    for number, value in enumerate((0.9, 0.1)):
+        searcher.ask(number)
+        assert not any(searcher.report(number, epoch, value) for epoch in range(EPOCHS))
+        searcher.tell(number, "finished")
+    other = {**SPACE, "act": choice("gelu", "relu")}
+    with pytest.raises(SpecError, match=r"'act' from .* in their order must be the same"):
+        Run(Search(other, study=study), prior=prior)
+
+
+def test_a_study_in_a_database_does_not_go_along_with_the_declaration(tmp_path: Path) -> None:
+    file = tmp_path / "study.db"
+    search = Search(SPACE, study=earlier_study(f"sqlite:///{file}"))
+    kept = pickle.dumps(search)
+    file.unlink()
+    assert len(pickle.loads(kept).study.trials) == 10 and not file.exists() and b"sqlite" not in kept
+
+
+def test_a_trial_that_cannot_be_changed_does_not_keep_later_ones_out_of_a_shared_study(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/study.db"
+    earlier_study(url)
+    search = Search(SPACE, trials=5, study="earlier", storage=url, pruner="none")
+    run = Run(search, storage=url)
+    run.step()
+    run.searcher.tell(0, "failed")
+    run.searcher.catch_up()
+    resumed = Run(search, storage=url, events=run.events).to_the_end()  # the log does not know that it failed
+    shown = [t for t in optuna.load_study(study_name="earlier", storage=url).trials if "run_id" in t.user_attrs]
+    assert len(resumed.outcome) == 5
+    assert [trial.state.name for trial in shown] == ["FAIL"] + ["COMPLETE"] * 4
