@@ -87,11 +87,8 @@ def make_sampler(search: Search, number: int) -> BaseSampler:
 
 def make_pruner(search: Search, epochs: int) -> BasePruner:
     """The pruner of trials with so many epochs; a trial's step is its number of finished epochs."""
-    from ensemble.search.pruners import FunctionPruner
-
     own: Any = copy.deepcopy(search.pruner)  # it keeps what it has seen
-    pruner = own if hasattr(own, "prune") else _make_named_pruner(search.pruner_options, epochs)
-    return pruner if search.stop is None else FunctionPruner(search.stop, pruner)
+    return own if hasattr(own, "prune") else _make_named_pruner(search.pruner_options, epochs)
 
 
 @_allow_experimental()

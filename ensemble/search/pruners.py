@@ -1,17 +1,15 @@
-"""Pruners beside those of Optuna: by the trend of a trial's values, and by a function of the user's."""
+"""A pruner beside those of Optuna: by the trend of a trial's values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from optuna.pruners import BasePruner
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
-
-from ensemble.search.foreign import calling
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -83,25 +81,3 @@ def extrapolate(values: Sequence[float], epochs: int) -> tuple[float, float]:
     mean = float(weights @ means)
     variance = float(weights @ (np.array(variances) + (np.array(means) - mean) ** 2))
     return mean, math.sqrt(variance)
-
-
-class FunctionPruner(BasePruner):
-    """Ends a trial where a function of the user's says so, or another pruner does.
-
-    Args:
-        stop: called with the trial after each of its epochs.
-    """
-
-    def __init__(self, stop: Callable[[FrozenTrial], bool], inner: BasePruner) -> None:
-        self._stop, self._inner = stop, inner
-
-    def prune(self, study: Study, trial: FrozenTrial) -> bool:
-        """Whether to end a trial; the other pruner is asked in any case, as it may keep what it has seen.
-
-        Raises:
-            ForeignError: the function fails.
-        """
-        by_other = self._inner.prune(study, trial)
-        name = trial.user_attrs.get("member", trial.number)
-        with calling(self._stop, f"Search.stop after {trial.last_step} epochs of {name}"):
-            return bool(self._stop(trial)) or by_other

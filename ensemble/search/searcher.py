@@ -274,10 +274,18 @@ class Searcher:
             done = epoch + 1
             self._storage.set_trial_intermediate_value(self._trial_id(number), done, float(value))
             # Called even if the answer is not used, because the pruner records the value of this rung.
-            with calling(self.study.pruner, "Search.pruner"):
-                prune = self.study.pruner.prune(self._judged, self._storage.get_trial(self._trial_id(number)))
-            prune_decisions[epoch] = prune and done < self._epochs
+            prune_decisions[epoch] = self._judge(number) and done < self._epochs
         return any(prune_decision for known, prune_decision in prune_decisions.items() if known <= epoch)
+
+    def _judge(self, number: int) -> bool:
+        """Whether the pruner, or the user's function, ends a trial after its last report."""
+        trial, stop = self._storage.get_trial(self._trial_id(number)), self.search.stop
+        with calling(self.study.pruner, "Search.pruner"):
+            prune = self.study.pruner.prune(self._judged, trial)
+        if stop is None:
+            return prune
+        with calling(stop, f"Search.stop after {trial.last_step} epochs of member-{number}"):
+            return bool(stop(trial)) or prune
 
     def tell(
         self,
