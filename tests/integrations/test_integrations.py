@@ -74,6 +74,22 @@ def keep_best_by_lightning() -> list[Any]:
     return [ModelCheckpoint(monitor="val_loss")]
 
 
+@pytest.mark.more
+@pytest.mark.parametrize("framework", ["lightning", "transformers", "timm"])
+def test_members_are_exported_as_those_of_a_recipe(tmp_path: Path, framework: str) -> None:
+    run(FRAMEWORKS[framework](), tmp_path / "run")
+    ensemble.export(
+        tmp_path / "run", tmp_path / "out", uncertainty=False
+    )  # bitwise what `load` predicts, or refused
+    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
+    (batch,) = ports.points()[1:] if framework != "transformers" else ports.texts()[1:]
+    taken = [batch[number] for number in range(5)]
+    names = ports.INPUTS if framework == "transformers" else ("x",)
+    given = {name: torch.stack([torch.as_tensor(sample[name]) for sample in taken]) for name in names}
+    loaded = ensemble.load(tmp_path / "run")
+    assert torch.equal(program(given), loaded(given))
+
+
 #: Frameworks that keep the best weights themselves, in files that a death must not lose.
 KEEPING_BEST: dict[str, dict[str, Any]] = {
     "lightning": {"callbacks": keep_best_by_lightning},
