@@ -206,7 +206,7 @@ def distill(options: argparse.Namespace) -> int:
             raise SpecError(f"{options.model} defines no function model(params) -> nn.Module")
     given = {
         name: getattr(options, name)
-        for name in ("member", "epochs", "budget", "temperature", "weight", "executor", "accept_code", "fresh")
+        for name in ("member", "epochs", "temperature", "weight", "executor", "accept_code", "fresh")
     }
     student: list[Run] = []
 
