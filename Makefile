@@ -19,7 +19,7 @@ JOBS ?= auto
 
 help:
 	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
-	@echo "make test      lint, types and tests, ten minutes on two cores: what a change must pass"
+	@echo "make test      lint, types and tests, ten to fifteen minutes on two cores: what a change must pass"
 	@echo "make test-more the same properties on Ray, in a browser, over MPI, with more examples; twenty minutes"
 	@echo "make docs      the documentation as a site, build/site/index.html"
 	@echo "make check     lint and types only"
