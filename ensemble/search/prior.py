@@ -5,7 +5,6 @@ They are kept in the run directory: a resume knows what the first start knew, wh
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from ensemble.search._compat import import_optuna
 from ensemble.search.storage import open_storage
 from ensemble.search.study import directions
 from ensemble.spec import Search, SpecError
+from ensemble.spec.search import take_trials
 from ensemble.store.files import write_json
 
 if TYPE_CHECKING:
@@ -45,10 +45,9 @@ def _read_study(search: Search, direction: str) -> list[FrozenTrial]:
     study: Any = search.study
     if isinstance(study, str):
         try:
-            study = optuna.load_study(study_name=study, storage=open_storage(search.storage))
+            study = take_trials(optuna.load_study(study_name=study, storage=open_storage(search.storage)))
         except KeyError:  # the run's trials begin it
             return []
-        study = dataclasses.replace(search, study=study).study
     wanted = tuple(each.name for each in directions(direction, search.second_objective))
     if study.directions != wanted:
         shown = [" and ".join(each.lower() for each in some) for some in (study.directions, wanted)]

@@ -37,7 +37,7 @@ from ensemble.store.member import UNRECOVERABLE
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.storages import BaseStorage
-    from optuna.trial import FrozenTrial, TrialState
+    from optuna.trial import FrozenTrial, Trial, TrialState
 
     from ensemble.store.state import RunState
 
@@ -185,17 +185,8 @@ class Searcher:
         self._has_ended = True
 
     def _ask(self, number: int, given: Mapping[str, Any], is_added: bool = False) -> None:
-        """Add trial `number` as running: the sampler proposes what is not given.
-
-        Of a trial that was added, a sampler of the user's is not asked: a resume does not know what was given.
-        """
-        if given:
-            self.study.enqueue_trial(self._space.encode(given))
-        self._choose_sampler(number)
-        if is_added and self._own_sampler is not None:
-            self.study.sampler = make_sampler(dataclasses.replace(self.search, sampler="random"), number)
-        with calling(self.study.sampler, "Search.sampler"):
-            trial = self.study.ask(self._space.distributions)
+        """Add trial `number` as running: the sampler proposes what is not given."""
+        trial = self._propose(number, given, is_added)
         if self.search.sampler == "cmaes":
             # CMA-ES adds a trial to its generation when it proposes for it, which reading this attribute causes.
             _ = trial.relative_params
@@ -205,6 +196,19 @@ class Searcher:
         finally:
             self._keep_suggested(number, trial.params)
         self._describe(number)
+
+    def _propose(self, number: int, given: Mapping[str, Any], is_added: bool = False) -> Trial:
+        """A new trial of the study, in which the sampler proposes what is not given.
+
+        Of a trial that was added, a sampler of the user's is not asked: a resume does not know what was given.
+        """
+        if given:
+            self.study.enqueue_trial(self._space.encode(given))
+        self._choose_sampler(number)
+        if is_added and self._own_sampler is not None:
+            self.study.sampler = make_sampler(dataclasses.replace(self.search, sampler="random"), number)
+        with calling(self.study.sampler, "Search.sampler"):
+            return self.study.ask(self._space.distributions)
 
     def _keep_suggested(self, number: int, suggested: Mapping[str, Any]) -> None:
         known = self._space.encode(self._params[number])
@@ -461,11 +465,7 @@ class Searcher:
 
     def _repeat(self, number: int, values: dict[str, Any], distributions: dict[str, BaseDistribution]) -> None:
         """Ask the user's sampler again for a trial of the log; it is that trial, whatever the sampler says now."""
-        if given := self._find_enqueued(number):
-            self.study.enqueue_trial(self._space.encode(given))
-        self._choose_sampler(number)
-        with calling(self.study.sampler, "Search.sampler"):
-            trial = self.study.ask(self._space.distributions)
+        trial = self._propose(number, self._find_enqueued(number))
         if self._space.distributions is None:
             with contextlib.suppress(SpecError):
                 self._space.read(trial)

@@ -130,7 +130,7 @@ class Search:
             raise SpecError(f"Search.enqueue has {len(self.enqueue)} trials, more than trials={self.trials}")
         if isinstance(self.study, str) and self.storage is None:
             raise SpecError(f"Search.study={self.study!r} needs storage=, which has a study of that name")
-        object.__setattr__(self, "study", _take_trials(self.study))
+        object.__setattr__(self, "study", take_trials(self.study))
 
     def _check_sampler(self) -> None:
         name = self.sampler
@@ -224,8 +224,12 @@ def check_budget(where: str, given: object) -> None:
         check_number(f"{where}[{name!r}]", limit, low=0, above=True, integer=name == "trials")
 
 
-def _take_trials(study: Any) -> str | PriorTrials | None:
-    """Of a study its completed trials: the declaration goes to other processes, its storage does not."""
+def take_trials(study: Any) -> str | PriorTrials | None:
+    """Of an Optuna study its completed trials: the declaration goes to other processes, its storage does not.
+
+    Raises:
+        SpecError: it is neither a study nor the name of one.
+    """
     if study is None or isinstance(study, str | PriorTrials):
         return study
     if not hasattr(study, "get_trials"):

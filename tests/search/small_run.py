@@ -93,7 +93,7 @@ def _build(params: dict[str, Any]) -> Any:
     return torch.nn.Linear(2, 2)
 
 
-def _loss(model: Any, batch: dict[str, Any]) -> Any:
+def loss(model: Any, batch: dict[str, Any]) -> Any:
     import torch
 
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
@@ -107,7 +107,7 @@ def declare(search: Search, **options: Any) -> Ensemble:
     data = Pipeline(sources.arrays(x=rng.normal(size=(12, 2)).astype("float32"), label=np.arange(12) % 2))
     return Ensemble(
         name="small",
-        recipe=Recipe(model=_build, loss=_loss),
+        recipe=Recipe(model=_build, loss=loss),
         search=search,
         train=data,
         valid=data,

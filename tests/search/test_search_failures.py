@@ -1,17 +1,18 @@
 """Proposals that no member can be, and trials that all fail: one trial fails, or the search ends and says why."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from event_dicts import fold, read_events
+from small_run import declare, loss
 
 from ensemble.api import check_same, submit
 from ensemble.search.trials import FIRST_TRIALS
-from ensemble.spec import Ensemble, Recipe, Resources, Search, SpecError, choice, uniform
+from ensemble.spec import Ensemble, Recipe, Search, SpecError, choice, uniform
 from ensemble.store import RunState
-from pipelines import Pipeline, sources
 
 
 def model(params: dict[str, Any]) -> Any:
@@ -22,27 +23,9 @@ def model(params: dict[str, Any]) -> Any:
     return torch.nn.Linear(2, 2)
 
 
-def loss(net: Any, batch: dict[str, Any]) -> Any:
-    import torch
-
-    return torch.nn.functional.cross_entropy(net(batch["x"]), batch["label"], reduction="none")
-
-
 def declared(space: dict[str, Any], trials: int, **options: Any) -> Ensemble:
-    import numpy as np
-
-    rng = np.random.default_rng(0)
-    data = Pipeline(sources.arrays(x=rng.normal(size=(12, 2)).astype("float32"), label=np.arange(12) % 2))
-    return Ensemble(
-        name="failures",
-        recipe=Recipe(model=model, loss=loss),
-        search=Search(space, trials=trials, sampler="random", pruner="none"),
-        train=data,
-        valid=data,
-        retries=0,
-        resources=Resources(cpus_per_worker=0.5),
-        **options,
-    )
+    small = declare(Search(space, trials=trials, sampler="random", pruner="none"), **options)
+    return dataclasses.replace(small, name="failures", recipe=Recipe(model=model, loss=loss))
 
 
 def run(path: Path, ensemble: Ensemble) -> RunState:
