@@ -41,7 +41,7 @@ def seen(place: Path) -> dict[str, Any]:
 
 
 def free_cpus() -> tuple[float, float]:
-    """CPUs of the node that are free before an actor has taken one, and once it has."""
+    """CPUs of the node that are free before an actor has taken one for good, and once it has."""
 
     @ray.remote(num_cpus=1)
     class Tenant:
@@ -50,16 +50,18 @@ def free_cpus() -> tuple[float, float]:
 
     [node] = ray.nodes()
     before = _compat.list_free_resources()[node["NodeID"]]["CPU"]
-    tenant = Tenant.remote()
+    tenant = Tenant.options(lifetime="detached", name="tenant").remote()
     ray.get(tenant.there.remote())
     while (after := _compat.list_free_resources()[node["NodeID"]].get("CPU", 0.0)) == before:
         time.sleep(0.05)
-    ray.kill(tenant)
     return before, after
 
 
 def drain() -> tuple[dict[str, float | None], dict[str, float | None]]:
-    """The nodes that are drained before, and after Ray was told that this one ends at the Unix time 4e9."""
+    """The nodes that are drained before, and after Ray was told that this one ends at the Unix time 4e9.
+
+    The tenant of `free_cpus` keeps the node busy: one that is idle leaves at once, and the list with it.
+    """
     from ray._private.worker import global_worker
 
     client: Any = global_worker.gcs_client  # type: ignore[attr-defined]
