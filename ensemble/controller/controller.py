@@ -142,7 +142,7 @@ class Controller:
             self.state.run_id = self.state.run_id or self.run_dir.info.get("run_id") or uuid.uuid4().hex
             self._trials = make_trials(self.ensemble, self.run_dir, self.state, sharing=stream.sharing)
             self._performer = Performer(
-                self.run_dir, self.executor, self._events, self._trials, self._on_event, self._status
+                self.run_dir, self.executor, self._events, self._trials, self._on_event, self._status, self.state
             )
             change = find_code_change(self.state, self._code, self.run_dir)
             known = list(self.state.profiles.values()) if change is None else []  # changed code invalidates them
@@ -309,11 +309,12 @@ class Controller:
 
     def _reconcile(self, actions: list[Action]) -> None:
         """Perform actions and what is due; members that were proposed meanwhile are placed at once."""
-        self.session.limit_trials(self._trials.left())
         self._perform(actions)
+        self.session.limit_trials(self._trials.left(), self._trials.ready())
         self._keep_to_budget()
         self._perform(self.session.reconcile(*self._read_clock()))
         while self.session.is_placement_due and not self._trials.abort_reason:
+            self.session.limit_trials(self._trials.left(), self._trials.ready())
             self._perform(self.session.reconcile(*self._read_clock()))
         if self._trials.abort_reason and self.session.stop_reason is None:
             self.stop(self._trials.abort_reason)

@@ -41,7 +41,7 @@ from ensemble.executors import Executor
 from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
 from ensemble.spec.identity import make_lineage
-from ensemble.store import EventLog, RunDir, RunStatus, StoreError, keep_checkpoint
+from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, keep_checkpoint
 from ensemble.store.files import fsync_directory, make_directory
 from ensemble.train.job import Job
 from ensemble.train.poison_records import note_file, read_interrupted
@@ -69,9 +69,10 @@ class Performer:
         trials: Trials,
         on_event: Callable[[dict[str, Any]], None] | None = None,
         status: RunStatus | None = None,
+        run: RunState | None = None,
     ) -> None:
         self._run_dir, self._executor, self._events, self._trials = run_dir, executor, events, trials
-        self._status = status or RunStatus(run_dir)
+        self._status, self._run = status or RunStatus(run_dir), run or RunState()
         self.reducer = CheckpointReducer(run_dir)
         self._on_event = on_event
 
@@ -194,7 +195,7 @@ class Performer:
         except ImpossibleError as error:
             return {"type": "impossible", "identity": error.identity, "error": str(error)}
         try:
-            return {"type": "proposed", "identity": keep_start(self._run_dir, identity)}
+            return {"type": "proposed", "identity": keep_start(self._run_dir, identity, self._run)}
         except StoreError as error:
             return {"type": "impossible", "identity": identity, "error": str(error), "reason": "error"}
 

@@ -18,6 +18,7 @@ from ensemble.controller.session_state import SessionState
 from ensemble.schedule import ClusterSnapshot, count_placeable, explain_memory_wait
 from ensemble.schedule.profiles import max_node_memory_gb
 from ensemble.spec import Ensemble, Identity
+from ensemble.spec.identity import find_first_own_epoch
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +168,8 @@ class Placer:
     def _count_wanted_trials(self) -> int:
         """The number of trials to propose: those that fit now, and at least one while no member runs or waits."""
         left, cluster = self._queue.count_trials_left(), self._take_cluster_snapshot()
-        if not left:
+        left = min(left, self._session.waitlist.trials_ready)
+        if left <= 0:
             return 0
         example = self._planner.make_example(self._ensemble.identify(0, {}), cluster.nodes)
         nobody = not (self._attempts or cluster.waiting or cluster.returning)
@@ -176,7 +178,7 @@ class Placer:
     def _epochs_left(self, identity: Identity) -> int:
         """The number of epochs after a member's last checkpoint."""
         checkpoint = self._session.run.members[identity.member].checkpoint
-        return identity.epochs - (checkpoint.epoch if checkpoint else 0)
+        return identity.epochs - (checkpoint.epoch if checkpoint else find_first_own_epoch(identity.lineage))
 
     def _list_needed_feeders(self) -> set[tuple[str, int]]:
         """The feeders that running, returning or later members read."""

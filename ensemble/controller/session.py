@@ -76,7 +76,8 @@ class Session:
     ) -> None:
         self._stop_timeout_s = stop_timeout_s
         table = NodeTable(run, nodes, ensemble.devices, list_cluster)
-        self.state = SessionState(run, table, AttemptTable(run), Waitlist(trials_left), ensemble.keep_checkpoints)
+        waitlist = Waitlist(trials_left, trials_ready=trials_left)
+        self.state = SessionState(run, table, AttemptTable(run), waitlist, ensemble.keep_checkpoints)
         self.attempts = Attempts(self.state, ensemble, run_dir, awaits_pruner=awaits_pruner)
         self.launcher = Launcher(
             self.state, run_dir, awaits_pruner=awaits_pruner, hang_timeout_s=ensemble.hang_timeout_s
@@ -127,9 +128,10 @@ class Session:
         """Whether no member has processes or will be placed, and the cost of each trial is known, if it counts."""
         return not self.attempts and (self.stop_reason is not None or not self.state.waitlist)
 
-    def limit_trials(self, left: int) -> None:
-        """Propose so many members more, at most: a sampler may have nothing more to propose."""
-        self.state.waitlist.trials_left = min(self.state.waitlist.trials_left, left)
+    def limit_trials(self, left: int, ready: int) -> None:
+        """Propose so many members more, at most, and so many now: a sampler may have nothing more to propose."""
+        waitlist = self.state.waitlist
+        waitlist.trials_left, waitlist.trials_ready = min(waitlist.trials_left, left), ready
 
     @property
     def is_placement_due(self) -> bool:

@@ -192,11 +192,24 @@ def describe_kept(lineage: Mapping[str, Any], kept: KeptCheckpoint) -> dict[str,
     return {**lineage, **{name: getattr(kept, name) for name in ("epoch", "step", "weights_sha256")}}
 
 
-def keep_start(run_dir: RunDir, identity: Identity, known: MemberState | None = None) -> Identity:
+def _find_own_start(run_dir: RunDir, state: RunState, source: str) -> StartPlan:
+    """The whole state of a member of this run.
+
+    Raises:
+        StoreError: it has none.
+    """
+    member = state.members[source]
+    if member.checkpoint is None or member.has_weights_only:
+        why = member.explain_no_checkpoint() if member.checkpoint is None else "it has weights alone"
+        raise StoreError(f"no member can go on from {source}: {why}")
+    return StartPlan(run_dir.valid_checkpoint(member), member.checkpoint)
+
+
+def keep_start(run_dir: RunDir, identity: Identity, state: RunState) -> Identity:
     """The identity with the digest of the weights that it is declared to start with, of which the run has a copy.
 
     Args:
-        known: the member, where it was declared before. The copy that it has already stays.
+        state: of the run. Where it knows the member, the copy that this has already stays.
 
     Raises:
         StoreError: there are no such weights.
@@ -204,10 +217,12 @@ def keep_start(run_dir: RunDir, identity: Identity, known: MemberState | None = 
     lineage = select_warm(identity.lineage)
     if lineage is None or lineage["weights_sha256"] is not None:
         return identity
-    recorded = _find_kept(known)
+    recorded = _find_kept(state.members.get(identity.member))
     if recorded is not None and is_same_start(lineage, recorded):
         return dataclasses.replace(identity, lineage=recorded)
-    kept = find_start(lineage["from"]).keep(run_dir)
+    source = lineage["from"]
+    found = _find_own_start(run_dir, state, source) if lineage.get("whole") else find_start(source)
+    kept = found.keep(run_dir)
     try:
         kept.give_to(run_dir, identity.member)
     except StoreError:
@@ -253,7 +268,7 @@ def find_redeclared(
         if now is None or not (now.list_differences(member.identity) or _lacks_weights(member)):
             continue
         try:
-            found[member.id] = keep_start(run_dir, now, member)
+            found[member.id] = keep_start(run_dir, now, state)
         except StoreError as error:
             if not _lacks_weights(member):
                 raise

@@ -21,9 +21,11 @@ class Waitlist:
         deferred: to be placed again later, each with the time, in seconds of the controller's clock.
         paused: by a user.
         trials_left: members that can still be proposed.
+        trials_ready: those of them that can be proposed now; the others wait for the end of further members.
     """
 
     trials_left: int = 0
+    trials_ready: int = 0
     waiting: list[Identity] = field(default_factory=list)
     returning: list[PendingRetry] = field(default_factory=list)
     deferred: list[tuple[float, PendingRetry]] = field(default_factory=list)
@@ -73,6 +75,7 @@ class Waitlist:
     def propose(self, count: int) -> None:
         """So many members are proposed."""
         self.trials_left -= count
+        self.trials_ready -= count
 
     def arrange(self, waiting: Sequence[Identity], returning: Sequence[PendingRetry]) -> None:
         """The same members in another order, or with other declarations, or in the other list."""

@@ -60,7 +60,7 @@ def _allow_experimental() -> Iterator[None]:
 
 def is_beyond_gp(search: Search, number: int) -> bool:
     """Whether a trial comes after those that the sampler gp proposes: by its number, as a resume knows it."""
-    return search.sampler == "gp" and number >= GP_TRIALS
+    return search.sampler_name == "gp" and number >= GP_TRIALS
 
 
 @_allow_experimental()
@@ -70,17 +70,17 @@ def make_sampler(search: Search, number: int) -> BaseSampler:
     From trial `GP_TRIALS` on it is tpe in place of gp, whose proposals take the longer the more trials there are.
     One of the user's is as it was declared.
     """
-    if not isinstance(search.sampler, str):
+    if not search.sampler_name:
         own: BaseSampler = copy.deepcopy(search.sampler)
         return own
     from optuna import samplers
 
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
-    if search.sampler == "tpe" or is_beyond_gp(search, number):
+    if search.sampler_name == "tpe" or is_beyond_gp(search, number):
         return samplers.TPESampler(seed=seed)
-    if search.sampler == "gp":
+    if search.sampler_name == "gp":
         return samplers.GPSampler(seed=seed, deterministic_objective=False)
-    if search.sampler == "cmaes":
+    if search.sampler_name == "cmaes":
         return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
     return samplers.RandomSampler(seed=seed)
 

@@ -75,17 +75,17 @@ class Searcher:
         import_optuna()
         import optuna
 
-        named = search.sampler if isinstance(search.sampler, str) else ""
+        named = search.sampler_name
         missing = [m for m in _NEEDS.get(named, ()) if importlib.util.find_spec(m) is None]
         if missing:
             raise SpecError(
-                f"Search.sampler={search.sampler!r} needs {' and '.join(missing)}: "
+                f"Search.sampler={named!r} needs {' and '.join(missing)}: "
                 f"`pip install {' '.join(missing)}`, or choose tpe"
             )
         self.search, self._gain = search, search.gain is not None
         self._direction, self._second = direction, search.second_objective
         self._epochs = epochs
-        self._grid = make_grid(search) if search.sampler == "grid" else None
+        self._grid = make_grid(search) if search.sampler_name == "grid" else None
         self._space = make_space(search.space)
         for number, given in enumerate(search.enqueue):
             if (why := self._space.explain_outside(given)) is not None:
@@ -133,8 +133,11 @@ class Searcher:
         most = self.search.trials
         return most if self._grid is None else min(most, len(self._grid))
 
-    def ask(self, number: int) -> dict[str, Any]:
+    def ask(self, number: int, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Propose the hyperparameters of the next trial; an earlier trial gets the same again.
+
+        Args:
+            given: what is suggested to it and not left to the sampler, by name.
 
         Raises:
             ValueError: `number` is beyond the next trial.
@@ -150,8 +153,12 @@ class Searcher:
             point = self._grid[(number - self._added) % len(self._grid)]
             self._adopt(number, {**self.search.space, **point})
         else:
-            self._ask(number, self._find_enqueued(number))
+            self._ask(number, self._find_enqueued(number) if given is None else given)
         return dict(self._params[number])
+
+    def get_trial(self, number: int) -> FrozenTrial:
+        """A trial of the run, which nobody changes."""
+        return self._frozen_trial(number)
 
     def suggested(self, number: int) -> dict[str, Any] | None:
         """What the sampler suggested for a trial; None where its hyperparameters have all of that."""
@@ -187,7 +194,7 @@ class Searcher:
     def _ask(self, number: int, given: Mapping[str, Any], is_added: bool = False) -> None:
         """Add trial `number` as running: the sampler proposes what is not given."""
         trial = self._propose(number, given, is_added)
-        if self.search.sampler == "cmaes":
+        if self.search.sampler_name == "cmaes":
             # CMA-ES adds a trial to its generation when it proposes for it, which reading this attribute causes.
             _ = trial.relative_params
         self._params.append({})
@@ -439,7 +446,7 @@ class Searcher:
         """
         from optuna.trial import TrialState, create_trial
 
-        if self.search.sampler == "cmaes":  # its sampler keeps its state in the trials that it proposes
+        if self.search.sampler_name == "cmaes":  # its sampler keeps its state in the trials that it proposes
             self._ask(number, params)
             return
         encoded = self._space.encode(params) if suggested is None else suggested

@@ -64,6 +64,10 @@ class Trials(Protocol):
     def left(self) -> int:
         """Number of members that have not been proposed yet."""
 
+    def ready(self) -> int:
+        """How many of those that are left may be proposed before any further member has ended."""
+        return self.left()
+
     def next(self) -> Identity:
         """The next member.
 
@@ -186,6 +190,7 @@ class SearchTrials(Trials):
 
     def __init__(self, ensemble: Ensemble, run_dir: RunDir, state: RunState, *, sharing: bool) -> None:
         from ensemble.search.marginal_gain import Gains
+        from ensemble.search.population import Population
         from ensemble.search.prior import load_prior
         from ensemble.search.searcher import Searcher
 
@@ -205,6 +210,7 @@ class SearchTrials(Trials):
         )
         self._searcher.restore(state)
         self._state = state
+        self._population = None if self._search.population is None else Population(ensemble, state, self._searcher)
         self._gains = Gains(run_dir, self._search.gain, state) if self._search.gain is not None else None
         self._valued_with: set[str] = set()  # finished members that the values of all trials take into account
         self._was_possible = False  # whether a proposal of this session was
@@ -221,6 +227,8 @@ class SearchTrials(Trials):
         """
         if self._broken is not None:
             return self._broken
+        if self._population is not None and (why := self._population.explain_end()) is not None:
+            return why
         if self._unmetered is not None:
             return (
                 f"{self._unmetered} has no joules, which the search minimizes: no power source of its node could "
@@ -233,6 +241,10 @@ class SearchTrials(Trials):
     def left(self) -> int:
         return 0 if self._searcher.has_ended else max(0, self._searcher.trials - self._proposed)
 
+    def ready(self) -> int:
+        left = self.left()
+        return left if self._population is None else min(left, self._population.count_ready(self._proposed))
+
     def next(self) -> Identity:
         """It joins the running stream, so its first epoch is not known yet."""
         self._revalue()
@@ -240,8 +252,11 @@ class SearchTrials(Trials):
         self._next += 1
         self._proposed += 1
         try:
-            params = self._searcher.ask(number)
-            identity = self._ensemble.identify(number, params)
+            if self._population is not None:
+                identity = self._population.propose(number, self._proposed - 1)
+            else:
+                params = self._searcher.ask(number)
+                identity = self._ensemble.identify(number, params)
         except SpecError as error:
             if isinstance(error, ForeignError):
                 self._broken = str(error)
@@ -261,7 +276,11 @@ class SearchTrials(Trials):
 
     def listed(self, number: int) -> Identity | None:
         """What was proposed, as the ensemble declares its trials now."""
-        identity = self._ensemble.identify(number, self._state.members[f"member-{number}"].params)
+        member = self._state.members[f"member-{number}"]
+        if self._population is None or member.identity.get("added"):
+            identity = self._ensemble.identify(number, member.params)
+        else:
+            identity = self._population.redeclare(number, member.params)
         return dataclasses.replace(identity, first_epoch=self._first_epoch)
 
     def _count_failure(self, why: str) -> None:

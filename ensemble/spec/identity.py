@@ -43,12 +43,15 @@ class Identity:
             that count workers use it, because the global batch has not grown with the workers.
         epochs_before: its number of epochs as it was declared, if it was given more after it had ended; None where
             it was not. Learning-rate schedules go by the declared number.
+        schedule_epochs: of a member of a population, which ends with its generation: the number of epochs of the
+            whole training, by which its schedules go; else None.
         span_nodes: see `ensemble.spec.member.Resources`; "spread" where two nodes were measured to be faster.
         lineage: of a clone: the member that it is cloned `from`, and whether it is `warm`, so that it starts with
             the weights that this one had at the end of `step` steps of its own `epoch` (`weights_sha256`; None
             where it is not warm). `code`: fingerprint of other code that they were trained with, or None. Of a
             member with `Member.start` the same, `from` being what was declared; the digest is None until the run
-            has its copy, and `epoch` and `step` are None for a plain file of weights.
+            has its copy, and `epoch` and `step` are None for a plain file of weights. `whole`: whether it goes on
+            from the whole state, own epochs included, as a member of a population does.
     """
 
     member: str
@@ -86,6 +89,12 @@ class Identity:
     span_nodes: bool | Literal["auto", "spread"] = True
     lineage: dict[str, Any] | None = None
     epochs_before: int | None = None
+    schedule_epochs: int | None = None
+
+    @property
+    def scheduled_epochs(self) -> int:
+        """The number of epochs by which what depends on the length of a training goes."""
+        return self.schedule_epochs or self.epochs_before or self.epochs
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
@@ -120,13 +129,17 @@ class Identity:
         ]
 
 
-def make_lineage(source: str, *, warm: bool = False, code: str | None = None) -> dict[str, Any]:
+def make_lineage(
+    source: str, *, warm: bool = False, code: str | None = None, whole: bool = False
+) -> dict[str, Any]:
     """The `Identity.lineage` of a clone, or of a member with a `start`; a warm one's weights are not known yet.
 
     Args:
         source: the member that is cloned, or a `Member.start`.
+        whole: whether a warm one goes on from the whole state of that member.
     """
-    return {"from": source, "epoch": None, "step": None, "warm": warm, "weights_sha256": None, "code": code}
+    made = {"from": source, "epoch": None, "step": None, "warm": warm, "weights_sha256": None, "code": code}
+    return made | ({"whole": True} if whole else {})
 
 
 def is_same_start(lineage: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
@@ -140,6 +153,11 @@ def is_same_start(lineage: Mapping[str, Any] | None, other: Mapping[str, Any] | 
 def select_warm(lineage: dict[str, Any] | None) -> dict[str, Any] | None:
     """The lineage of a warm clone; None for another member's, which does not determine its weights."""
     return lineage if lineage is not None and lineage["warm"] else None
+
+
+def find_first_own_epoch(lineage: Mapping[str, Any] | None) -> int:
+    """The own epoch with which a member begins: 0, but where it goes on from the whole state of another."""
+    return int(lineage["epoch"] or 0) if lineage is not None and lineage.get("whole") else 0
 
 
 def field_defaults() -> dict[str, Any]:

@@ -103,6 +103,16 @@ def numbers(default: list[float], length: int | None = None, *, below: float | N
     return Option(default, check)
 
 
+def names() -> Option:
+    """A list of names; by default none."""
+
+    def check(where: str, value: Any) -> None:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise SpecError(f"{where} must be a list of names, got {value!r}")
+
+    return Option([], check)
+
+
 def count_or_name(name: str, default: str | int) -> Option:
     """An integer of at least 1, or one name."""
 
@@ -201,6 +211,21 @@ COMMUNICATORS: OptionTable = {
 _HALVING = {"min_resource": count(1)}
 
 #: Options of a search's pruner; a resource is an epoch.
+SAMPLERS: OptionTable = {
+    "tpe": {},
+    "random": {},
+    "grid": {},
+    "gp": {},
+    "cmaes": {},
+    "pbt": {
+        "population": count(8, 2),
+        "generations": count(4, 2),
+        "quantile": number(0.25, above=True, below=0.5),
+        "resample": number(0.25, below=1),
+        "factor": number(1.2, 1.0, above=True),
+        "inherit": names(),
+    },
+}
 PRUNERS: OptionTable = {
     "hyperband": {**_HALVING, "reduction_factor": count(3, 2)},
     "asha": {**_HALVING, "reduction_factor": count(4, 2)},

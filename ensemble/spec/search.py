@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ensemble.spec.options import OBJECTIVES, PRUNERS, NamedOptions, resolve
+from ensemble.spec.options import OBJECTIVES, PRUNERS, SAMPLERS, NamedOptions, resolve
 from ensemble.spec.search_space import Space, as_space
 from ensemble.spec.validation import SpecError, as_json_value, check_choice, check_number, option_class
 
-SAMPLERS = ("tpe", "random", "grid", "gp", "cmaes")
 #: Those that take two objectives; the others cannot, or learn from one only.
 SAMPLERS_OF_TWO = ("tpe", "random", "grid", "gp")
 #: Those that prefer trials whose constraints hold.
@@ -51,7 +51,13 @@ class Search:
             to 10,000.
         sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes; or a sampler of Optuna or
             OptunaHub with its own seed. A resume asks it again for each trial of the log, and says if it answers
-            otherwise; what was proposed stays.
+            otherwise; what was proposed stays. Or population based training (Jaderberg et al. 2017):
+            `{"name": "pbt", "population": 8, "generations": 4, "quantile": 0.25, "resample": 0.25, "factor": 1.2,
+            "inherit": []}`. Each generation trains its part of the epochs. When all of it have ended, a member
+            goes on from its own state, or, if it is in the worst `quantile` or has failed, from that of one of
+            the best: with the hyperparameters of that one, each drawn anew with the probability `resample`,
+            else multiplied or divided by `factor` (of a choice of numbers, the next one), except those in
+            `inherit`, such as widths of layers. There are population x generations trials, and no pruner.
         pruner: what stops trials early (Optuna): hyperband, asha, median, patience, none; a dict of the name
             and options; or a pruner of Optuna. A resource is an epoch: a trial's step is its number of finished
             epochs. None: hyperband, and none with a second objective.
@@ -92,7 +98,7 @@ class Search:
 
     space: Space
     trials: int = None  # type: ignore[assignment]  # `__post_init__` decides
-    sampler: str | Any = "tpe"
+    sampler: NamedOptions | Any = "tpe"
     pruner: NamedOptions | Any | None = None
     seed: int = 0
     storage: str | None = field(default=None, repr=False)  # it may hold a password
@@ -109,7 +115,9 @@ class Search:
         object.__setattr__(self, "space", as_space(self.space))
         if self.budget is not None:
             check_budget("Search.budget", self.budget)
-        if self.trials is None or "trials" in (self.budget or {}):
+        if self.population is not None:
+            self._check_population()
+        elif self.trials is None or "trials" in (self.budget or {}):
             usual = TRIALS if self.budget is None else (self.budget.get("trials") or MOST_TRIALS)
             object.__setattr__(self, "trials", usual)
         check_number("Search.trials", self.trials, low=1, integer=True)
@@ -132,18 +140,36 @@ class Search:
             raise SpecError(f"Search.study={self.study!r} needs storage=, which has a study of that name")
         object.__setattr__(self, "study", take_trials(self.study))
 
+    def _check_population(self) -> None:
+        options = self.sampler_options
+        made = options["population"] * options["generations"]
+        if self.trials not in (None, made) or "trials" in (self.budget or {}):
+            raise SpecError(
+                f"Search.sampler='pbt' has {options['population']} x {options['generations']} trials: leave out "
+                "trials=, and take another population or number of generations"
+            )
+        object.__setattr__(self, "trials", made)
+        for name in ("second_objective", "study", "terminator", "constraints"):
+            if getattr(self, name) is not None:
+                raise SpecError(
+                    f"Search.sampler='pbt' ranks a population by its objective alone: leave out {name}="
+                )
+        if self.gain is not None:
+            raise SpecError("Search.sampler='pbt' needs objective='metric'")
+        if self.prunes:
+            raise SpecError("Search.sampler='pbt' needs no pruner: the worst of a population are replaced")
+
     def _check_sampler(self) -> None:
-        name = self.sampler
-        if not isinstance(name, str):
-            if not hasattr(name, "sample_relative"):
+        if not isinstance(self.sampler, str | Mapping):
+            if not hasattr(self.sampler, "sample_relative"):
                 raise SpecError(
                     f"Search.sampler must be a name ({', '.join(SAMPLERS)}) or a sampler of Optuna, "
-                    f"got {name!r:.60}"
+                    f"got {self.sampler!r:.60}"
                 )
             if self.gain is not None:
                 raise SpecError("Search.objective='gain' needs a sampler by name: tpe or gp")
             return
-        check_choice("Search.sampler", name, SAMPLERS)
+        name = self.sampler_options["name"]
         if name == "cmaes" and callable(self.space):
             raise SpecError("Search.sampler='cmaes' needs a space that is a dict")
         if name == "grid" and (callable(self.space) or self.enqueue):
@@ -161,9 +187,11 @@ class Search:
     def _check_second_objective(self) -> None:
         check_choice("Search.second_objective", self.second_objective, SECOND_OBJECTIVES)
         what = f"Search.second_objective={self.second_objective!r}"
-        if isinstance(self.sampler, str) and self.sampler not in SAMPLERS_OF_TWO:
+        if self.sampler_name and self.sampler_name not in SAMPLERS_OF_TWO:
             valid = ", ".join(SAMPLERS_OF_TWO)
-            raise SpecError(f"{what} needs a sampler of two objectives (valid: {valid}), not {self.sampler!r}")
+            raise SpecError(
+                f"{what} needs a sampler of two objectives (valid: {valid}), not {self.sampler_name!r}"
+            )
         if self.prunes:
             raise SpecError(f"{what} needs pruner='none' or no pruner: Optuna prunes by one objective only")
         if self.gain is not None:
@@ -173,7 +201,25 @@ class Search:
     def _named_pruner(self) -> NamedOptions:
         if self.pruner is not None:
             return self.pruner
-        return "hyperband" if self.second_objective is None else "none"
+        return "hyperband" if self.second_objective is None and self.population is None else "none"
+
+    @property
+    def sampler_options(self) -> dict[str, Any]:
+        """The sampler's name and all its options; the name is empty for a sampler of Optuna."""
+        if not isinstance(self.sampler, str | Mapping):
+            return {"name": ""}
+        return resolve("Search.sampler", self.sampler, SAMPLERS)
+
+    @property
+    def sampler_name(self) -> str:
+        """The sampler's name; empty for a sampler of Optuna."""
+        return str(self.sampler_options["name"])
+
+    @property
+    def population(self) -> int | None:
+        """How many members a population has; None: there is none."""
+        size: int | None = self.sampler_options.get("population")
+        return size
 
     @property
     def has_trials(self) -> bool:
@@ -204,12 +250,18 @@ class Search:
         """Whether trials may be pruned."""
         return self.stop is not None or self.pruner_options["name"] not in ("none", "NopPruner")
 
+    def last_epoch(self, generation: int, epochs: int) -> int:
+        """The number of epochs after which a generation of a population ends, which the last one does with all."""
+        return math.ceil(epochs * (generation + 1) / self.sampler_options["generations"])
+
     def check_epochs(self, epochs: int) -> None:
-        """Check that trials of so many epochs are long enough for the pruner.
+        """Check that trials of so many epochs are long enough for the pruner, or for the generations.
 
         Raises:
-            SpecError: its smallest resource is more epochs than a trial has.
+            SpecError: its smallest resource is more epochs than a trial has, or there are more generations.
         """
+        if (generations := self.sampler_options.get("generations", 1)) > epochs:
+            raise SpecError(f"Search.sampler['generations'] is {generations}, but there are {epochs} epochs")
         smallest = self.pruner_options.get("min_resource", 1)
         if smallest > epochs:
             raise SpecError(f"Search.pruner['min_resource'] is {smallest} epochs, but a trial has {epochs}")

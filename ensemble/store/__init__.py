@@ -8,7 +8,12 @@ from ensemble.store.errors import DamagedError, OtherPythonError, StoreError, Wr
 from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.event_log import EventLog, is_locked
 from ensemble.store.files import format_command
-from ensemble.store.initial_weights import keep_checkpoint, keep_weights, load_initial_weights
+from ensemble.store.initial_weights import (
+    keep_checkpoint,
+    keep_weights,
+    load_initial_state,
+    load_initial_weights,
+)
 from ensemble.store.kept_code import load_code, pickle_by_value
 from ensemble.store.log_lines import end_of_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
@@ -42,6 +47,7 @@ __all__ = [
     "keep_checkpoint",
     "keep_weights",
     "load_code",
+    "load_initial_state",
     "load_initial_weights",
     "load_checkpoint",
     "load_predictions",

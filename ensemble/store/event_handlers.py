@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 import ensemble.events as events
 from ensemble.events import Event, to_dict
+from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.log_lines import add_files
 from ensemble.store.member import ENDED, MemberState, Span
 from ensemble.store.state import RunState
@@ -248,6 +249,8 @@ def _declare_member(run: RunState, event: events.MemberDeclared) -> None:
     if event.number is not None:
         member.number = event.number
     member.first_epoch = member.first_epoch if event.first_epoch is None else event.first_epoch
+    if not known:
+        member.epoch = find_first_own_epoch(event.lineage)
     if event.widened and member.state == "stopped":
         member.state = "waiting"
     if known and member.state == "failed":  # it failed for good, and is declared otherwise now

@@ -137,19 +137,31 @@ def _make_room(run_dir: RunDir) -> Path:
 
 
 def load_initial_weights(run_dir: RunDir, member: str, digest: str) -> dict[str, torch.Tensor]:
-    """The weights and buffers that a member starts with, by name, on the CPU.
+    """The weights and buffers that a member starts with, by name, on the CPU; see `load_initial_state`."""
+    weights: dict[str, torch.Tensor] = load_initial_state(run_dir, member, digest, ("model",))["model"]
+    return weights
+
+
+def load_initial_state(
+    run_dir: RunDir, member: str, digest: str, parts: tuple[str, ...] | None = None
+) -> dict[str, Any]:
+    """The checkpoint that a member starts with, on the CPU.
+
+    Args:
+        digest: of its weights and buffers, by the log.
+        parts: of the checkpoint, `model` among them; None: all.
 
     Raises:
-        StoreError: they are missing or damaged, or others than those that the log names by their digest.
+        StoreError: it is missing or damaged, or has other weights than those that the log names.
     """
     path = run_dir.initial_weights(member)
-    weights: dict[str, Any] = load_checkpoint(path, parts=("model",))["model"]
-    found = weights_sha256(weights)
+    state: dict[str, Any] = load_checkpoint(path, parts=parts)
+    found = weights_sha256(state["model"])
     if found != digest:
         raise StoreError(
             f"{path} has other weights ({found[:12]}) than those with which {member} is to start ({digest[:12]})"
         )
-    return weights
+    return state
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

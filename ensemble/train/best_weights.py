@@ -32,7 +32,7 @@ class BestWeights:
         self._model = model
         self.average: WeightAverage | None = None
         if identity is not None and identity.averaging is not None:
-            self.average = WeightAverage(model, identity.averaging, identity.epochs_before or identity.epochs)
+            self.average = WeightAverage(model, identity.averaging, identity.scheduled_epochs)
         self._keeps_best = identity is not None and identity.keep == "best"
         self.is_in_use = self.average is not None or self._keeps_best
         self._best: dict[str, Tensor] | None = None

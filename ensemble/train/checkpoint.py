@@ -20,6 +20,7 @@ from ensemble.store import (
     DamagedError,
     RunDir,
     load_checkpoint,
+    load_initial_state,
     load_initial_weights,
     save_checkpoint,
     weights_sha256,
@@ -112,6 +113,15 @@ class Checkpointer:
         """
         return None
 
+    def load_inherited(self) -> dict[str, Any] | None:
+        """The checkpoint of another member from which a member of a population goes on; None: it begins anew.
+
+        Raises:
+            StoreError: it is not what the log names.
+            TrainingError: it was trained on other data.
+        """
+        return None
+
     def keep_network(self, model: nn.Module) -> str | None:
         """Keep a network in the checkpoints to come (`kept_network`); rank 0 calls it before the first step.
 
@@ -168,9 +178,19 @@ class FileCheckpointer(Checkpointer):
     def load_initial_weights(self) -> dict[str, Tensor] | None:
         """See `Checkpointer`."""
         lineage = select_warm(self._identity.lineage)
-        if lineage is None:
+        if lineage is None or lineage.get("whole"):
             return None
         return load_initial_weights(self._files, self._identity.member, lineage["weights_sha256"])
+
+    def load_inherited(self) -> dict[str, Any] | None:
+        """See `Checkpointer`."""
+        lineage, member = self._identity.lineage, self._identity.member
+        if lineage is None or not lineage.get("whole"):
+            return None
+        state = load_initial_state(self._files, member, lineage["weights_sha256"])
+        if changed := describe_difference(state["data"], self._data):
+            raise TrainingError(f"{lineage['from']}, from which {member} goes on, read other data: {changed}")
+        return state
 
     def keep_network(self, model: nn.Module) -> str | None:
         """See `Checkpointer`."""

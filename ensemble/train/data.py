@@ -130,8 +130,8 @@ class Data:
             if self._comm.rank == 0 and self._feeder is None:
                 self.first_epoch = 0
             elif self._comm.rank == 0:
-                self._loader = self._open_loader(own.epochs, 0)
-                self.first_epoch = self._loader.reading.epochs.start
+                self._loader = self._open_loader(own.epochs - epoch, 0)
+                self.first_epoch = self._loader.reading.epochs.start - epoch
             self.first_epoch = gather_json(self._comm, self.first_epoch)[0]
         assert self.first_epoch is not None
         if self._loader is None:

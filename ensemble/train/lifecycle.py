@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import Tensor
@@ -73,6 +73,9 @@ class Lifecycle:
         if self._comm.rank == 0 and (why := checkpointer.keep_network(optimization.model)) is not None:
             self._reporter.log(f"load and resume need Recipe.model: the network is in no checkpoint, as {why}")
         saved = checkpointer.load(lambda file, error: self._reporter.event("damaged", file=file, error=error))
+        inherited = checkpointer.load_inherited() if saved is None else None
+        if inherited is not None:
+            saved = self._check_inherited(inherited)
         # Before the first collective whose order depends on it.
         position = None if saved is None else [saved["position"][name] for name in ("epoch", "step")]
         if any(peer != position for peer in gather_json(self._comm, position)):
@@ -86,7 +89,8 @@ class Lifecycle:
             check_fit(optimization.model, initial, lineage["from"])
             at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
             self._reporter.log(f"starts with the weights of {lineage['from']}{at}")
-        optimization.start(saved, state.job.exchange_plan, initial)
+        steps = None if inherited is None else inherited["position"]["epoch"] * state.steps_per_epoch
+        optimization.start(saved, state.job.exchange_plan, initial, inherited_steps=steps)
         if saved is not None:
             state.own.load(saved.get("own", {}))
         if optimization.plan != ExchangePlan():
@@ -94,11 +98,33 @@ class Lifecycle:
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
         if saved is not None:
             self._continue(saved)
+        if inherited is not None:
+            self._state.saved_at = None
+            state.at = replace(state.at, last_epoch_event=None, stop_asked=None, stop_reason=None)
+            state.selection.is_stopped = False
+        elif saved is not None:
+            self._data.first_epoch = saved["first_epoch"]
+
+    def _check_inherited(self, inherited: dict[str, Any]) -> dict[str, Any]:
+        """The state of another member that this one goes on from, where it can.
+
+        Raises:
+            ShapeMismatchError: it is of another model.
+            TrainingError: its hyperparameters may be in it.
+        """
+        source = (self._identity.lineage or {})["from"]
+        check_fit(self._state.optimization.model, inherited["model"], source)
+        if own := inherited.get("own"):
+            raise TrainingError(
+                f"{self._identity.member} cannot go on from {source} with hyperparameters of its own: those of "
+                f"{source} may be in what its train function keeps by member.state(): {', '.join(own)}"
+            )
+        self._reporter.log(f"goes on from {source} after {inherited['position']['epoch']} epochs")
+        return inherited
 
     def _continue(self, saved: dict[str, Any]) -> None:
         """Take the position and what is known from a checkpoint."""
         state = self._state
-        self._data.first_epoch = saved["first_epoch"]
         state.observer.seen = Observation.from_checkpoint(saved)
         at = state.at = Position(**saved["position"])
         state.selection = Selection(**at.selection)

@@ -81,7 +81,7 @@ class TrainContext:
         self.device, self.observer, self.comm = state.device, state.observer, comm
         self.rank, self.world = comm.rank, comm.world
         self.steps_per_epoch, self.splits = effects.steps_per_epoch, effects.splits
-        self.steps = self.steps_per_epoch * (own.epochs_before or own.epochs)
+        self.steps = self.steps_per_epoch * own.scheduled_epochs
         self.objective = str(ensemble.objective)
 
     def prepare(

@@ -204,10 +204,12 @@ class Optimization:
         state: dict[str, Any] | None,
         planned: dict[str, Any] | None = None,
         initial: dict[str, Tensor] | None = None,
+        inherited_steps: int | None = None,
     ) -> None:
         """Prepare the first step: from the beginning, or from a `state_dict`.
 
         Args:
+            inherited_steps: where the state is another member's: steps that this one has done by its own count.
             planned: the `ExchangePlan` of an earlier attempt, as a dict, for a start from the beginning.
             initial: the model's weights and buffers for a start from the beginning; None: it has them.
         """
@@ -225,8 +227,19 @@ class Optimization:
         self._sent = self._comm.sent_bytes  # measurements are not counted
         if initial is not None:
             self.model.load_state_dict(initial)
-        if state is not None:
+        if state is not None and inherited_steps is None:
             self.load(state)
+        elif state is not None and inherited_steps is not None:
+            self._inherit(state, inherited_steps)
+
+    def _inherit(self, state: dict[str, Any], steps: int) -> None:
+        """Load the `state_dict` of another member, without the hyperparameters of its optimizer and schedule."""
+        saved, own = state["optimizer"], self._optimizer.state_dict()
+        if [group.keys() for group in saved["param_groups"]] != [group.keys() for group in own["param_groups"]]:
+            saved = own  # another optimizer, to which the state says nothing
+        self.load({**state, "optimizer": {**saved, "param_groups": own["param_groups"]}, "schedule": None})
+        for _ in range(steps):
+            step_schedule(self._schedule, stepped=False)
 
     def load(self, state: dict[str, Any]) -> None:
         """Load a `state_dict`."""
@@ -235,7 +248,7 @@ class Optimization:
         if "optimizer" not in state:  # it has ended: `keep_weights_only`
             return
         self._optimizer.load_state_dict(state["optimizer"])
-        if self._schedule is not None:
+        if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])
         self._precision.load_state_dict(state["precision"])
         self._exchange.load_state_dict(state["exchange"])
