@@ -160,6 +160,8 @@ def _list_members(record: Record, state: RunState, ensemble: Ensemble) -> str:
     for member, weight in record["weights"].items():
         found = state.members[member]
         params = ", ".join(f"{name}={value}" for name, value in found.params.items())
+        if ancestors := state.list_ancestors(found):
+            params += f"; goes on from {', '.join(ancestors)}"
         value = (found.metrics or {}).get(objective)
         rows.append((member, f"{weight:.4f}", _escape(params), _format_number(value)))
     return "## Members\n\n" + _make_table(("member", "weight", "hyperparameters", objective), rows)

@@ -154,11 +154,13 @@ class RemoveCheckpoints:
     Attributes:
         attempt: that runs; what it has written after them stays, too. None: none runs, and unfinished predictions
             are removed as well.
+        removes_start: whether the checkpoint from which it went on is removed, too.
     """
 
     member: str
     kept: Sequence[str]
     attempt: int | None = None
+    removes_start: bool = False
 
 
 @dataclass(frozen=True, slots=True)

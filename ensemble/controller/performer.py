@@ -127,8 +127,10 @@ class Performer:
                 self._trials.ended(number, state, metrics)
             case MeasureCost(member, attempt):
                 return self._measure_cost(member, attempt)
-            case RemoveCheckpoints(member, kept, attempt):
+            case RemoveCheckpoints(member, kept, attempt, removes_start):
                 _remove_checkpoints(run_dir, member, attempt, kept)
+                if removes_start:
+                    _unlink(run_dir.initial_weights(member))
                 if attempt is None:
                     run_dir.remove_unfinished_predictions(member)
             case ReduceCheckpoint():

@@ -36,6 +36,11 @@ def plan_reduction(member: MemberState, keep: str) -> ReduceCheckpoint | None:
     return ReduceCheckpoint(member.id, Path(last.path).name, last.digest, keeps_weights=keeps_weights)
 
 
+def is_start_used_up(member: MemberState) -> bool:
+    """Whether a member that went on from the whole state of another needs its copy of that no longer."""
+    return member.state in CLOSED and bool((member.identity.get("lineage") or {}).get("whole"))
+
+
 def name_weights(checkpoint: str) -> str:
     """The name of the file that has the weights alone of a checkpoint."""
     return f"{Path(checkpoint).stem}-weights.safetensors"

@@ -14,7 +14,7 @@ from typing import Any
 from ensemble.controller.actions import Action, EndTrial, Log, RemoveCheckpoints
 from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.node_table import NodeTable
-from ensemble.controller.retention import name_weights, plan_reduction
+from ensemble.controller.retention import is_start_used_up, name_weights, plan_reduction
 from ensemble.controller.thinning import FIGURES, Thinning
 from ensemble.controller.waitlist import Waitlist
 from ensemble.events import TYPES, Event, make_event, settle
@@ -119,9 +119,11 @@ class SessionState:
         """Remove what a member that does not run has beside what the log names, or is not to keep of that."""
         known = self.run.members[member]
         made = [name_weights(name) for reduced, name in self._reducing if reduced == member]  # and not logged yet
-        self.actions.append(RemoveCheckpoints(member, [*(name for name, _ in known.list_checkpoints()), *made]))
+        kept = [*(name for name, _ in known.list_checkpoints()), *made]
+        self.actions.append(RemoveCheckpoints(member, kept, removes_start=is_start_used_up(known)))
         reduction = plan_reduction(known, self.keep_checkpoints)
-        if reduction is not None and (member, reduction.name) not in self._reducing:
+        awaits_heirs = known.identity.get("schedule_epochs") is not None and self.waitlist.trials_left > 0
+        if reduction is not None and not awaits_heirs and (member, reduction.name) not in self._reducing:
             self._reducing.add((member, reduction.name))
             self.actions.append(reduction)
 

@@ -219,4 +219,6 @@ def _describe_lineage(lineage: dict[str, Any] | None) -> str:
     if lineage is None:
         return ""
     at = "" if lineage["epoch"] is None else f", {lineage['epoch']}"
+    if lineage.get("whole"):
+        return f"{lineage['from']} (goes on{at})"
     return f"{lineage['from']} (warm{at})" if lineage["warm"] else str(lineage["from"])

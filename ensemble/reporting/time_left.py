@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.member import ENDED
 
 if TYPE_CHECKING:
@@ -49,17 +50,21 @@ def epochs_done_and_left(state: RunState) -> tuple[float, float]:
     """
     done = left = 0.0
     trials: list[tuple[float, bool]] = []
+    lengths: list[int] = []
     for member in state.members.values():
+        inherited = find_first_own_epoch(member.identity.get("lineage"))
         epochs = member_epochs(state, member)
         ended_early = member.state == "finished" and member.early_stopping is not None
         trained = float(member.epoch) if ended_early else fraction_done(state, member) * epochs
+        epochs, trained = epochs - inherited, max(0.0, trained - inherited)
+        lengths.append(epochs)
         done += trained
         trials.append((trained, member.state in ENDED))
         left += 0.0 if member.state in ENDED or state.mode == "search" else epochs - trained
     unborn = max(0, (state.declared or 0) - len(state.members))
     if state.mode != "search":
         return done, left + unborn * (state.epochs or 0)
-    longest = max((float(member_epochs(state, member)) for member in state.members.values()), default=0.0)
+    longest = float(max(lengths, default=0))
     to_come = [0.0] * unborn + [trained for trained, has_ended in trials if not has_ended]
     return done, sum(expect_epochs(trials, to_come, longest or float(state.epochs or 0)))
 

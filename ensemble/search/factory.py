@@ -71,8 +71,8 @@ def make_sampler(search: Search, number: int) -> BaseSampler:
     One of the user's is as it was declared.
     """
     if not search.sampler_name:
-        own: BaseSampler = copy.deepcopy(search.sampler)
-        return own
+        own: Any = copy.deepcopy(search.sampler)
+        return own  # type: ignore[no-any-return]
     from optuna import samplers
 
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])

@@ -160,7 +160,7 @@ def perturb(distribution: BaseDistribution, value: Any, factor: float, *, goes_u
     if isinstance(distribution, CategoricalDistribution):
         if not all(type(choice) in (int, float) for choice in distribution.choices):
             return value
-        ordered = sorted(distribution.choices)
+        ordered: list[Any] = sorted(distribution.choices)
         return ordered[min(max(ordered.index(value) + sign, 0), len(ordered) - 1)]
     assert isinstance(distribution, FloatDistribution | IntDistribution)
     moved, low, step = value * factor**sign, distribution.low, distribution.step

@@ -228,8 +228,8 @@ class Search:
 
     @property
     def expected_trials(self) -> int:
-        """How many trials an estimate is made for."""
-        return self.trials if self.has_trials else TRIALS
+        """How many trials of all epochs an estimate is made for."""
+        return self.population or (self.trials if self.has_trials else TRIALS)
 
     @property
     def gain(self) -> Literal["nll", "brier", "accuracy"] | None:
@@ -252,7 +252,7 @@ class Search:
 
     def last_epoch(self, generation: int, epochs: int) -> int:
         """The number of epochs after which a generation of a population ends, which the last one does with all."""
-        return math.ceil(epochs * (generation + 1) / self.sampler_options["generations"])
+        return math.ceil(epochs * (generation + 1) / int(self.sampler_options["generations"]))
 
     def check_epochs(self, epochs: int) -> None:
         """Check that trials of so many epochs are long enough for the pruner, or for the generations.

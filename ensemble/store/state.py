@@ -113,6 +113,14 @@ class RunState:
             member = self.members[name] = MemberState(name, guess if number is None else number)
         return member
 
+    def list_ancestors(self, member: MemberState) -> list[str]:
+        """The members from whose whole state a member goes on, its parent first."""
+        found: list[str] = []
+        while ((lineage := member.identity.get("lineage")) or {}).get("whole") and lineage["from"] in self.members:
+            member = self.members[lineage["from"]]
+            found.append(member.id)
+        return found
+
     def node(self, name: str) -> NodeState:
         """The node of a name, made where it is new."""
         return self.nodes.setdefault(name, NodeState(name))

@@ -137,6 +137,7 @@ def test_the_page_of_options_has_every_name_and_option_with_its_default() -> Non
         "communicator": options.COMMUNICATORS,
         "averaging": loops.AVERAGES,
         "compile": loops.COMPILES,
+        "Search.sampler": options.SAMPLERS,
         "Search.pruner": options.PRUNERS,
         "Search.objective": options.OBJECTIVES,
     }

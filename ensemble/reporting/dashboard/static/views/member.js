@@ -86,8 +86,8 @@ class MemberPage {
     const key = `${text}|${from}`;
     if (key === this.leadKey) return;
     this.leadKey = key;
-    const origin = from === undefined || from === null ? null : !/^member-\d+$/.test(from) ? ` · began with the weights of ${visible(from)}` : [" · clone of ", h("a", { href: this.page.link("member", { member: from }) }, visible(from)),
-      member.lineage.warm ? `, with its weights${member.lineage.epoch === null ? "" : ` of epoch ${member.lineage.epoch}`}` : ", from scratch"];
+    const origin = from === undefined || from === null ? null : !/^member-\d+$/.test(from) ? ` · began with the weights of ${visible(from)}` : [member.lineage.whole ? " · goes on from " : " · clone of ", h("a", { href: this.page.link("member", { member: from }) }, visible(from)),
+      member.lineage.whole ? ` after ${count(member.lineage.epoch ?? 0, "epoch")}` : member.lineage.warm ? `, with its weights${member.lineage.epoch === null ? "" : ` of epoch ${member.lineage.epoch}`}` : ", from scratch"];
     fill(this.lead, text, origin);
   }
 
