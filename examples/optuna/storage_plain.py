@@ -1,4 +1,4 @@
-"""A study in a database that goes on when it is called again, with a first guess: the original of storage_member.py.
+"""A study in a database that goes on when it is called again, with a first guess: see storage_member.py.
 
 python examples/optuna/storage_plain.py [--trials 20] [--epochs 27] [--storage sqlite:///study.db]
 """

@@ -1,0 +1,58 @@
+"""The scripts with Optuna and what becomes of them: each is on the page, runs, and tries the same space."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "examples" / "optuna"
+PAGE = (ROOT / "docs" / "how-to" / "search.md").read_text()
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+
+
+def run_python(*words: str | Path, cwd: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_includes_each_whole_and_it_says_how_it_is_run(name: str) -> None:
+    assert f'--8<-- "examples/optuna/{name}.py"' in PAGE
+    assert f"examples/optuna/{name}.py" in (FOLDER / f"{name}.py").read_text().split('"""')[1]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", [name.removesuffix("_plain") for name in NAMES if name.endswith("_plain")])
+def test_a_script_and_its_search_try_the_same_hyperparameters(tmp_path: Path, name: str) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    stored = name == "storage"
+    small = {"trials": "3", "epochs": "3", **({"storage": url} if stored else {})}
+    said = run_python(
+        FOLDER / f"{name}_plain.py", *(w for k, v in small.items() for w in (f"--{k}", v)), cwd=tmp_path
+    )
+    assert said.split()[0] == "value"
+    words = [w for k, v in small.items() for w in ("--set", f"{k}={v}")]
+    run_python(
+        *("-m", "ensemble.cli", "run", FOLDER / f"{name}_member.py", "--run-dir", tmp_path / "run"),
+        *("--executor", "inline", *words),
+        cwd=tmp_path,
+    )
+    found = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert len(found["members"]) == 3 and 0 < found["combined"]["metrics"]["ensemble"]["accuracy"] <= 1
+    if stored:  # the search has gone on with the study of the script
+        trials = optuna.load_study(study_name="cancer", storage=url).trials
+        assert len(trials) == 6 and {frozenset(trial.params) for trial in trials} == {
+            frozenset(("width", "lr", "weight_decay"))
+        }
+        assert trials[0].params == trials[3].params == {"width": 16, "lr": 1e-3, "weight_decay": 1e-4}
