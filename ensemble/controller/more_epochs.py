@@ -3,7 +3,7 @@
 Training longer is the same training only where nothing depends on its length. A learning-rate schedule may: it is
 computed from the number of steps that was declared, before and after an extension. What happens to it:
 
-- `constant`, `step`, `damped`, `capped_linear` are functions of the step alone: the weights are those of a
+- `constant`, `step`, `cyclic`, `damped`, `capped_linear` are functions of the step alone: the weights are those of a
   training that was declared with all epochs.
 - `cosine` and `polynomial` have reached their end: with `end` above 0 the rate stays there, which is said; with
   `end=0` nothing would be learnt, which is refused.

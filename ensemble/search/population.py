@@ -116,14 +116,15 @@ def choose_parent(values: Sequence[float | None], place: int, quantile: float, s
 
     Args:
         values: of the last generation by place, higher is better; None: it has failed. One has not.
-        quantile: the part of the population that is replaced, at least one member, and by which; who has failed is
-            replaced in any case.
+        quantile: the part of the population that is replaced, at least one member, and by which; 0: nobody is. Who
+            has failed is replaced in any case.
         seed: of the choice among the best.
     """
     moved = max(1, round(quantile * len(values)))
+    worst = len(values) - moved if quantile else len(values)
     ranked = sorted(range(len(values)), key=lambda at: math.inf if (value := values[at]) is None else -value)
     best = [at for at in ranked[:moved] if values[at] is not None]
-    is_replaced = values[place] is None or (place in ranked[-moved:] and place not in best)
+    is_replaced = values[place] is None or (place in ranked[worst:] and place not in best)
     return int(np.random.default_rng(seed).choice(best)) if is_replaced else place
 
 

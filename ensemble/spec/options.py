@@ -160,6 +160,7 @@ SCHEDULES: OptionTable = {
     "capped_linear": _LAW,
     "polynomial": {**_FACTOR, "power": number(2.0, above=True), "end": number(0.0, below=1)},
     "cosine": {**_FACTOR, "end": number(0.0, below=1)},
+    "cyclic": {**_FACTOR, "cycle_epochs": number(10.0, above=True), "end": number(0.0, below=1)},
     "step": {
         **_FACTOR,
         "milestones": numbers([]),
@@ -218,9 +219,9 @@ SAMPLERS: OptionTable = {
     "gp": {},
     "cmaes": {},
     "pbt": {
-        "population": count(8, 2),
+        "population": count(8),
         "generations": count(4, 2),
-        "quantile": number(0.25, above=True, below=0.5),
+        "quantile": number(0.25, below=0.5),
         "resample": number(0.25, below=1),
         "factor": number(1.2, 1.0, above=True),
         "inherit": names(),

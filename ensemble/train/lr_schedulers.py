@@ -60,6 +60,13 @@ def cosine(step: int, steps: int, *, end: float, warmup_steps: int = 0) -> float
     return warm_up(step, warmup_steps) * (end + (1 - end) * (1 + math.cos(math.pi * way)) / 2)
 
 
+def cyclic(step: int, cycle_steps: int, *, end: float, warmup_steps: int = 0) -> float:
+    """Warm-up, then half a cosine from 1 to `end` again and again (Loshchilov & Hutter 2017, with warm restarts)."""
+    if step < cycle_steps:
+        return cosine(step, cycle_steps, end=end, warmup_steps=warmup_steps)
+    return warm_up(step, warmup_steps) * cosine(step % cycle_steps, cycle_steps, end=end)
+
+
 def step_decay(
     step: int,
     steps_per_epoch: int,
@@ -119,6 +126,9 @@ def make_schedule(
         factor = functools.partial(warm_up, **given)
     elif name == "step":
         factor = functools.partial(step_decay, steps_per_epoch=steps_per_epoch, **given)
+    elif name == "cyclic":
+        cycle_steps = max(1, round(given.pop("cycle_epochs") * steps_per_epoch))
+        factor = functools.partial(cyclic, cycle_steps=cycle_steps, **given)
     else:
         factor = functools.partial(decays[name], steps=steps, **given)
     scale = 1.0 if base is None else batch_size / base

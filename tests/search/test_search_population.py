@@ -150,6 +150,19 @@ def test_a_member_that_is_never_replaced_ends_with_the_bits_of_one_training(
     ]
 
 
+def test_where_nobody_is_replaced_the_members_are_snapshots_of_one_training(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "search": Search({"lr": 0.1}, sampler={"name": "pbt", "population": 1, "generations": 3, "quantile": 0}),
+        "schedule": {"name": "cyclic", "cycle_epochs": 2},
+    }
+    members = list(run(tmp_path / "run", declare(**options)).members.values())
+    assert [source_of(member) for member in members] == [None, "member-0", "member-1"]
+    rates = [event.lr for member in members for event in member.history]
+    assert rates == pytest.approx([0.05, 0.1] * 3), "after four steps of eight, and at the start of the next cycle"
+    assert choose_parent([None, 2.0, 1.0, 3.0], 2, 0.0, [0]) == 2
+    assert choose_parent([None, 2.0, 1.0, 3.0], 0, 0.0, [0]) == 3
+
+
 def test_who_takes_a_place_trains_with_its_own_rate_from_there_on(undisturbed: Path) -> None:
     steps, warm = 4 * EPOCHS, 4
     for number, members in enumerate(generations_of(state_of(undisturbed))):
@@ -254,7 +267,8 @@ def test_the_epochs_of_a_population_are_its_own(undisturbed: Path) -> None:
         ({"pruner": "median"}, "needs no pruner"),
         ({"stop": bool}, "needs no pruner"),
         ({"objective": "gain"}, "needs objective='metric'"),
-        ({"sampler": {"name": "pbt", "population": 1}}, "population"),
+        ({"sampler": {"name": "pbt", "population": 0}}, "population"),
+        ({"sampler": {"name": "pbt", "generations": 1}}, "generations"),
         ({"sampler": {"name": "pbt", "quantile": 0.5}}, "must be below 0.5"),
         ({"sampler": {"name": "pbt", "keep": ["width"]}}, "no option"),
         ({"sampler": {"name": "pbt", "inherit": "width"}}, "must be a list of names"),

@@ -137,6 +137,21 @@ def test_cosine_is_torchs() -> None:
     assert rates({"name": "cosine", "end": 0.1}, 0.5) == pytest.approx(expected)
 
 
+def test_cycles_are_torchs_after_a_warm_up_in_the_first() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=6, eta_min=0.05)
+    expected = []
+    for _ in range(12):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step()
+    cycles = {"name": "cyclic", "cycle_epochs": 1.5, "end": 0.1}  # of 4 steps
+    assert rates(cycles, 0.5) == pytest.approx(expected)
+    warm = rates({**cycles, "warmup_epochs": 0.5}, 0.5)
+    assert warm[:2] == [0.25, 0.5] and warm[6:] == pytest.approx(expected[6:])
+    assert warm[2:6] == pytest.approx([0.5 * cosine(t, 4, end=0.1) for t in range(4)])
+
+
 def test_steps_by_epochs_and_by_milestones() -> None:
     assert rates({"name": "step", "every_epochs": 1, "gamma": 0.5}, 1.0) == [1.0] * 4 + [0.5] * 4 + [0.25] * 4
     found = rates({"name": "step", "milestones": [0.5, 2], "gamma": 0.1}, 1.0)
