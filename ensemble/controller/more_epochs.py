@@ -3,8 +3,8 @@
 Training longer is the same training only where nothing depends on its length. A learning-rate schedule may: it is
 computed from the number of steps that was declared, before and after an extension. What happens to it:
 
-- `constant`, `step`, `cyclic`, `damped`, `capped_linear` are functions of the step alone: the weights are those of a
-  training that was declared with all epochs.
+- `constant`, `step`, `cyclic`, `damped`, `capped_linear` are functions of the step alone: the weights are those of
+  a training that was declared with all epochs.
 - `cosine` and `polynomial` have reached their end: with `end` above 0 the rate stays there, which is said; with
   `end=0` nothing would be learnt, which is refused.
 - A function of the user's (`Recipe.schedule`, or a train function) is refused where it reads the number of steps.

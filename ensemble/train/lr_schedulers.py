@@ -61,7 +61,7 @@ def cosine(step: int, steps: int, *, end: float, warmup_steps: int = 0) -> float
 
 
 def cyclic(step: int, cycle_steps: int, *, end: float, warmup_steps: int = 0) -> float:
-    """Warm-up, then half a cosine from 1 to `end` again and again (Loshchilov & Hutter 2017, with warm restarts)."""
+    """Warm-up, then half a cosine from 1 to `end`, again and again (Loshchilov & Hutter 2017: warm restarts)."""
     if step < cycle_steps:
         return cosine(step, cycle_steps, end=end, warmup_steps=warmup_steps)
     return warm_up(step, warmup_steps) * cosine(step % cycle_steps, cycle_steps, end=end)
