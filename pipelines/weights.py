@@ -60,7 +60,8 @@ class Fold:
 
     def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
         """Returns whether each sample is of the fold that is held out: bool [b]."""
-        return self.number(index) == self.held_out
+        held_out: npt.NDArray[np.bool_] = self.number(index) == self.held_out
+        return held_out
 
     def number(self, index: Indices) -> Indices:
         """Returns the fold, 0 to k - 1, of each sample: int64 [b]; it does not depend on `held_out`.
@@ -86,7 +87,8 @@ class AssignedFold:
 
     def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
         """Returns whether each sample is of the fold that is held out: bool [b]."""
-        return self.number(index) == self.held_out
+        held_out: npt.NDArray[np.bool_] = self.number(index) == self.held_out
+        return held_out
 
     def number(self, index: Indices) -> Indices:
         """Returns the fold of each sample: int64 [b].

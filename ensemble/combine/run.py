@@ -36,6 +36,13 @@ OPTIMISTIC = (
     "declare Ensemble.test for figures on samples that took no part"
 )
 
+OUT_OF_FOLD = (
+    "cross-validation: reported on the training samples, each predicted by members that have not learnt from it; "
+    "weights and calibration were fitted on the same predictions"
+)
+
+EPOCHS_CHOSEN = "; optimistic: members chose their epoch on their own fold"
+
 NOT_ASKED = "Ensemble.calibrate is off"
 """Why there is no calibration where one would be possible."""
 
@@ -119,15 +126,15 @@ def combine_samples(
     if not valid.members:
         return refuse(asked, _explain_left_out(valid.left_out), left_out)
 
-    report, note = valid, OPTIMISTIC
+    report, note = valid, OPTIMISTIC if valid.groups is None else _describe_folds(state, valid.members)
     if ensemble.test is not None:
         test = read_prediction_matrix(run_dir, state, valid.members, "test")
         if not test.members:
-            note = f"no usable test predictions ({_explain_left_out(test.left_out)}); {OPTIMISTIC}"
+            note = f"no usable test predictions ({_explain_left_out(test.left_out)}); {note}"
         elif test.target is None and valid.target is not None:
-            note = f"the test split has no target; {OPTIMISTIC}"
+            note = f"the test split has no target; {note}"
         elif test.holds_same_samples(valid):
-            note = f"the test split has the samples of the validation split; {OPTIMISTIC}"
+            note = f"the test split has the samples of the validation split; {note}"
         else:
             left_out |= test.left_out
             valid, report, note = valid.select(test.members), test, ""
@@ -148,10 +155,13 @@ def combine_samples(
             if task_math.criteria
             else None,
             calibrate=ensemble.calibrate,
+            groups=valid.groups,
         )
         combination = with_thresholds(combination, held_out, valid.target, ensemble.thresholds)
         # What is said of the validation split is what a stack says of rows that it was not fitted on.
         samples = [replace(quantify("valid", valid, combination), values=held_out)]
+        if valid.groups is not None:  # how far the members of a configuration differ is not known out of fold
+            samples[0].parts.clear()
         if report is not valid:
             samples.append(quantify("test", report, combination))
         measured, notes = _measure(task_math, valid, report, samples[-1].values, state, ensemble)
@@ -185,6 +195,13 @@ def combine_samples(
         "left_out": left_out,
     }
     return fields, samples
+
+
+def _describe_folds(state: RunState, members: Sequence[str]) -> str:
+    """What figures of out-of-fold predictions are."""
+    identities = [state.members[member].identity for member in members]
+    is_selected = any(each.get("keep") == "best" or each.get("early_stopping") for each in identities)
+    return f"{OUT_OF_FOLD}{EPOCHS_CHOSEN if is_selected else ''}"
 
 
 def _describe_decision(
@@ -251,6 +268,10 @@ def find_best_member(
     """
     sign = -1.0 if ensemble.mode == "max" else 1.0
     values = {m: _as_finite((reported.get(m) or {}).get(str(ensemble.objective))) for m in members}
+    if valid.groups is not None:  # each value is of another fold: the mean of its configuration's counts
+        found = {m: math.nan if value is None else value for m, value in values.items()}
+        means = [float(np.mean([found[m] for m in valid.list_group(group)])) for group in valid.groups]
+        values = {m: _as_finite(mean) for m, mean in zip(valid.members, means, strict=True)}
     if all(value is None for value in values.values()):
         values, sign = _score_members(valid, ensemble)
     return min(members, key=lambda m: math.inf if (value := values[m]) is None else sign * value)
