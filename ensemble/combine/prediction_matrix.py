@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ensemble.combine.methods import list_representatives
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import find_math
 from ensemble.spec.out_of_fold import is_out_of_fold
@@ -61,6 +62,10 @@ class PredictionMatrix:
     def list_group(self, group: int) -> list[str]:
         """The members of a configuration, by its number in `groups`."""
         return [member for member, own in zip(self.members, self.groups or (), strict=True) if own == group]
+
+    def select_configurations(self) -> PredictionMatrix:
+        """Returns the rows of one member of each configuration; all where there are none."""
+        return self.select([self.members[at] for at in list_representatives(self.groups, len(self.members))])
 
     def select(self, members: Sequence[str]) -> PredictionMatrix:
         """Returns the predictions of these members only, in this order."""

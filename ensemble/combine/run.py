@@ -112,10 +112,11 @@ def combine_samples(
         finished = [member for member in finished if member not in left_out]
     if not finished:
         return refuse(asked, "no member finished", left_out)
-    if ensemble.valid is None:
+    is_fitted = _is_fitted(ensemble)
+    if ensemble.valid is None and not is_fitted:
         reason = "there is no validation split to select and calibrate on; declare Ensemble.valid"
         return refuse(asked, reason, left_out)
-    valid = read_prediction_matrix(run_dir, state, finished, "valid")
+    valid = read_prediction_matrix(run_dir, state, finished, "test" if is_fitted else "valid")
     left_out |= valid.left_out
     declared = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
     is_unclear = valid.target is None and (valid.members or valid.unsaved) and valid.task == CLASSIFICATION
@@ -127,7 +128,9 @@ def combine_samples(
         return refuse(asked, _explain_left_out(valid.left_out), left_out)
 
     report, note = valid, OPTIMISTIC if valid.groups is None else _describe_folds(state, valid.members)
-    if ensemble.test is not None:
+    if is_fitted:
+        note = ""
+    elif ensemble.test is not None:
         test = read_prediction_matrix(run_dir, state, valid.members, "test")
         if not test.members:
             note = f"no usable test predictions ({_explain_left_out(test.left_out)}); {note}"
@@ -159,7 +162,7 @@ def combine_samples(
         )
         combination = with_thresholds(combination, held_out, valid.target, ensemble.thresholds)
         # What is said of the validation split is what a stack says of rows that it was not fitted on.
-        samples = [replace(quantify("valid", valid, combination), values=held_out)]
+        samples = [replace(quantify("test" if is_fitted else "valid", valid, combination), values=held_out)]
         if valid.groups is not None:  # how far the members of a configuration differ is not known out of fold
             samples[0].parts.clear()
         if report is not valid:
@@ -173,6 +176,8 @@ def combine_samples(
     if ensemble.shifted is not None:
         shifted, why = _read_shifted(run_dir, state, valid, combination)
     sureness = describe(samples[0], samples[-1], shifted, level=ensemble.coverage)
+    if is_fitted:  # it would be calibrated on what it is measured on
+        sureness["conformal"] = None
     if shifted is not None:
         samples.append(shifted)
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
@@ -187,7 +192,7 @@ def combine_samples(
         "weights": weights,
         "calibration": calibration,
         "temperature": combination.temperature if calibration["method"] == "temperature" else 1.0,
-        "split": "valid" if report is valid else "test",
+        "split": "valid" if report is valid and not is_fitted else "test",
         "note": "; ".join(filter(None, (note, *notes, why))) or None,
         **measured,
         "decision": decision,
@@ -195,6 +200,12 @@ def combine_samples(
         "left_out": left_out,
     }
     return fields, samples
+
+
+def _is_fitted(ensemble: Ensemble) -> bool:
+    """Whether the members are combined without anything fitted, so that no validation split is needed."""
+    is_complete = callable(ensemble.combine) and not ensemble.calibrate and ensemble.thresholds is None
+    return is_complete and ensemble.valid is None and ensemble.test is not None
 
 
 def _describe_folds(state: RunState, members: Sequence[str]) -> str:
