@@ -55,7 +55,8 @@ __version__ = "1.0.0"
 
 _NAMES_OF = {
     "ensemble.spec": "Bootstrap ClassWeights EMA EarlyStopping Energy Ensemble Folds MLflow Member Recipe "
-    "Resources SWA Search SpecError Task TensorBoard WandB choice cross_validated integer loguniform quantiles seeds uniform",
+    "Resources SWA Search SpecError Task TensorBoard WandB choice cross_validated integer loguniform quantiles "
+    "seeds uniform",
     "ensemble.api": "resume submit",
     "ensemble.inspection": "Comparison DryRun SavedPredictions compare dry_run list_runs load_predictions",
     "ensemble.refit": "refit",

@@ -56,10 +56,10 @@ def refit(
 ) -> Run:
     """Train each selected configuration of a run with `Ensemble.out_of_fold` once more, on all training samples.
 
-    It is a run of its own, with one member for each configuration that has weight in the combined model. The member
-    trains as many epochs as the median of the folds' members: those up to the best one where they stopped early or
-    kept the best, else all. The weights and the calibration are those that were fitted out of fold, so that no
-    validation split is needed; `test` gives the figures.
+    It is a run of its own, with one member for each configuration that has weight in the combined model. It trains
+    as many epochs as the median of the folds' members: those up to the best one where they stopped early or kept
+    the best, else all. The weights and the calibration are those that were fitted out of fold, so that no validation
+    split is needed; `test` gives the figures.
 
     Args:
         run_dir: of the run that has finished and combined its members.
@@ -91,7 +91,9 @@ def declare_refit(run: RunDir, state: RunState, ensemble: Ensemble) -> Ensemble:
         raise SpecError(f"{run.path} is no cross-validation: refit() needs a run of Ensemble(out_of_fold=True)")
     combined = state.combined or NOT_COMBINED
     if not combined.weights:
-        raise StoreError(f"{run.path} has no combined model: {combined.reason or 'it has not combined its members'}")
+        raise StoreError(
+            f"{run.path} has no combined model: {combined.reason or 'it has not combined its members'}"
+        )
     if combined.method not in ("average", "weighted", "greedy"):
         raise SpecError(
             f"refit() takes over weights of configurations, and {run.path} is combined by {combined.method!r}: "

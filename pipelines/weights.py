@@ -214,7 +214,7 @@ class ExpandingWindow:
 
 
 def expanding_window(places: Indices, k: int, held_out: int, gap: int = 0) -> ExpandingWindow:
-    """Weights the samples before one of k blocks in time equally, so that the mean over all is 1, and others with 0.
+    """Weights the samples before one of k blocks in time equally, so that the mean is 1, and others with 0.
 
     The blocks are those of scikit-learn's `TimeSeriesSplit(k, gap=gap)`: n // (k + 1) samples each, the last k of
     the series. Before them is a start that no block holds out.
@@ -226,7 +226,7 @@ def expanding_window(places: Indices, k: int, held_out: int, gap: int = 0) -> Ex
         gap: how many samples directly before the block have weight 0, too.
 
     Returns:
-        A function of indices, int64 [b], that returns weights, float32 [b]; it has a method `is_held_out(indices)`.
+        A function of indices, int64 [b], that returns weights, float32 [b]; it has a method `is_held_out(index)`.
 
     Raises:
         PipelineError: an argument is not in its range, or no sample is left before the block.

@@ -177,7 +177,8 @@ def fit_held_out(
             than the accuracy: on small validation sets it gives test accuracy as good and a better NLL); only
             where that falls short does it select by the objective.
         calibrate: whether to calibrate.
-        groups: see `PredictionMatrix.groups`: configurations are then selected, and their members share the weight.
+        groups: see `PredictionMatrix.groups`: what is selected are then configurations, whose members share the
+            weight.
 
     Returns:
         The combination, and its calibrated predictions of the same rows: of a stack, those of rows that it was not

@@ -187,7 +187,7 @@ def list_representatives(groups: Sequence[int] | None, count: int) -> list[int]:
 
 
 def share_out(weights: Array, groups: Sequence[int] | None) -> Array:
-    """Weights or coefficients of configurations, [..., c], as those of their members, [..., m]: equal within each."""
+    """Weights or coefficients of configurations, [..., c], as those of their members, [..., m]: equal in each."""
     if groups is None:
         return weights
     number = {group: at for at, group in enumerate(dict.fromkeys(groups))}

@@ -1,8 +1,8 @@
-"""Out-of-fold predictions: of each training sample, by the members of a configuration that have not learnt from it.
+"""Out-of-fold predictions: of each training sample by the members of a configuration that have not learnt from it.
 
-With `Ensemble(out_of_fold=True)` a member's predictions on "valid" are of the samples of its own fold. Those of all
-members of a configuration together are predictions of all samples, which stand for each of these members: what is
-selected and calibrated on them are configurations. With several partitions, a sample's predictions are averaged.
+With `Ensemble(out_of_fold=True)` a member's predictions on "valid" are of the samples of its own fold. Those of
+all members of a configuration together are of all samples, and stand for each of these members: what is selected
+and calibrated on them are configurations. With several partitions, a sample's predictions are averaged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def read_out_of_fold(run_dir: RunDir, state: RunState, members: Sequence[str]) -
         saved = [
             member
             for member in ids
-            if "valid" in (state.members[member].predictions or ()) or run_dir.predictions(member, "valid").exists()
+            if "valid" in (state.members[member].predictions or ())
+            or run_dir.predictions(member, "valid").exists()
         ]
         missing = _find_missing_fold({member: state.members[member].identity["weights"] for member in ids}, saved)
         if missing is not None:
@@ -64,9 +65,7 @@ def read_out_of_fold(run_dir: RunDir, state: RunState, members: Sequence[str]) -
     chosen = [member for member in members if first.get(member) in matrix.members]
     groups = tuple(matrix.members.index(first[member]) for member in chosen)
     values = [matrix.values[group] for group in groups]
-    return replace(
-        matrix, members=chosen, values=values, left_out={**matrix.left_out, **problems}, groups=groups
-    )
+    return replace(matrix, members=chosen, values=values, left_out={**matrix.left_out, **problems}, groups=groups)
 
 
 def _find_missing_fold(weights: Mapping[str, Mapping[str, object]], saved: Sequence[str]) -> int | None:
@@ -90,7 +89,9 @@ def merge_folds(members: Sequence[str], saved: Sequence[Predictions]) -> Predict
     one = saved[0]
     for member, other in zip(members, saved, strict=True):
         if other.task != one.task or other.values.shape[1:] != one.values.shape[1:]:
-            raise CombineError(f"{members[0]} and {member}, of one configuration, predict values of different kinds")
+            raise CombineError(
+                f"{members[0]} and {member}, of one configuration, predict values of different kinds"
+            )
         if (other.target is None) != (one.target is None):
             raise CombineError(f"{members[0]} and {member}: one saved targets with its valid predictions")
     index = np.concatenate([each.index for each in saved])

@@ -31,8 +31,8 @@ class PredictionMatrix:
         target: [n, ...], None where the split has none.
         left_out: members whose predictions cannot be used -> why.
         task: what all of them predict.
-        groups: of each member the number of its configuration, where its row has the out-of-fold predictions of that
-            (`ensemble.combine.out_of_fold`); else None.
+        groups: of each member the number of its configuration, where its row has the out-of-fold predictions of
+            that (`ensemble.combine.out_of_fold`); else None.
     """
 
     members: list[str]

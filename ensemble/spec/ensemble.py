@@ -31,8 +31,8 @@ from ensemble.spec.member import Member, Resources, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
 from ensemble.spec.objectives import Implied, Mode, check_direction, check_ranking, resolve_ranking
 from ensemble.spec.options import TRAINING_OPTIONS, NamedOptions, check_fields, resolve_training_options
-from ensemble.spec.recipe import Recipe, check_objective, has_own_loop
 from ensemble.spec.out_of_fold import check_folds, check_same_records, make_evaluated, mark_out_of_fold
+from ensemble.spec.recipe import Recipe, check_objective, has_own_loop
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
 from ensemble.spec.search import Search
 from ensemble.spec.search_space import check_space
@@ -67,10 +67,10 @@ class Ensemble(MemberPipelines):
         valid: the pipeline of the validation data, by which members are ranked, selected and calibrated.
         test: the pipeline of the test data, which give the final figures and take no part in anything.
         shifted: a pipeline of samples of another kind: how well the model tells them apart is measured.
-        out_of_fold: cross-validation: with `Folds`, each member is evaluated on the training samples of the fold that
-            it leaves out, and predicts them. `valid` is then a pipeline of the source of `train` without random
-            stages; None takes `train` itself. Selection and calibration see each sample as those members predict it
-            that have not learnt from it.
+        out_of_fold: cross-validation: with `Folds`, each member is evaluated on the training samples of the fold
+            that it leaves out, and predicts them. `valid` is then a pipeline of the source of `train` without
+            random stages; None takes `train` itself. Selection and calibration see each sample as those members
+            predict it that have not learnt from it.
         epochs: of each member.
         batch_size: samples of a *global* batch.
         seed: member i has seed + i unless it has its own.
@@ -249,7 +249,7 @@ class Ensemble(MemberPipelines):
             for number, identity in enumerate(identities):
                 self._check_identity(number, identity)
             if self.out_of_fold:
-                check_folds(identities)
+                check_folds(identities, [getattr(one, "weights", None) or self.weights for one in self.members])
                 check_same_records(self._distinct_pipelines(), self.valid)
         else:
             self._compare_splits()

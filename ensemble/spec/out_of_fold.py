@@ -7,13 +7,13 @@ another seed or another fold, are of one configuration.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.identity import Identity
 from ensemble.spec.member import Member, as_member
-from ensemble.spec.sample_weights import Folds
+from ensemble.spec.sample_weights import Folds, Weighting
 from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
@@ -89,7 +89,9 @@ def make_evaluated(train: Any, valid: Pipeline | None, search: Any) -> Pipeline:
         )
     if valid is not None:
         return valid
-    needs = "Ensemble.out_of_fold needs valid=, a pipeline of the source of train= without random stages or sampling="
+    needs = (
+        "Ensemble.out_of_fold needs valid=, a pipeline of the source of train= without random stages or sampling="
+    )
     if callable(train) or not hasattr(train, "without_randomness"):
         raise SpecError(f"{needs}: train= is no single pipeline")
     if (stage := train.random_stage) is not None:
@@ -100,22 +102,24 @@ def make_evaluated(train: Any, valid: Pipeline | None, search: Any) -> Pipeline:
     return evaluated
 
 
-def check_folds(identities: Iterable[Identity]) -> None:
+def check_folds(identities: Sequence[Identity], weightings: Sequence[Weighting]) -> None:
     """Raise SpecError where the members of a configuration leave some fold unpredicted."""
-    left_out: dict[tuple[str, str], set[int]] = {}
-    first: dict[tuple[str, str], Identity] = {}
+    left_out: dict[str, dict[str, set[int]]] = {}  # configuration -> partition -> folds
     for one in identities:
         assert one.weights is not None
-        key = find_configuration(asdict(one)), find_partition(one.weights)
-        left_out.setdefault(key, set()).add(one.weights["held_out"])
-        first.setdefault(key, one)
-    for key, folds in left_out.items():
-        k = (first[key].weights or {})["k"]
-        if missing := sorted(set(range(k)) - folds):
+        partitions = left_out.setdefault(find_configuration(asdict(one)), {})
+        partitions.setdefault(find_partition(one.weights), set()).add(one.weights["held_out"])
+    for one, weighting in zip(identities, weightings, strict=True):
+        assert one.weights is not None and isinstance(weighting, Folds)
+        partitions = left_out[find_configuration(asdict(one))]
+        missing = sorted(set(range(weighting.k)) - partitions[find_partition(one.weights)])
+        why = f"fold {missing[0]} of {weighting.k} is left out by" if missing else None
+        if len(partitions) < weighting.repeats:
+            why = f"the folds of partition {len(partitions) + 1} of {weighting.repeats} are left out by"
+        if why is not None:
             raise SpecError(
-                f"Ensemble.out_of_fold: no member with the options of members[{first[key].number}] leaves out fold "
-                f"{missing[0]} of {k}, so its samples would not be predicted: each configuration needs a member for "
-                "each fold; cross_validated(configurations, Folds(k)) lists them"
+                f"Ensemble.out_of_fold: {why} no member with the options of members[{one.number}], and would not be "
+                "predicted: cross_validated(configurations, Folds(k)) lists the members that are needed"
             )
 
 

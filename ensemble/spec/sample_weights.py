@@ -51,11 +51,11 @@ class Folds:
         seed: of the partition into folds, the same for all members; None takes the ensemble's.
         stratify: a field of the training records: each fold has its share of every class in it.
         group: a field of the training records: those with equal values (a patient's) are in one fold.
-        by: a field of the training records, times: fold j is the j-th of k equal blocks in their order, and a member
-            learns only from what is before its block, as in scikit-learn's `TimeSeriesSplit`.
+        by: a field of the training records, times: fold j is the j-th of k equal blocks in their order, and a
+            member learns only from what is before its block, as in scikit-learn's `TimeSeriesSplit`.
         gap: with `by`: how many samples directly before the block are left out, too.
-        repeats: number of partitions, each with the next seed: members 0 ... k - 1 leave out the folds of the first,
-            the next k those of the second.
+        repeats: number of partitions, each with the next seed: members 0 ... k - 1 leave out the folds of the
+            first, the next k those of the second.
     """
 
     k: int

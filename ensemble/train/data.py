@@ -287,7 +287,7 @@ class Data:
         return len(cut_rows(first, last, self._identity.batch_size, self.find_held_out(name))) - 1
 
     def find_held_out(self, split: str) -> npt.NDArray[np.bool_] | None:
-        """Whether each sample of a split is of the fold that the member is evaluated on, bool [n]; None: all are."""
+        """Whether each sample of a split is of those that the member is evaluated on, bool [n]; None: all are."""
         return self._held_out if split == "valid" and is_out_of_fold(self._identity.weights) else None
 
     @functools.cached_property

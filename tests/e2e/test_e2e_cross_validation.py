@@ -1,4 +1,4 @@
-"""Cross-validation: out-of-fold predictions, what is fitted on them, and the model that is trained on all samples."""
+"""Cross-validation: out-of-fold predictions, what is fitted on them, and the model trained on all samples."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from torch import nn
 from torch.nn import functional
 
 import ensemble
-from ensemble import Ensemble, EarlyStopping, Folds, Member, Recipe, Resources, SpecError, Task
-from ensemble.combine import CombineError
+from ensemble import EarlyStopping, Ensemble, Folds, Member, Recipe, Resources, SpecError
 from ensemble.store import DamagedError
-from pipelines import Pipeline, sources, stages
+from pipelines import Pipeline, sources
 
 K, PENALTY = 4, 0.05
 
@@ -79,7 +78,7 @@ def ridge_loss(net: Any, batch: Any) -> Any:
 
 
 def nearly_newton(net: Any, params: dict[str, Any]) -> Any:
-    """SGD by gradients times the inverse Hessian of all samples, of logistic losses that of Boehning's bound (1992)."""
+    """SGD by gradients times the inverse Hessian of all samples; of logistic losses its bound (Boehning 1992)."""
     x, curvature = (CANCER_X, 0.25) if net.out_features == 2 else (DIABETES_X, 2.0)
     x = x[:, : net.in_features].astype(np.float64)
     penalty = PENALTY * (1 if net.out_features == 2 else 2)
@@ -149,7 +148,7 @@ def test_predictions_and_figures_of_a_converged_model_are_those_of_cross_val_pre
     folds = folds_of(tmp_path / "run", range(K), len(CANCER_Y))
     assert (folds >= 0).all()
     for label in (0, 1):
-        shares = np.bincount(folds[CANCER_Y == label], minlength=K)
+        shares = np.bincount(folds[label == CANCER_Y], minlength=K)
         assert np.ptp(shares) <= 1
     # C multiplies the sum of losses; here their mean has the penalty.
     expected = np.empty((len(CANCER_Y), 2))
@@ -176,8 +175,8 @@ def test_ridge_regression_is_that_of_cross_val_predict(tmp_path: Path) -> None:
     expected = np.empty(n)
     for held_out in range(K):
         kept = folds != held_out
-        expected[~kept] = Ridge(alpha=PENALTY * kept.sum()).fit(DIABETES_X[kept], DIABETES_Y[kept]).predict(
-            DIABETES_X[~kept]
+        expected[~kept] = (
+            Ridge(alpha=PENALTY * kept.sum()).fit(DIABETES_X[kept], DIABETES_Y[kept]).predict(DIABETES_X[~kept])
         )
     same_alpha = cross_val_predict(
         Ridge(alpha=PENALTY * n * (K - 1) / K), DIABETES_X, DIABETES_Y, cv=PredefinedSplit(folds)
@@ -229,7 +228,9 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("several") / "run"
     members = ensemble.cross_validated(CONFIGURATIONS, Folds(K, stratify="label"))
     rest = Pipeline(cancer().take(100))
-    declared = declare(members=members, weights="uniform", epochs=15, combine="stack", test=rest, allow_overlap=True)
+    declared = declare(
+        members=members, weights="uniform", epochs=15, combine="stack", test=rest, allow_overlap=True
+    )
     run(declared, run_dir)
     return run_dir
 
@@ -354,7 +355,9 @@ def test_refit_trains_on_all_samples_with_the_weights_that_were_fitted_out_of_fo
     final = ensemble.refit(tmp_path / "run").wait()
     assert [row["state"] for row in final.members] == ["finished"] * 2
     state = fold(read_events(tmp_path / "run-refitted" / "events.jsonl"))
-    kept = [each.kept["epoch"] + 1 for each in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()]
+    kept = [
+        each.kept["epoch"] + 1 for each in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()
+    ]
     assert [each.identity["epochs"] for each in state.members.values()] == [
         int(np.sort(kept[:3])[1]),
         int(np.sort(kept[3:])[1]),
@@ -393,10 +396,20 @@ def test_refit_and_distill_say_what_they_need(several: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"weights": "uniform"}, r"members\[0\]: Ensemble.out_of_fold evaluates members on the fold .* give weights=F"),
-        ({"members": [{"lr": 0.5}] * 3}, r"leaves out fold 3 of 4, so its samples would not be predicted"),
-        ({"members": [{"lr": 0.5}] * 3 + [{"lr": 0.1}]}, r"options of members\[0\] leaves out fold 3 of 4"),
-        ({"train": Pipeline(cancer()).map(grain)}, "needs valid=, .* train= draws random numbers in its stage grain"),
+        (
+            {"weights": "uniform"},
+            r"members\[0\]: Ensemble.out_of_fold evaluates members on the fold .* give weights=F",
+        ),
+        ({"members": [{"lr": 0.5}] * 3}, r"fold 3 of 4 is left out by no member with the options of members\[0\]"),
+        (
+            {"members": [{"lr": 0.5}] * 3 + [{"lr": 0.1}]},
+            r"fold 3 of 4 is left out by no member .* cross_validated",
+        ),
+        ({"weights": Folds(K, repeats=2)}, "the folds of partition 2 of 2 are left out by no member"),
+        (
+            {"train": Pipeline(cancer()).map(grain)},
+            "needs valid=, .* train= draws random numbers in its stage grain",
+        ),
         ({"train": lambda params: Pipeline(cancer())}, "needs valid=, .* train= is no single pipeline"),
         ({"valid": Pipeline(cancer().take(300))}, "valid= must have the records of train= in their order"),
         ({"valid": Pipeline(diabetes())}, "make both pipelines of the same source object"),
