@@ -58,8 +58,8 @@ def refit(
 
     It is a run of its own, with one member for each configuration that has weight in the combined model. It trains
     as many epochs as the median of the folds' members: those up to the best one where they stopped early or kept
-    the best, else all. The weights and the calibration are those that were fitted out of fold, so that no validation
-    split is needed; `test` gives the figures.
+    the best, else all. The weights and the calibration are those that were fitted out of fold, so that it needs no
+    validation split; `test` gives the figures.
 
     Args:
         run_dir: of the run that has finished and combined its members.

@@ -192,6 +192,7 @@ def combine_samples(
         "weights": weights,
         "calibration": calibration,
         "temperature": combination.temperature if calibration["method"] == "temperature" else 1.0,
+        "out_of_fold": valid.groups is not None,
         "split": "valid" if report is valid and not is_fitted else "test",
         "note": "; ".join(filter(None, (note, *notes, why))) or None,
         **measured,

@@ -118,8 +118,8 @@ def check_folds(identities: Sequence[Identity], weightings: Sequence[Weighting])
             why = f"the folds of partition {len(partitions) + 1} of {weighting.repeats} are left out by"
         if why is not None:
             raise SpecError(
-                f"Ensemble.out_of_fold: {why} no member with the options of members[{one.number}], and would not be "
-                "predicted: cross_validated(configurations, Folds(k)) lists the members that are needed"
+                f"Ensemble.out_of_fold: {why} no member with the options of members[{one.number}], and would not "
+                "be predicted: cross_validated(configurations, Folds(k)) lists the members that are needed"
             )
 
 

@@ -289,6 +289,7 @@ def test_damaged_out_of_fold_predictions_are_refused_by_their_digest(several: Pa
 # --- kill and resume --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.more
 def test_a_killed_member_predicts_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"batch_size": 64, "epochs": 3, "keep": "best", "checkpoint_every": 1}
     run(declare(**options), tmp_path / "alone")
@@ -299,6 +300,52 @@ def test_a_killed_member_predicts_the_same_bits(tmp_path: Path, monkeypatch: pyt
     for member in (None, *(f"member-{m}" for m in range(K))):
         one, other = (ensemble.load_predictions(tmp_path / name, "valid", member) for name in ("run", "alone"))
         assert np.array_equal(one.index, other.index) and np.array_equal(one.values, other.values)
+
+
+@pytest.mark.more
+def test_wide_members_and_named_classes_that_augment_share_one_set_of_records(tmp_path: Path) -> None:
+    """Two workers each see a part of the fold; texts are numbered in both pipelines alike."""
+    names = np.array(["malign", "benign"])[CANCER_Y]
+    source = sources.arrays(x=CANCER_X, label=names)
+    members = [Member({"lr": 0.5}, workers=1 + (number == 1)) for number in range(K)]
+    train = Pipeline(source, seed=0).map(grain)
+    declared = declare(members=members, train=train, valid=Pipeline(source), batch_size=64)
+    combined = run(declared, tmp_path / "run", "local")
+    assert (folds_of(tmp_path / "run", range(K), len(names)) >= 0).all()
+    found = ensemble.load_predictions(tmp_path / "run", "valid")
+    assert [found.classes[target] for target in found.targets] == names.tolist() if found.classes else False
+    assert combined.metrics["ensemble"]["accuracy"] > 0.9 and combined.measured_on == "training samples, out of fold"
+
+
+@pytest.mark.more
+def test_a_train_function_is_evaluated_on_its_fold_and_may_predict_nothing_else(tmp_path: Path) -> None:
+    def train(member: Any) -> None:
+        net, split = logistic({}), member.params["split"]
+        member.prepare(net, torch.optim.SGD(net.parameters(), lr=0.5))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(logistic_loss(net, batch))
+                member.step()
+            member.report(**member.evaluate(lambda net, batch: {"loss": logistic_loss(net, batch)}))
+        with member.evaluating() as net:
+            rows = [(predict_cancer(net, batch), batch["index"].clone()) for batch in member.batches(split)]
+        member.predictions("valid", *(torch.cat(part) for part in zip(*rows, strict=True)))
+
+    declared = declare(recipe=train, members=[{"split": "valid"}] * K, objective="loss", retries=0)
+    combined = run(declared, tmp_path / "run")
+    found = ensemble.load_predictions(tmp_path / "run", "valid")
+    assert len(found) == len(CANCER_Y) and combined.metrics["ensemble"]["accuracy"] > 0.8
+    with_test = declare(
+        recipe=train,
+        members=[{"split": "test"}] * K,
+        test=Pipeline(cancer()),
+        allow_overlap=True,
+        objective="loss",
+        retries=0,
+    )
+    ensemble.submit(with_test, tmp_path / "wrong", executor="inline").wait()
+    failed = of_kind(tmp_path / "wrong", "failed")
+    assert failed and "predicts on 'valid' only what it has not learnt from" in failed[0]["error"]
 
 
 # --- what is evaluated ------------------------------------------------------------------------------------------
