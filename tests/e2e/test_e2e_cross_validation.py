@@ -314,7 +314,9 @@ def test_wide_members_and_named_classes_that_augment_share_one_set_of_records(tm
     assert (folds_of(tmp_path / "run", range(K), len(names)) >= 0).all()
     found = ensemble.load_predictions(tmp_path / "run", "valid")
     assert [found.classes[target] for target in found.targets] == names.tolist() if found.classes else False
-    assert combined.metrics["ensemble"]["accuracy"] > 0.9 and combined.measured_on == "training samples, out of fold"
+    assert (
+        combined.metrics["ensemble"]["accuracy"] > 0.9 and combined.measured_on == "training samples, out of fold"
+    )
 
 
 @pytest.mark.more
