@@ -1,4 +1,4 @@
-"""Three configurations, cross-validated by five folds of one stream, with weights and calibration fitted out of fold.
+"""Cross-validates three configurations by five folds of one stream; their weights are fitted out of fold.
 
 ensemble run examples/cross_validation.py
 """

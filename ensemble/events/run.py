@@ -128,7 +128,8 @@ class Combined(Event):
         shifted: *part of the uncertainty*: `auroc`, `aupr`, `fpr95`.
         left_out: *member*: why.
         failed: whether an error, which `reason` names, prevented it.
-        out_of_fold: whether what `valid` says is of the training samples, by members that have not learnt from them.
+        out_of_fold: whether `valid` are the training samples, predicted by members that have not learnt from
+            them.
     """
 
     method: str | None
