@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ensemble.inspection import load_predictions as load_predictions
     from ensemble.inspection.compare import compare as compare
     from ensemble.inspection.dry_run import dry_run as dry_run
+    from ensemble.refit import refit as refit
     from ensemble.result import Result as Result
     from ensemble.run import Run as Run
     from ensemble.run import attach as attach
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ensemble.spec import TensorBoard as TensorBoard
     from ensemble.spec import WandB as WandB
     from ensemble.spec import choice as choice
+    from ensemble.spec import cross_validated as cross_validated
     from ensemble.spec import integer as integer
     from ensemble.spec import loguniform as loguniform
     from ensemble.spec import quantiles as quantiles
@@ -53,9 +55,11 @@ __version__ = "1.0.0"
 
 _NAMES_OF = {
     "ensemble.spec": "Bootstrap ClassWeights EMA EarlyStopping Energy Ensemble Folds MLflow Member Recipe "
-    "Resources SWA Search SpecError Task TensorBoard WandB choice integer loguniform quantiles seeds uniform",
+    "Resources SWA Search SpecError Task TensorBoard WandB choice cross_validated integer loguniform quantiles "
+    "seeds uniform",
     "ensemble.api": "resume submit",
     "ensemble.inspection": "Comparison DryRun SavedPredictions compare dry_run list_runs load_predictions",
+    "ensemble.refit": "refit",
     "ensemble.result": "Result",
     "ensemble.run": "Run attach",
     "ensemble.combine": "load",

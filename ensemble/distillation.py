@@ -113,6 +113,11 @@ def declare_student(
 ) -> Ensemble:
     """The declaration of a student's run; see `distill`."""
     recipe, task = ensemble.recipe, _find_task(run, state)
+    if ensemble.out_of_fold:
+        raise SpecError(
+            f"{run.path} is a cross-validation, and has no validation split for a student: distill a run with "
+            "valid=, or train each configuration once on all samples (ensemble.refit)"
+        )
     if not isinstance(recipe, Recipe) or has_own_loop(recipe):
         raise SpecError(
             f"{run.path} was trained by a train function, whose loss is its own: load the ensemble in it "

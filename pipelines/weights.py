@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.checks import check_any_integer
+from pipelines.checks import check_any_integer, check_integer
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
 from pipelines.order.epoch_order import Indices, Words, derive_bytes, mix, permute
@@ -56,7 +56,12 @@ class Fold:
 
     def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
         kept = self.n - int(np.diff(_fold_bounds(self.n, self.k)[self.held_out : self.held_out + 2])[0])
-        return np.where(self.number(index) == self.held_out, 0, self.n / kept).astype(np.float32)
+        return np.where(self.is_held_out(index), 0, self.n / kept).astype(np.float32)
+
+    def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
+        """Returns whether each sample is of the fold that is held out: bool [b]."""
+        held_out: npt.NDArray[np.bool_] = self.number(index) == self.held_out
+        return held_out
 
     def number(self, index: Indices) -> Indices:
         """Returns the fold, 0 to k - 1, of each sample: int64 [b]; it does not depend on `held_out`.
@@ -78,7 +83,12 @@ class AssignedFold:
     held_out: int
 
     def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
-        return np.where(self.number(index) == self.held_out, 0, self._weight).astype(np.float32)
+        return np.where(self.is_held_out(index), 0, self._weight).astype(np.float32)
+
+    def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
+        """Returns whether each sample is of the fold that is held out: bool [b]."""
+        held_out: npt.NDArray[np.bool_] = self.number(index) == self.held_out
+        return held_out
 
     def number(self, index: Indices) -> Indices:
         """Returns the fold of each sample: int64 [b].
@@ -178,6 +188,64 @@ def assigned_fold(folds: Indices, held_out: int) -> AssignedFold:
             f"assigned_fold: fold {held_out} must have some, and not all, of the {len(folds)} samples"
         )
     return AssignedFold(folds.astype(np.int64), held_out)
+
+
+@known_as("pipelines.weights.expanding_window")
+@dataclass(frozen=True)
+class ExpandingWindow:
+    """See `expanding_window`."""
+
+    places: npt.NDArray[np.int64]
+    end: int
+    first: int
+    last: int
+
+    def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
+        return np.where(self._find_places(index) < self.end, len(self.places) / self.end, 0).astype(np.float32)
+
+    def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
+        """Returns whether each sample is of the block that is held out: bool [b]."""
+        places = self._find_places(index)
+        return (self.first <= places) & (places < self.last)
+
+    def _find_places(self, index: Indices) -> Indices:
+        _check_indices(index, len(self.places))
+        return self.places[index]
+
+
+def expanding_window(places: Indices, k: int, held_out: int, gap: int = 0) -> ExpandingWindow:
+    """Weights the samples before one of k blocks in time equally, so that the mean is 1, and others with 0.
+
+    The blocks are those of scikit-learn's `TimeSeriesSplit(k, gap=gap)`: n // (k + 1) samples each, the last k of
+    the series. Before them is a start that no block holds out.
+
+    Args:
+        places: of each sample in the order of time, int64 [n], as `Source.rank` returns them.
+        k: number of blocks, at least 2.
+        held_out: the block, 0 to k - 1.
+        gap: how many samples directly before the block have weight 0, too.
+
+    Returns:
+        A function of indices, int64 [b], that returns weights, float32 [b]; it has a method `is_held_out(index)`.
+
+    Raises:
+        PipelineError: an argument is not in its range, or no sample is left before the block.
+
+    Examples:
+        >>> loader = pipe.loader(32, weights=expanding_window(source.rank("day"), 5, held_out=0))
+    """
+    n = len(places)
+    k = check_integer("expanding_window: k", k, 2)
+    held_out = check_integer("expanding_window: held_out", held_out, 0, k - 1)
+    gap = check_integer("expanding_window: gap", gap, 0)
+    size = n // (k + 1)
+    first = n - (k - held_out) * size
+    if size == 0 or n - k * size - gap <= 0:
+        raise PipelineError(
+            f"expanding_window: {n} samples in {k} blocks with a gap of {gap} leave none to learn from before the "
+            "first block: take fewer blocks or a smaller gap"
+        )
+    return ExpandingWindow(np.asarray(places, np.int64), first - gap, first, first + size)
 
 
 @known_as("pipelines.weights.assigned")

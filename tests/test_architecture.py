@@ -56,7 +56,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("executors",),
         ("reporting",),  # knows only the run on disk
         ("controller",),
-        ("__init__", "api", "distillation", "inspection", "result", "run"),
+        ("__init__", "api", "distillation", "inspection", "refit", "result", "run"),
         ("bench",),
         ("cli",),
         ("__main__",),

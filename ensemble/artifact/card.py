@@ -187,7 +187,7 @@ def _list_metrics(combined: Combined) -> str:
         "best": f"best member ({combined.best_member})",
         "mean": "mean member",
     }
-    text = f"## Metrics\n\nOn the {combined.split} split"
+    text = f"## Metrics\n\nOn the {combined.measured_on}"
     text += ", in brackets 95% intervals:" if intervals else ":"
     table = _make_table(("metric", *(names[who] for who in columns)), rows)
     note = f"\n\nNote: {combined.note}." if combined.note else ""
@@ -214,7 +214,7 @@ def _describe_uncertainty(record: Record, combined: Combined) -> str:
     parts = []
     if means := combined.uncertainty:
         rows = [(name, _format_number(value)) for name, value in means.items()]
-        parts.append(f"Means over the {combined.split} split:\n\n" + _make_table(("part", "mean"), rows))
+        parts.append(f"Means over the {combined.measured_on}:\n\n" + _make_table(("part", "mean"), rows))
     for name, title in (
         (
             "conformal",

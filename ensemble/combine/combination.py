@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from ensemble.combine.methods import average_weights
+from ensemble.combine.methods import average_weights, list_representatives, share_out
 from ensemble.combine.metrics import Array, CombineError
-from ensemble.combine.tasks import Stack, find_math
+from ensemble.combine.tasks import Stack, TaskMath, find_math
 from ensemble.spec import COMBINERS, unknown_name
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task
 from ensemble.user_code.fingerprint import code_of
@@ -141,6 +141,16 @@ def fit(
     return fit_held_out(method, values, target, task=task, objective=objective, calibrate=calibrate)[0]
 
 
+def fit_stack(
+    math: TaskMath, values: Sequence[Array], target: Array, groups: Sequence[int] | None
+) -> tuple[Stack, Array]:
+    """`TaskMath.fit_stack`, of configurations: the coefficients of each are shared out to its members, so that the
+    mean of their logarithms, logits or points takes the place of its out-of-fold predictions.
+    """
+    stacker, held_out = math.fit_stack([values[at] for at in list_representatives(groups, len(values))], target)
+    return stacker if groups is None else stacker.share_out(groups), held_out
+
+
 def fit_held_out(
     method: str | Combine,
     values: Sequence[Array],
@@ -149,6 +159,7 @@ def fit_held_out(
     task: Task = CLASSIFICATION,
     objective: str | None = None,
     calibrate: bool = True,
+    groups: Sequence[int] | None = None,
 ) -> tuple[Combination, Array]:
     """Fit a combination to validation predictions.
 
@@ -166,6 +177,8 @@ def fit_held_out(
             than the accuracy: on small validation sets it gives test accuracy as good and a better NLL); only
             where that falls short does it select by the objective.
         calibrate: whether to calibrate.
+        groups: see `PredictionMatrix.groups`: what is selected are then configurations, whose members share the
+            weight.
 
     Returns:
         The combination, and its calibrated predictions of the same rows: of a stack, those of rows that it was not
@@ -179,7 +192,10 @@ def fit_held_out(
         raise CombineError(unknown_name("there is no way to combine called", method, COMBINERS))
     if not values:
         raise CombineError("there are no members to combine")
-    equal, function = average_weights(len(values)), method if callable(method) else None
+    function = method if callable(method) else None
+    # One row for each configuration; without groups these are all.
+    chosen = [values[at] for at in list_representatives(groups, len(values))]
+    equal = share_out(average_weights(len(chosen)), groups)
     name = FUNCTION if function is not None else str(method)
     if target is None:
         why = "the validation predictions have no target, so nothing can be selected or calibrated"
@@ -196,17 +212,18 @@ def fit_held_out(
         held_out = call_function(function, values, task)
     elif name == "stack":
         try:
-            stacker, held_out = math.fit_stack(values, target)
+            stacker, held_out = fit_stack(math, values, target, groups)
             weights = stacker.shares()
         except CombineError as error:
             name, reason = "average", f"{error}; averaged instead"
     elif name == "weighted":
-        weights = math.weighted_weights(values, target)
+        weights = share_out(math.weighted_weights(chosen, target), groups)
     elif name == "greedy":
-        weights = math.greedy_weights(values, target)
+        weights = math.greedy_weights(chosen, target)
         wanted = objective or math.default_criterion
-        if wanted != math.default_criterion and not math.is_at_least_best(values, target, weights, wanted):
-            weights = math.greedy_weights(values, target, wanted)
+        if wanted != math.default_criterion and not math.is_at_least_best(chosen, target, weights, wanted):
+            weights = math.greedy_weights(chosen, target, wanted)
+        weights = share_out(weights, groups)
     if held_out is None:
         held_out = math.mix(values, weights)
     factor = math.fit_calibration(held_out, target) if calibrate else 1.0

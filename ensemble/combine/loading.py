@@ -233,7 +233,13 @@ def _fit_combination(
     math = find_math(valid.task)
     objective = math.choose_criterion(ensemble.objective, ensemble.mode) if math.criteria else None
     combination, held_out = fit_held_out(
-        method, valid.values, valid.target, task=valid.task, objective=objective, calibrate=ensemble.calibrate
+        method,
+        valid.values,
+        valid.target,
+        task=valid.task,
+        objective=objective,
+        calibrate=ensemble.calibrate,
+        groups=valid.groups,
     )
     combination = with_thresholds(combination, held_out, valid.target, ensemble.thresholds)
     stacker = combination.stacker

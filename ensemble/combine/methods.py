@@ -179,3 +179,18 @@ def _add_member(counts: Array, member: int) -> Array:
     more = counts.copy()
     more[member] += 1
     return more
+
+
+def list_representatives(groups: Sequence[int] | None, count: int) -> list[int]:
+    """The position of the first member of each configuration; of all `count` members where there are none."""
+    return list(range(count)) if groups is None else [groups.index(group) for group in dict.fromkeys(groups)]
+
+
+def share_out(weights: Array, groups: Sequence[int] | None) -> Array:
+    """Weights or coefficients of configurations, [..., c], as those of their members, [..., m]: equal in each."""
+    if groups is None:
+        return weights
+    number = {group: at for at, group in enumerate(dict.fromkeys(groups))}
+    of = np.array([number[group] for group in groups])
+    shared: Array = weights[..., of] / np.bincount(of)[of]
+    return shared

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ensemble.combine.methods import list_representatives
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import find_math
+from ensemble.spec.out_of_fold import is_out_of_fold
 from ensemble.spec.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ class PredictionMatrix:
         target: [n, ...], None where the split has none.
         left_out: members whose predictions cannot be used -> why.
         task: what all of them predict.
+        groups: of each member the number of its configuration, where its row has the out-of-fold predictions of
+            that (`ensemble.combine.out_of_fold`); else None.
     """
 
     members: list[str]
@@ -37,6 +41,7 @@ class PredictionMatrix:
     target: Array | None
     left_out: dict[str, str]
     task: Task = CLASSIFICATION
+    groups: tuple[int, ...] | None = None
 
     @property
     def unsaved(self) -> bool:
@@ -54,11 +59,20 @@ class PredictionMatrix:
         is_float = self.target.dtype.kind == other.target.dtype.kind == "f"
         return np.array_equal(own, theirs) and np.array_equal(self.target, other.target, equal_nan=is_float)
 
+    def list_group(self, group: int) -> list[str]:
+        """The members of a configuration, by its number in `groups`."""
+        return [member for member, own in zip(self.members, self.groups or (), strict=True) if own == group]
+
+    def select_configurations(self) -> PredictionMatrix:
+        """Returns the rows of one member of each configuration; all where there are none."""
+        return self.select([self.members[at] for at in list_representatives(self.groups, len(self.members))])
+
     def select(self, members: Sequence[str]) -> PredictionMatrix:
         """Returns the predictions of these members only, in this order."""
         at = {member: i for i, member in enumerate(self.members)}
         chosen = [self.values[at[member]] for member in members]
-        return replace(self, members=list(members), values=chosen)
+        groups = None if self.groups is None else tuple(self.groups[at[member]] for member in members)
+        return replace(self, members=list(members), values=chosen, groups=groups)
 
 
 def read_prediction_matrix(
@@ -66,12 +80,17 @@ def read_prediction_matrix(
 ) -> PredictionMatrix:
     """Read and align what `members` saved for `split` (valid, test or shifted); who saved nothing is left out.
 
+    Of members that each predicted another fold of `valid`, the rows are out of fold (`read_out_of_fold`).
+
     Raises:
         DamagedError: predictions are not what the log says that was saved.
         CombineError: see `align`.
     """
+    from ensemble.combine.out_of_fold import read_out_of_fold
     from ensemble.store import read_predictions
 
+    if split == "valid" and any(is_out_of_fold(state.members[each].identity.get("weights")) for each in members):
+        return read_out_of_fold(run_dir, state, members)
     saved: dict[str, Predictions] = {}  # mapped: all members together may be larger than the memory
     left_out: dict[str, str] = {}
     for member in members:

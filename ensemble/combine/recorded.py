@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.combine.combination import FUNCTION, Combine, call_function, fingerprint_function
+from ensemble.combine.combination import FUNCTION, Combine, call_function, fingerprint_function, fit_stack
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
 from ensemble.combine.tasks import find_math
@@ -47,7 +47,8 @@ def combine_again(
         candidates = combined.candidates or []
         if valid.target is None or not set(candidates) <= set(valid.members):
             return None
-        stack, held_out = task_math.fit_stack(valid.select(candidates).values, valid.target)
+        known = valid.select(candidates)
+        stack, held_out = fit_stack(task_math, known.values, valid.target, known.groups)
         values = held_out if is_valid else stack.predict(shown.select(candidates).values)
     elif method == FUNCTION and function is not None:
         values = call_function(function, shown.select(list(weights)).values, shown.task)

@@ -36,6 +36,13 @@ OPTIMISTIC = (
     "declare Ensemble.test for figures on samples that took no part"
 )
 
+OUT_OF_FOLD = (
+    "cross-validation: reported on the training samples, each predicted by members that have not learnt from it; "
+    "weights and calibration were fitted on the same predictions"
+)
+
+EPOCHS_CHOSEN = "; optimistic: members chose their epoch on their own fold"
+
 NOT_ASKED = "Ensemble.calibrate is off"
 """Why there is no calibration where one would be possible."""
 
@@ -105,10 +112,11 @@ def combine_samples(
         finished = [member for member in finished if member not in left_out]
     if not finished:
         return refuse(asked, "no member finished", left_out)
-    if ensemble.valid is None:
+    is_fitted = _is_fitted(ensemble)
+    if ensemble.valid is None and not is_fitted:
         reason = "there is no validation split to select and calibrate on; declare Ensemble.valid"
         return refuse(asked, reason, left_out)
-    valid = read_prediction_matrix(run_dir, state, finished, "valid")
+    valid = read_prediction_matrix(run_dir, state, finished, "test" if is_fitted else "valid")
     left_out |= valid.left_out
     declared = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
     is_unclear = valid.target is None and (valid.members or valid.unsaved) and valid.task == CLASSIFICATION
@@ -119,15 +127,17 @@ def combine_samples(
     if not valid.members:
         return refuse(asked, _explain_left_out(valid.left_out), left_out)
 
-    report, note = valid, OPTIMISTIC
-    if ensemble.test is not None:
+    report, note = valid, OPTIMISTIC if valid.groups is None else _describe_folds(state, valid.members)
+    if is_fitted:
+        note = ""
+    elif ensemble.test is not None:
         test = read_prediction_matrix(run_dir, state, valid.members, "test")
         if not test.members:
-            note = f"no usable test predictions ({_explain_left_out(test.left_out)}); {OPTIMISTIC}"
+            note = f"no usable test predictions ({_explain_left_out(test.left_out)}); {note}"
         elif test.target is None and valid.target is not None:
-            note = f"the test split has no target; {OPTIMISTIC}"
+            note = f"the test split has no target; {note}"
         elif test.holds_same_samples(valid):
-            note = f"the test split has the samples of the validation split; {OPTIMISTIC}"
+            note = f"the test split has the samples of the validation split; {note}"
         else:
             left_out |= test.left_out
             valid, report, note = valid.select(test.members), test, ""
@@ -148,10 +158,13 @@ def combine_samples(
             if task_math.criteria
             else None,
             calibrate=ensemble.calibrate,
+            groups=valid.groups,
         )
         combination = with_thresholds(combination, held_out, valid.target, ensemble.thresholds)
         # What is said of the validation split is what a stack says of rows that it was not fitted on.
-        samples = [replace(quantify("valid", valid, combination), values=held_out)]
+        samples = [replace(quantify("test" if is_fitted else "valid", valid, combination), values=held_out)]
+        if valid.groups is not None:  # how far the members of a configuration differ is not known out of fold
+            samples[0].parts.clear()
         if report is not valid:
             samples.append(quantify("test", report, combination))
         measured, notes = _measure(task_math, valid, report, samples[-1].values, state, ensemble)
@@ -163,6 +176,8 @@ def combine_samples(
     if ensemble.shifted is not None:
         shifted, why = _read_shifted(run_dir, state, valid, combination)
     sureness = describe(samples[0], samples[-1], shifted, level=ensemble.coverage)
+    if is_fitted:  # it would be calibrated on what it is measured on
+        sureness["conformal"] = None
     if shifted is not None:
         samples.append(shifted)
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
@@ -177,7 +192,8 @@ def combine_samples(
         "weights": weights,
         "calibration": calibration,
         "temperature": combination.temperature if calibration["method"] == "temperature" else 1.0,
-        "split": "valid" if report is valid else "test",
+        "out_of_fold": valid.groups is not None,
+        "split": "valid" if report is valid and not is_fitted else "test",
         "note": "; ".join(filter(None, (note, *notes, why))) or None,
         **measured,
         "decision": decision,
@@ -185,6 +201,19 @@ def combine_samples(
         "left_out": left_out,
     }
     return fields, samples
+
+
+def _is_fitted(ensemble: Ensemble) -> bool:
+    """Whether the members are combined without anything fitted, so that no validation split is needed."""
+    is_complete = callable(ensemble.combine) and not ensemble.calibrate and ensemble.thresholds is None
+    return is_complete and ensemble.valid is None and ensemble.test is not None
+
+
+def _describe_folds(state: RunState, members: Sequence[str]) -> str:
+    """What figures of out-of-fold predictions are."""
+    identities = [state.members[member].identity for member in members]
+    is_selected = any(each.get("keep") == "best" or each.get("early_stopping") for each in identities)
+    return f"{OUT_OF_FOLD}{EPOCHS_CHOSEN if is_selected else ''}"
 
 
 def _describe_decision(
@@ -251,6 +280,10 @@ def find_best_member(
     """
     sign = -1.0 if ensemble.mode == "max" else 1.0
     values = {m: _as_finite((reported.get(m) or {}).get(str(ensemble.objective))) for m in members}
+    if valid.groups is not None:  # each value is of another fold: the mean of its configuration's counts
+        found = {m: math.nan if value is None else value for m, value in values.items()}
+        means = [float(np.mean([found[m] for m in valid.list_group(group)])) for group in valid.groups]
+        values = {m: _as_finite(mean) for m, mean in zip(valid.members, means, strict=True)}
     if all(value is None for value in values.values()):
         values, sign = _score_members(valid, ensemble)
     return min(members, key=lambda m: math.inf if (value := values[m]) is None else sign * value)

@@ -128,6 +128,8 @@ class Combined(Event):
         shifted: *part of the uncertainty*: `auroc`, `aupr`, `fpr95`.
         left_out: *member*: why.
         failed: whether an error, which `reason` names, prevented it.
+        out_of_fold: whether `valid` are the training samples, predicted by members that have not learnt from
+            them.
     """
 
     method: str | None
@@ -153,8 +155,15 @@ class Combined(Event):
     code: str | None = None
     left_out: dict[str, str] = {}
     failed: bool = False
+    out_of_fold: bool = False
     note: str | None = None
     reason: str | None = None
+
+    @property
+    def measured_on(self) -> str:
+        """The samples that the figures are of, in words."""
+        is_own = self.out_of_fold and self.split == "valid"
+        return "training samples, out of fold" if is_own else f"{self.split} split"
 
 
 #: Stands for the event of a run that has not combined its members.

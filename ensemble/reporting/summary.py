@@ -184,7 +184,7 @@ def _describe_combined(state: RunState, width: int | None) -> list[tuple[str, st
         ("mean of the members", ""),
         ("combined − best", ""),
     ]
-    names = Column(f"on the {combined.split} split", [name for name, _ in rows])
+    names = Column(f"on the {combined.measured_on}", [name for name, _ in rows])
     described = [_describe_figure(each, combined.metrics or {}) for each in _compare_figures(state)]
 
     def list_columns() -> list[Column]:

@@ -25,6 +25,7 @@ from ensemble.spec.options import TRAINING_OPTIONS as TRAINING_OPTIONS
 from ensemble.spec.options import NamedOptions as NamedOptions
 from ensemble.spec.options import resolve as resolve
 from ensemble.spec.options import resolve_training_options as resolve_training_options
+from ensemble.spec.out_of_fold import cross_validated as cross_validated
 from ensemble.spec.recipe import Recipe
 from ensemble.spec.sample_weights import Bootstrap, ClassWeights, Folds
 from ensemble.spec.search import Search

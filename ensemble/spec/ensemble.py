@@ -31,6 +31,7 @@ from ensemble.spec.member import Member, Resources, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
 from ensemble.spec.objectives import Implied, Mode, check_direction, check_ranking, resolve_ranking
 from ensemble.spec.options import TRAINING_OPTIONS, NamedOptions, check_fields, resolve_training_options
+from ensemble.spec.out_of_fold import check_folds, check_same_records, make_evaluated, mark_out_of_fold
 from ensemble.spec.recipe import Recipe, check_objective, has_own_loop
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
 from ensemble.spec.search import Search
@@ -66,6 +67,10 @@ class Ensemble(MemberPipelines):
         valid: the pipeline of the validation data, by which members are ranked, selected and calibrated.
         test: the pipeline of the test data, which give the final figures and take no part in anything.
         shifted: a pipeline of samples of another kind: how well the model tells them apart is measured.
+        out_of_fold: cross-validation: with `Folds`, each member is evaluated on the training samples of the fold
+            that it leaves out, and predicts them. `valid` is then a pipeline of the source of `train` without
+            random stages; None takes `train` itself. Selection and calibration see each sample as those members
+            predict it that have not learnt from it.
         epochs: of each member.
         batch_size: samples of a *global* batch.
         seed: member i has seed + i unless it has its own.
@@ -170,6 +175,7 @@ class Ensemble(MemberPipelines):
     valid: Pipeline | None = None
     test: Pipeline | None = None
     shifted: Pipeline | None = None
+    out_of_fold: bool = False
     epochs: int = 1
     batch_size: int = 32
     seed: int = 0
@@ -223,6 +229,8 @@ class Ensemble(MemberPipelines):
 
     def __post_init__(self) -> None:
         self._check_types()
+        if self.out_of_fold:
+            object.__setattr__(self, "valid", make_evaluated(self.train, self.valid, self.search))
         self._check_pipelines()
         self._check_values()
         object.__setattr__(self, "loggers", resolve_loggers(self.loggers))
@@ -237,8 +245,12 @@ class Ensemble(MemberPipelines):
             if not self.members:
                 raise SpecError("Ensemble.members is empty: give at least one dict of hyperparameters")
             self._compare_splits()
-            for number in range(len(self.members)):
-                self._check_identity(number, self.identify(number))
+            identities = [self.identify(number) for number in range(len(self.members))]
+            for number, identity in enumerate(identities):
+                self._check_identity(number, identity)
+            if self.out_of_fold:
+                check_folds(identities, [getattr(one, "weights", None) or self.weights for one in self.members])
+                check_same_records(self._distinct_pipelines(), self.valid)
         else:
             self._compare_splits()
             self._check_search()
@@ -370,8 +382,10 @@ class Ensemble(MemberPipelines):
             weights = as_record(weighting, number, self.seed, self.records)
             if weights is not None and weights["kind"] == "classes" and weights["field"] is None:
                 weights["field"] = find_raw_name(self.first_pipeline(), self.target)
-            if isinstance(weighting, Folds) and (weighting.stratify or weighting.group):
+            if isinstance(weighting, Folds) and (weighting.stratify or weighting.group or weighting.by):
                 weighting.check_fields(self.record_fields)
+            if self.out_of_fold:
+                weights = mark_out_of_fold(weights)
             training |= resolve_training_options(
                 training, functions, member.params, partial=self.search is not None
             )

@@ -54,7 +54,9 @@ ENSEMBLE_FIELDS = {
     **MEMBER_FIELDS,
     **dict.fromkeys(("prep_workers", "checkpoint_every"), count(1)),
     **dict.fromkeys(("capacity", "cache_bytes", "cache_dir_bytes"), count(None)),
-    **dict.fromkeys(("allow_overlap", "calibrate", "drop_last", "elastic", "keep_data", "mps"), flag(False)),
+    **dict.fromkeys(
+        ("allow_overlap", "calibrate", "drop_last", "elastic", "keep_data", "mps", "out_of_fold"), flag(False)
+    ),
     "stall_limit_s": number(60.0, above=True),
     "prepare_timeout_s": number(300.0, above=True),
     "hang_timeout_s": number(600.0, above=True),

@@ -55,6 +55,7 @@ class MemberPipelines:
     search: Search | None
     members: Sequence[Any] | None
     seed: int
+    out_of_fold: bool
 
     @property
     def target(self) -> str:
@@ -79,7 +80,8 @@ class MemberPipelines:
         """Samples of `valid` and `test` that a split before them has, too, by split and that other one."""
         if self.valid is None and self.test is None:
             return {}
-        splits: dict[str, list[Any]] = {"train": self._distinct_pipelines(), "valid": [self.valid]}
+        splits: dict[str, list[Any]] = {"train": self._distinct_pipelines()}
+        splits["valid"] = [] if self.out_of_fold else [self.valid]
         splits["test"] = [self.test]
         return count_overlaps(
             {name: [each for each in given if hasattr(each, "source")] for name, given in splits.items()}

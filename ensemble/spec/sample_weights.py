@@ -7,7 +7,7 @@ committees (Parmanto, Munro and Doyle 1996).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,11 @@ class Folds:
         seed: of the partition into folds, the same for all members; None takes the ensemble's.
         stratify: a field of the training records: each fold has its share of every class in it.
         group: a field of the training records: those with equal values (a patient's) are in one fold.
+        by: a field of the training records, times: fold j is the j-th of k equal blocks in their order, and a
+            member learns only from what is before its block, as in scikit-learn's `TimeSeriesSplit`.
+        gap: with `by`: how many samples directly before the block are left out, too.
+        repeats: number of partitions, each with the next seed: members 0 ... k - 1 leave out the folds of the
+            first, the next k those of the second.
     """
 
     k: int
@@ -58,6 +63,9 @@ class Folds:
     seed: int | None = None
     stratify: str | None = None
     group: str | None = None
+    by: str | None = None
+    gap: int = 0
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         check_number("Folds.k", self.k, low=2, integer=True)
@@ -65,7 +73,15 @@ class Folds:
         check_number("Folds.held_out", self.held_out, low=0, integer=True, optional=True)
         if self.held_out is not None and self.held_out >= self.k:
             raise SpecError(f"Folds.held_out must be below k, which is {self.k}, got {self.held_out}")
-        for name in ("stratify", "group"):
+        check_number("Folds.gap", self.gap, low=0, integer=True)
+        check_number("Folds.repeats", self.repeats, low=1, integer=True)
+        if self.by is None and self.gap:
+            raise SpecError("Folds.gap is between blocks in time: give by=, the field of the times")
+        if self.by is not None and (self.stratify is not None or self.group is not None or self.repeats > 1):
+            raise SpecError("Folds.by= has one partition, by time alone: leave stratify=, group= and repeats= out")
+        if self.held_out is not None and self.repeats > 1:
+            raise SpecError("Folds.held_out names a fold of one partition: leave repeats= out, and give its seed=")
+        for name in ("stratify", "group", "by"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise SpecError(
@@ -76,14 +92,23 @@ class Folds:
         """What the identity of a member records, as JSON values; see the function `as_record`."""
         if self.k > samples:
             raise SpecError(f"Folds.k must be at most the number of training samples, {samples}, got {self.k}")
+        if self.by is not None and samples - samples // (self.k + 1) * self.k <= self.gap:
+            raise SpecError(f"Folds: {samples} samples leave none before the first of {self.k} blocks and its gap")
         held_out = number % self.k if self.held_out is None else self.held_out
+        repeat = number // self.k % self.repeats
         return {
             "kind": "fold",
             "k": self.k,
             "held_out": held_out,
-            "seed": seed if self.seed is None else self.seed,
+            "seed": (seed if self.seed is None else self.seed) + repeat,
             **self._describe_fields(),
+            **({"gap": self.gap} if self.gap else {}),
         }
+
+    @property
+    def members(self) -> int:
+        """Number of members that leave out each fold of each partition once."""
+        return self.k * self.repeats
 
     def check_fields(self, fields: Sequence[str]) -> None:
         """Raise SpecError for a field that the training records do not have."""
@@ -92,7 +117,7 @@ class Folds:
                 raise SpecError(unknown_name(f"Folds.{name}: no field of the training records is", field, fields))
 
     def _describe_fields(self) -> dict[str, str]:
-        return {name: value for name in ("stratify", "group") if (value := getattr(self, name)) is not None}
+        return {name: value for name in ("stratify", "group", "by") if (value := getattr(self, name)) is not None}
 
 
 @option_class
@@ -176,15 +201,18 @@ def from_record(record: Mapping[str, Any] | None) -> Weighting:
     if record["kind"] == "classes":
         of = record["of"]
         return ClassWeights(of if isinstance(of, str) else dict(of), record["field"])
-    return Folds(**{name: value for name, value in record.items() if name != "kind"})
+    return Folds(**{name: value for name, value in record.items() if name not in ("kind", "out_of_fold")})
 
 
-def make_weight_function(record: dict[str, Any] | None, source: Source) -> Callable[[Any], Any] | None:
+def make_weight_function(record: dict[str, Any] | None, source: Source) -> Any:
     """The weights of an identity's record as a function: indices [b] -> weights [b]; None where all are 1.
 
     Args:
         record: what `as_record` returned.
         source: of the training records; a field that the weights depend on is read from it.
+
+    Returns:
+        The function; with folds it has a method `is_held_out(indices) -> bool [b]`.
     """
     from pipelines import weights
 
@@ -195,6 +223,9 @@ def make_weight_function(record: dict[str, Any] | None, source: Source) -> Calla
     if record["kind"] == "classes":
         of: Any = record["of"]
         return weights.assigned(source.weigh_classes(record["field"], of if isinstance(of, str) else dict(of)))
+    if "by" in record:
+        places = source.rank(record["by"])
+        return weights.expanding_window(places, record["k"], record["held_out"], record.get("gap", 0))
     if "stratify" in record or "group" in record:
         fields = {name: record.get(name) for name in ("stratify", "group")}
         folds = source.number_folds(record["k"], record["seed"], **fields)

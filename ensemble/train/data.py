@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity
+from ensemble.spec.out_of_fold import is_out_of_fold
 from ensemble.spec.sample_weights import make_weight_function
 from ensemble.spec.task import IGNORED, LABELS, Task, find_known
 from ensemble.train.call import find_target
@@ -277,14 +280,28 @@ class Data:
 
     def split_steps(self, name: str) -> int:
         """This rank's batches of a resident split."""
+        from pipelines.loader.resident import cut_rows
         from pipelines.order.epoch_order import rank_bounds
 
         first, last = rank_bounds(0, len(self.pipeline(name)), self._comm.rank, self._comm.world)
-        return -(-(last - first) // self._identity.batch_size)
+        return len(cut_rows(first, last, self._identity.batch_size, self.find_held_out(name))) - 1
+
+    def find_held_out(self, split: str) -> npt.NDArray[np.bool_] | None:
+        """Whether each sample of a split is of those that the member is evaluated on, bool [n]; None: all are."""
+        return self._held_out if split == "valid" and is_out_of_fold(self._identity.weights) else None
+
+    @functools.cached_property
+    def _held_out(self) -> npt.NDArray[np.bool_]:
+        source = self.pipeline("train").source
+        held_out: npt.NDArray[np.bool_] = make_weight_function(self._identity.weights, source).is_held_out(
+            np.arange(len(source))
+        )
+        return held_out
 
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's share of a resident split, in its source's order, on the member's device."""
-        share = self._resident(name).loader(self._identity.batch_size, self._comm.rank, self._comm.world)
+        rank, world, chosen = self._comm.rank, self._comm.world, self.find_held_out(name)
+        share = self._resident(name).loader(self._identity.batch_size, rank, world, chosen=chosen)
         return self._on_device(self._apply_collate(iter(share), collate, is_training=False))
 
     def _apply_collate(

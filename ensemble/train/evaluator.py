@@ -161,6 +161,12 @@ class Evaluator:
         record = find_first(state.comm, None if declared is None else declared.as_record())
         what = CLASSIFICATION if record is None else Task.from_record(record)
         values, index, target = (gather_rows(state.comm, part) for part in rows)
+        held_out = state.data.find_held_out(split)
+        if held_out is not None and index is not None and not held_out[index.numpy()].all():
+            raise TrainingError(
+                "with Ensemble.out_of_fold a member predicts on 'valid' only what it has not learnt from: the "
+                "samples that member.batches('valid') gives"
+            )
         if state.comm.rank == 0 and values is not None and index is not None:
             digest = state.effects.save_predictions(split, what, values, index, target, state.target)
             self.predictions[split] = digest

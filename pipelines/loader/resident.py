@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ from pipelines.verification.served import ServedSample
 
 #: Reads rows of a set: a view, the slot of the first of them in it, and which rows hold a sample.
 ReadRows = Callable[[int, int], tuple[ring.RingView, int, npt.NDArray[Any]]]
+#: Of each row of a set whether it is read, [n].
+Chosen = npt.NDArray[np.bool_]
 _CHECKS = 64  # while a set is prepared
 
 
@@ -126,14 +129,20 @@ class Resident:
         return self._pipeline
 
     def loader(
-        self, batch_size: int, rank: int = 0, world: int = 1, collate: Collate | None = None
+        self,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        collate: Collate | None = None,
+        chosen: Chosen | None = None,
     ) -> ResidentLoader:
         """Batches of this rank's rows [n*rank//world, n*(rank+1)//world), in the source's order, at each pass.
 
         Args:
             collate: `f(batch)` or `f(batch, rng)`, applied to each batch; `rng` is None.
+            chosen: of each row whether batches have it, bool [n]; None: they have all.
         """
-        return ResidentLoader(self, batch_size, rank, world, collate)
+        return ResidentLoader(self, batch_size, rank, world, collate, chosen)
 
 
 class StreamedSet:
@@ -161,10 +170,15 @@ class StreamedSet:
         return sum(len(batch[INDEX]) for batch in self.loader(1))
 
     def loader(
-        self, batch_size: int, rank: int = 0, world: int = 1, collate: Collate | None = None
+        self,
+        batch_size: int,
+        rank: int = 0,
+        world: int = 1,
+        collate: Collate | None = None,
+        chosen: Chosen | None = None,
     ) -> ResidentLoader:
         """See `Resident.loader`."""
-        return ResidentLoader(self, batch_size, rank, world, collate)
+        return ResidentLoader(self, batch_size, rank, world, collate, chosen)
 
     def begin_pass(self, batch_size: int, first: int, last: int) -> ReadRows:
         """See `Resident.begin_pass`.
@@ -225,32 +239,34 @@ class ResidentLoader:
         rank: int = 0,
         world: int = 1,
         collate: Collate | None = None,
+        chosen: Chosen | None = None,
     ) -> None:
-        self._resident = resident
-        self._batch_size = check_integer("batch_size", batch_size, 1)
+        self._resident, self._chosen = resident, chosen
+        batch_size = check_integer("batch_size", batch_size, 1)
         world = check_integer("world", world, 1)
         rank = check_integer("rank", rank, 0, world - 1, f" of world {world}")
-        self._rows = rank_bounds(0, len(resident.pipeline), rank, world)
+        self._bounds = cut_rows(*rank_bounds(0, len(resident.pipeline), rank, world), batch_size, chosen)
         self._collate = make_collator(collate)
         self._counts = {"samples": 0, "batches": 0, "skipped": 0}
 
     def __len__(self) -> int:
-        first, last = self._rows
-        return -(-(last - first) // self._batch_size)
+        return len(self._bounds) - 1
 
     def __iter__(self) -> Iterator[Batch]:
-        (first, last), structure = self._rows, self._resident.pipeline.structure
-        read = self._resident.begin_pass(self._batch_size, first, last)
-        for step, start in enumerate(range(first, last, self._batch_size)):
-            stop = min(last, start + self._batch_size)
+        bounds, structure = self._bounds, self._resident.pipeline.structure
+        read = self._resident.begin_pass(max(1, *np.diff(bounds).tolist(), 0), bounds[0], bounds[-1])
+        for step, (start, stop) in enumerate(pairwise(bounds)):
             view, slot, ok = read(start, stop)
+            wanted = ok.size if self._chosen is None else int(self._chosen[start:stop].sum())
+            if self._chosen is not None:
+                ok = ok & self._chosen[start:stop]
             tensors, views = view.read_batch(slot, slot + stop - start)
             if not ok.all():
                 tensors = {name: tensor[np.flatnonzero(ok)] for name, tensor in tensors.items()}
             size = len(tensors[INDEX])
             self._counts["batches"] += 1
             self._counts["samples"] += size
-            self._counts["skipped"] += stop - start - size
+            self._counts["skipped"] += wanted - size
             fields = tensors if structure is None else assemble(structure, tensors)
             try:
                 batch = Batch(fields, epoch=0, step=step, global_size=size)
@@ -264,6 +280,19 @@ class ResidentLoader:
         `prepare_cpu_s`: CPU-seconds that this process spent on preparing the set; 0 where a feeder did.
         """
         return {**self._counts, "prepare_cpu_s": self._resident.prepare_cpu_s}
+
+
+def cut_rows(first: int, last: int, batch_size: int, chosen: Chosen | None) -> list[int]:
+    """Where the batches of the rows [first, last) begin, and where the last of them ends.
+
+    Args:
+        chosen: see `Resident.loader`; each batch but the last then has `batch_size` of these rows.
+    """
+    if chosen is None:
+        return [*range(first, last, batch_size), last]
+    ends = first + np.flatnonzero(chosen[first:last])[batch_size - 1 :: batch_size] + 1
+    rest = [last] if chosen[ends[-1] if len(ends) else first : last].any() else []
+    return [first, *ends.tolist(), *rest]
 
 
 def resident(

@@ -280,6 +280,17 @@ class Source(ABC):
         """Returns the number of each record's fold, 0 to k - 1, int64 [n]: those of `folds`."""
         return _splits.assign_folds(self, k, seed, stratify, group)
 
+    def rank(self, by: Values) -> npt.NDArray[np.int64]:
+        """Returns the place of each record in the order of time, 0 to n - 1, int64 [n].
+
+        Args:
+            by: numbers or datetimes, given as in `split`; records with equal ones stay in the source's order.
+
+        Raises:
+            PipelineError: a record has neither, or NaN.
+        """
+        return _splits.find_places(self, by)
+
     def weigh_classes(
         self, field: str, weights: str | Mapping[Any, float] = "balanced"
     ) -> npt.NDArray[np.float64]:

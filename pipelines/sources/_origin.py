@@ -55,6 +55,12 @@ def count_shared_records(one: Any, other: Any) -> int:
     return int(np.isin(np.asarray(theirs.indices), np.asarray(mine.indices)).sum())
 
 
+def is_same_records(one: Any, other: Any) -> bool:
+    """Whether two sources are known to have the same records in the same order (see `count_shared_records`)."""
+    mine, theirs = map(_find_origin, (one, other))
+    return _is_same_root(mine, theirs) and np.array_equal(np.asarray(mine.indices), np.asarray(theirs.indices))
+
+
 def sketch_parts(sources: Mapping[str, Any]) -> dict[str, Sketch]:
     """Samples of the records of the sources that are parts of the same data as another of them."""
     parts = {name: source for name, source in sources.items() if hasattr(source, "sketch")}

@@ -213,14 +213,21 @@ def _read_classes(
     return codes, groups
 
 
-def _rank(values: npt.NDArray[Any]) -> Indices:
+def find_places(source: Records, by: Values) -> Indices:
+    """Returns the place of each record in the order of `by`, int64 [n]; see `Source.rank`."""
+    places = np.empty(len(source), np.int64)
+    places[_rank(read_values(source, by, "by="), call="rank")] = np.arange(len(source))
+    return places
+
+
+def _rank(values: npt.NDArray[Any], call: str = "split") -> Indices:
     if values.dtype.kind not in "biufmM":
         raise PipelineError(
-            f"split(by=) needs numbers or numpy datetimes, got {values.dtype} {values[:1].tolist()!r:.60}"
+            f"{call}(by=) needs numbers or numpy datetimes, got {values.dtype} {values[:1].tolist()!r:.60}"
         )
     missing = np.flatnonzero(values != values)  # NaN, NaT
     if missing.size:
-        raise PipelineError(f"split(by=): record {int(missing[0])} has {values[missing[0]]}")
+        raise PipelineError(f"{call}(by=): record {int(missing[0])} has {values[missing[0]]}")
     return np.argsort(values, kind="stable")
 
 

@@ -24,7 +24,10 @@ def run(tmp_path: Path) -> tuple[RunDir, Any]:
     """A run directory with the validation predictions of all members."""
     run_dir, rng = RunDir(tmp_path), np.random.default_rng(0)
     target = rng.integers(0, CLASSES, N)
-    members = {f"{number:03d}": SimpleNamespace(id=f"{number:03d}", predictions={}) for number in range(MEMBERS)}
+    members = {
+        f"{number:03d}": SimpleNamespace(id=f"{number:03d}", identity={}, predictions={})
+        for number in range(MEMBERS)
+    }
     for name, member in members.items():
         values = rng.random((N, CLASSES), dtype=np.float32)
         values[np.arange(N), target] += rng.random()

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from core_pipes import (
     Feeder,
@@ -24,7 +25,7 @@ from core_pipes import (
     together,
 )
 
-from pipelines import Pipeline, PipelineError, SampleError, resident
+from pipelines import Pipeline, PipelineError, SampleError, resident, sources
 from pipelines.shm.private_mapping import PAGE
 
 
@@ -195,3 +196,24 @@ def test_sets_that_nobody_uses_any_more_give_their_descriptors_back() -> None:
     del held
     gc.collect()
     assert len(descriptors()) <= during - 3
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 100])
+@pytest.mark.parametrize("world", [1, 3])
+def test_chosen_rows_come_in_full_batches_also_of_a_set_that_is_not_in_memory(batch_size: int, world: int) -> None:
+    from pipelines.loader.resident import Resident, StreamedSet, cut_rows
+
+    n = 50
+    pipeline = Pipeline(sources.arrays(x=np.arange(n)), shuffle=False)
+    for chosen in (np.random.default_rng(0).random(n) < 0.3, np.zeros(n, bool), np.arange(n) < 20):
+        for made in (Resident.prepare(pipeline), StreamedSet(pipeline)):
+            found = []
+            for rank in range(world):
+                loader = made.loader(batch_size, rank, world, chosen=chosen)
+                first, last = n * rank // world, n * (rank + 1) // world
+                sizes = [len(batch["index"]) for batch in loader]
+                assert len(loader) == len(sizes) == len(cut_rows(first, last, batch_size, chosen)) - 1
+                assert all(size == batch_size for size in sizes[:-1]) and 0 not in sizes
+                found += [x for batch in loader for x in batch["x"].tolist()]
+                assert loader.stats()["skipped"] == 0
+            assert found == np.flatnonzero(chosen).tolist()

@@ -389,3 +389,32 @@ def test_weights_of_given_folds_leave_one_out() -> None:
             weights.assigned_fold(*arguments)  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="have no sample"):
         weigh(np.array([10]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(n=st.integers(12, 60), k=st.integers(2, 5), gap=st.integers(0, 3), seed=st.integers(0, 9))
+def test_blocks_in_time_are_scikit_learns(n: int, k: int, gap: int, seed: int) -> None:
+    from sklearn.model_selection import TimeSeriesSplit
+
+    times = np.random.default_rng(seed).permutation(n)
+    places = source(n, day=times).rank("day")
+    assert np.array_equal(places, times)
+    try:
+        pairs = list(TimeSeriesSplit(k, gap=gap).split(np.zeros(n)))
+    except ValueError:
+        with pytest.raises(PipelineError, match="leave none to learn from before the first block"):
+            weights.expanding_window(places, k, 0, gap)
+        return
+    for held_out, (before, block) in enumerate(pairs):
+        weigh = weights.expanding_window(places, k, held_out, gap)
+        given_weights = weigh(np.arange(n))
+        assert np.array_equal(np.sort(places[given_weights > 0]), before)
+        assert np.array_equal(np.sort(places[weigh.is_held_out(np.arange(n))]), block)
+        assert given_weights.mean() == pytest.approx(1)
+
+
+def test_places_in_time_need_numbers_and_blocks_their_range() -> None:
+    with pytest.raises(PipelineError, match=r"rank\(by=\) needs numbers"):
+        source(3, day=["a", "b", "c"]).rank("day")
+    with pytest.raises(PipelineError, match=r"held_out must be in 0\.\.1"):
+        weights.expanding_window(np.arange(9), 2, 2)

@@ -33,6 +33,9 @@ class Stack(Protocol):
     def shares(self) -> Array:
         """How much each member weighs, float64 [m], sum 1."""
 
+    def share_out(self, groups: Sequence[int], /) -> Stack:
+        """The stack of the members of configurations, from that of configurations; see `methods.share_out`."""
+
 
 @dataclass(frozen=True)
 class TaskMath(ABC):

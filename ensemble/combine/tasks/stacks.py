@@ -15,12 +15,12 @@ The penalty is chosen by cross-validation over samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
-from ensemble.combine.methods import average_weights, mix
+from ensemble.combine.methods import average_weights, mix, share_out
 from ensemble.combine.metrics import EPSILON, Array, CombineError, find_known, flatten
 from ensemble.combine.tasks.temperature import softmax
 
@@ -72,6 +72,12 @@ class Stacker:
         """How much each member weighs, float64 [m], sum 1: its part of the coefficients' absolute sum."""
         return _share(np.abs(self.coefficients).reshape(len(self.seen), -1, self.classes).sum(axis=(0, 2)))
 
+    def share_out(self, groups: Sequence[int]) -> Stacker:
+        """The stack of the members of configurations, from that of configurations; see `methods.share_out`."""
+        by_class = self.coefficients.reshape(len(self.seen), -1, self.classes).swapaxes(1, 2)
+        shared = share_out(by_class, groups).swapaxes(1, 2).reshape(len(self.seen), -1)
+        return replace(self, coefficients=shared)
+
 
 @dataclass(frozen=True)
 class LabelStacker:
@@ -99,6 +105,10 @@ class LabelStacker:
         """How much each member weighs, float64 [m], sum 1: its part of the coefficients' absolute sum."""
         return _share(np.abs(self.coefficients).sum(axis=0))
 
+    def share_out(self, groups: Sequence[int]) -> LabelStacker:
+        """See `Stacker.share_out`."""
+        return replace(self, coefficients=share_out(self.coefficients, groups))
+
 
 @dataclass(frozen=True)
 class PointStacker:
@@ -119,6 +129,10 @@ class PointStacker:
     def shares(self) -> Array:
         """How much each member weighs, float64 [m], sum 1."""
         return _share(self.coefficients)
+
+    def share_out(self, groups: Sequence[int]) -> PointStacker:
+        """See `Stacker.share_out`."""
+        return replace(self, coefficients=share_out(self.coefficients, groups))
 
 
 def compute_features(probabilities: Sequence[Array]) -> Array:

@@ -117,7 +117,7 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         "rows": len(shown.index),
         "members": _measure_members(task_math, shown, combined, best),
         "best": best,
-        "disagreement": _disagreement(shown),
+        "disagreement": _disagreement(shown.select_configurations()),
         "left_out": sum(m.state == "finished" for m in state.members.values()) - len(rows),
         "tables": [table.as_dict() for table in quality_tables.tabulate(state)],
     }
@@ -126,7 +126,8 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
     models = {"best": rows[best]}
     if known.target is not None and both and task_math.criteria:
         document["criterion"] = task_math.default_criterion
-        document["gain"] = _gain_curve(task_math, known, measured)
+        distinct = known.select_configurations()
+        document["gain"] = _gain_curve(task_math, distinct, measured.select(distinct.members))
     if state.combined is not None:
         document |= _describe_combined(combined)
         values = combine_again(combined, known, measured, is_valid=split == "valid")
@@ -298,11 +299,13 @@ def _combine_so_far(
     state: RunState, task_math: TaskMath, valid: PredictionMatrix, shown: PredictionMatrix
 ) -> tuple[Array, Document]:
     """What the members finished so far would predict together, and the fields of the document about them."""
-    from ensemble.combine.combination import fit
+    from ensemble.combine.combination import fit_held_out
 
     assert shown.target is not None
     criterion = task_math.choose_criterion(state.objective, state.direction)
-    combination = fit(METHOD, valid.values, valid.target, task=task_math.task, objective=criterion)
+    combination, _ = fit_held_out(
+        METHOD, valid.values, valid.target, task=task_math.task, objective=criterion, groups=valid.groups
+    )
     predicted = combination.predict(shown.values)
     weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
     about = {"method": combination.method, "members": list(weights), "weights": weights, "so_far": True}

@@ -83,7 +83,8 @@ def describe_combined(combined: Combined, ranking: Ranking, *, so_far: bool = Fa
         why = "no figure of it is known" if combined.metrics else combined.reason or NO_COMBINATION
         return explain_no_combination(why)
     each = next((each for each in shown if each.figure.name == ranking[0]), shown[0])
-    split = "validation" if combined.split == "valid" else combined.split
+    validation = "held-out folds" if combined.out_of_fold else "validation"
+    split = validation if combined.split == "valid" else combined.split
     label = f"Combined {each.figure.label}{' so far' if so_far else ''}{f', on {split}' if split else ''}"
     used = [member for member, weight in combined.weights.items() if weight > 0]
     if len(used) == 1:

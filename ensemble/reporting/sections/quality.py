@@ -79,7 +79,7 @@ def describe_figures(state: RunState) -> list[Line]:
     )
     used = [member for member, weight in (combined.weights or {}).items() if weight > 0]
     alone = f"; it is {used[0]} alone" if len(used) == 1 else ""
-    return [("combined", f"{figures}; on the {combined.split} split{alone}")]
+    return [("combined", f"{figures}; on the {combined.measured_on}{alone}")]
 
 
 def describe_quality(state: RunState) -> list[Line]:
