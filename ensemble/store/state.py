@@ -116,9 +116,10 @@ class RunState:
     def list_ancestors(self, member: MemberState) -> list[str]:
         """The members from whose whole state a member goes on, its parent first."""
         found: list[str] = []
-        while ((lineage := member.identity.get("lineage")) or {}).get("whole") and lineage["from"] in self.members:
-            member = self.members[lineage["from"]]
-            found.append(member.id)
+        lineage = member.identity.get("lineage") or {}
+        while lineage.get("whole") and lineage["from"] in self.members:
+            found.append(lineage["from"])
+            lineage = self.members[lineage["from"]].identity.get("lineage") or {}
         return found
 
     def node(self, name: str) -> NodeState:
