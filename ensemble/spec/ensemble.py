@@ -65,7 +65,8 @@ class Ensemble(MemberPipelines):
             feeder; the others run in each member.
         valid: the pipeline of the validation data, by which members are ranked, selected and calibrated.
         test: the pipeline of the test data, which give the final figures and take no part in anything.
-        shifted: a pipeline of samples of another kind: how well the model tells them apart is measured.
+        shifted: a pipeline of samples of another kind: how well the model tells them apart is measured, and with
+            targets how good it is on them.
         epochs: of each member.
         batch_size: samples of a *global* batch.
         seed: member i has seed + i unless it has its own.

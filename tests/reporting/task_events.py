@@ -109,7 +109,7 @@ def make_combined(task: Task, members: list[str]) -> Event:
         },
         "shifted": {"total": {"auroc": 0.83, "aupr": 0.79, "fpr95": 0.4}},
         "shifted_metrics": {
-            "nll": {"ensemble": 0.91, "ensemble_change": 0.4, "best": 1.2, "best_change": 0.6},
+            "nll": {"ensemble": 0.91, "ensemble_change": 0.4, "best": 1.2, "best_change": -0.1},
         },
     }
 

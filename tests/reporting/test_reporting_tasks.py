@@ -110,7 +110,7 @@ def test_status_names_the_combined_model_its_noise_and_its_uncertainty() -> None
         "0.4000 of the surest 80 % (variance up to 0.4000); AURC 0.1200 (excess 0.0300, best member 0.1500)"
     ) in notes
     assert (
-        "on shifted samples, in brackets the change from test: nll 0.9100 (+0.4000), best member 1.2000 (+0.6000)"
+        "on shifted samples, in brackets the change from test: NLL 0.9100 (+0.4000), best member 1.2000 (−0.1000)"
     ) in notes
     for members, says in (([], "combined: none: no class"), (["member-0"], "combined: by average: no class")):
         without = {"metrics": None, "reason": "no class", "members": members}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.reporting import text
-from ensemble.reporting.model_figures import compare, read_task
+from ensemble.reporting.model_figures import compare, describe_figure, list_figures, read_task
 from ensemble.reporting.ranking import finite_or_none
 from ensemble.reporting.sections import Line, Table
 from ensemble.spec.splits import describe_overlap
@@ -142,24 +142,22 @@ def describe_selective(combined: Combined) -> str:
         said.append(f"{text.score(own.get(f'risk_{percent}'))} of the surest {percent} % ({at})")
     rival = found.get("best")
     beside = f", best member {text.score(rival.get('aurc'))}" if rival else ""
-    loss = {"error": "error"}.get(record["loss"], f"mean {_word(record['loss'])}")
+    loss = "error" if record["loss"] == "error" else f"mean {_word(record['loss'])}"
     area = f"AURC {text.score(own.get('aurc'))} (excess {text.score(own.get('eaurc'))}{beside})"
     return f"selective: {loss} {', '.join(said)}; {area}"
 
 
 def describe_shifted_metrics(combined: Combined) -> str:
     """Returns a line of the first figures on shifted samples and their change; "" where there are none."""
-    said = []
-    for name, figures in list_records(combined, "shifted_metrics")[:MOST_FIGURES]:
+    found, said = dict(list_records(combined, "shifted_metrics")), []
+    for figure in list_figures(found, read_task(combined))[:MOST_FIGURES]:
         ours, rival = (
-            f"{text.score(figures.get(of))} ({change:+.4f})"
-            if (change := figures.get(f"{of}_change")) is not None
-            else ""
+            f"{text.score(found[figure.name].get(of))} ({text.gain(found[figure.name].get(f'{of}_change'), 0)})"
             for of in ("ensemble", "best")
         )
-        said.append(f"{_word(name)} {ours}{f', best member {rival}' if rival else ''}")
-    against = f", in brackets the change from {combined.split}" if said else ""
-    return f"on shifted samples{against}: {'; '.join(said)}" if said else ""
+        said.append(f"{figure.label} {ours}, best member {rival}")
+    against = f"on shifted samples, in brackets the change from {combined.split}"
+    return f"{against}: {'; '.join(said)}" if said else ""
 
 
 def _describe_calibration(combined: Combined) -> Iterator[str]:
@@ -239,7 +237,14 @@ def tabulate(state: RunState) -> list[Table]:
         keys = [key for key in SHOWN[id] if any(key in figures for _, figures in found)]
         if keys:
             head = [(first, "text"), *((_head(key), "") for key in keys)]
-            rows = [[_word(name), *(text.score(figures.get(key)) for key in keys)] for name, figures in found]
+            is_figure, task = id == "shifted_metrics", read_task(combined)
+            rows = [
+                [
+                    describe_figure(of, task).heading if is_figure else _word(of),
+                    *map(text.score, map(own.get, keys)),
+                ]
+                for of, own in found
+            ]
             tables.append(Table(id, title, reading, head, rows))
     return tables
 
