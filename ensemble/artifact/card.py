@@ -220,7 +220,9 @@ def _describe_uncertainty(record: Record, combined: Combined) -> str:
             "conformal",
             f"Conformal prediction, calibrated on the validation split, measured on {combined.split}",
         ),
+        ("selective", f"Selective prediction, answering the surest samples only, measured on {combined.split}"),
         ("shifted", "How well samples of the split `shifted` are told from those of the one above"),
+        ("shifted_metrics", "Figures on the split `shifted`, and their change from those above"),
     ):
         if found := getattr(combined, name):
             parts.append(f"{title}:\n\n{_tabulate(found)}")

@@ -42,7 +42,7 @@ def make_columns(
         - regression: `prediction`.  gaussian: `mean`, `variance`.  quantiles: `quantiles`.  free: `values`.
 
         What has more axes than one row is a list, or a list of lists. Then the uncertainties, by name, and
-        conformal predictions: `set_thr` and `set_aps` (numbers of the classes in it), or `low` and `high`.
+        conformal predictions: `set_thr`, `set_aps`, `set_raps` (numbers of the classes in it), or `low`, `high`.
         Where values are NaN, classes, labels and sets are null, and uncertainties NaN.
     """
     import pyarrow

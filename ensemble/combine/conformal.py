@@ -15,6 +15,7 @@ therefore the coverage on the test split is measured beside it.
 | task           | method     | score                                                                             |
 | classification | thr        | 1 - p_y: least ambiguous sets, also called LAC (Sadinle, Lei and Wasserman 2019)  |
 | classification | aps        | the sum of what is more probable than y (Romano, Sesia and Candes 2020)           |
+| classification | raps       | that of aps + lam * max(0, rank of y - k_reg) (Angelopoulos et al. 2021, eq. 4)   |
 | multilabel     | thr        | that of two classes, yes and no, with a threshold of its own for each label       |
 | regression     | absolute   | abs(y - point)                                                                    |
 | gaussian       | normalised | abs(y - mean) / standard deviation (Lei et al. 2018, section 5.2)                 |
@@ -24,7 +25,12 @@ therefore the coverage on the test split is measured beside it.
 exceeds the threshold. It always holds the most probable class, hence covers more than `level` where the accuracy
 is higher. Randomised, a uniform u of the sample adds u * p_y to the score: coverage comes down to `level`, and
 sets may be empty, as those of thr may be: that is how they come down to it. u is a function of `seed` and the
-sample's index.
+sample's index. All of this holds for raps, too.
+
+**raps** makes sets smaller where many improbable classes are hard to tell apart: each rank beyond `k_reg` costs
+`lam`. Both are chosen on a fifth of the samples, which a hash of their index picks, and the threshold is of the
+others alone (`conformal_scores`). Given that fifth, the score is a fixed function and the others are exchangeable
+with a new sample: the promise holds as it stands, with n the number of the others.
 
 **Positions** (steps, pixels, several targets) of one sample are not exchangeable with each other, but samples
 are. Every sample therefore counts once: its positions share its weight in the threshold, and n is the number of
@@ -42,23 +48,28 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ensemble.combine.conformal_scores import (
+    SetMethod,
+    choose_penalty,
+    choose_tuning,
+    draw_uniform,
+    find_threshold,
+    list_chunks,
+    score_classes,
+    score_true,
+    weigh_positions,
+)
 from ensemble.combine.metrics import Array, CombineError, find_known
 from ensemble.spec.task import Task
-from pipelines.order.epoch_order import derive_bytes, mix
 
 LEVEL = 0.9
 """The coverage that is asked for unless another one is."""
 
-SetMethod = Literal["thr", "aps"]
 IntervalMethod = Literal["absolute", "normalised", "cqr"]
-
-_CHUNK = 2**20
-"""Elements of values that are worked on at once."""
 
 _OF_RANDOMISED = ("randomised", "seed")
 
-_ROUNDING = 1e-9
-"""Relative rounding of (n + 1) * level: 10 * 0.9 is to be 9, and not a hair more."""
+_OF_RAPS = ("lam", "k_reg")
 
 
 @dataclass(frozen=True)
@@ -66,12 +77,14 @@ class ConformalSets:
     """Predicts sets of classes.
 
     Attributes:
-        method: "thr" or "aps".
+        method: "thr", "aps" or "raps".
         level: the probability with which a set holds the truth.
         thresholds: the largest score of a class in the set, inf for every class: one, or one for each label.
         multilabel: whether values are [n, L], of L labels.
-        randomised: of aps: whether the score has a random part.
+        randomised: of aps and raps: whether the score has a random part.
         seed: of the random part.
+        lam: of raps: what the score adds for each rank of a class beyond `k_reg`, not negative.
+        k_reg: of raps: the last rank that costs nothing, from 1.
     """
 
     method: SetMethod
@@ -80,6 +93,8 @@ class ConformalSets:
     multilabel: bool = False
     randomised: bool = False
     seed: int = 0
+    lam: float = 0.0
+    k_reg: int = 0
 
     def predict(self, values: Array, index: Array | None = None) -> Array:
         """The set of each position.
@@ -95,15 +110,17 @@ class ConformalSets:
         thresholds = np.asarray(self.thresholds)
         draws = _draw(self, values, index, "predict")
         inside = np.empty(values.shape, dtype=bool)
-        for at in _chunks(values):
-            scores = score_classes(self.method, values[at], None if draws is None else draws[at])
+        for at in list_chunks(values):
+            own = None if draws is None else draws[at]
+            scores = score_classes(self.method, values[at], own, lam=self.lam, k_reg=self.k_reg)
             inside[at] = scores <= (thresholds[:, None] if self.multilabel else thresholds[0])
         return inside
 
     def as_record(self) -> dict[str, Any]:
         """The parameters as JSON, an infinite threshold as None; see `load_conformal`."""
         record = {"kind": "sets", **asdict(self), "thresholds": list(map(_as_json, self.thresholds))}
-        return record if self.randomised else {name: record[name] for name in record if name not in _OF_RANDOMISED}
+        without = {*(() if self.randomised else _OF_RANDOMISED), *(() if self.method == "raps" else _OF_RAPS)}
+        return {name: value for name, value in record.items() if name not in without}
 
 
 @dataclass(frozen=True)
@@ -166,14 +183,14 @@ def load_conformal(record: Mapping[str, Any]) -> Conformal:
 def calibrate(
     task: Task, values: Array, target: Array, *, level: float = LEVEL, index: Array | None = None
 ) -> list[Conformal]:
-    """Every way that the task has, calibrated: of classification thr and (deterministic) aps, else one.
+    """Every way that the task has, calibrated: of classification thr and (deterministic) aps and raps, else one.
 
     Args:
         values: combined and calibrated predictions of samples that took no part in training, as the task lays
             them out.
         target: as the task lays it out; positions that take no part are left out.
         level: the probability with which the truth is to be covered.
-        index: int [n], of the samples; used by randomised sets only.
+        index: int [n], of the samples; used by randomised sets and by raps; None: 0, 1, ...
 
     Raises:
         CombineError: for a free task.
@@ -181,7 +198,7 @@ def calibrate(
     if task.kind == "classification":
         return [
             calibrate_sets(task, values, target, method=method, level=level, index=index)
-            for method in ("thr", "aps")
+            for method in ("thr", "aps", "raps")
         ]
     if task.kind == "multilabel":
         return [calibrate_sets(task, values, target, level=level)]
@@ -202,29 +219,34 @@ def calibrate_sets(
     """Sets of classes for classification or multilabel; arguments as `calibrate` and `ConformalSets` have them.
 
     Raises:
-        CombineError: the task has no classes, or something else than aps is to be randomised.
+        CombineError: the task has no classes, thr is to be randomised, or raps is to be of labels, which have two
+            classes each.
     """
     if task.kind not in ("classification", "multilabel"):
         raise CombineError(f"sets are of classes; {task.kind} has none")
-    if randomised and method != "aps":
-        raise CombineError(f"only aps can be randomised, not {method}")
+    if randomised and method == "thr":
+        raise CombineError("only aps and raps can be randomised, not thr")
     _check_level(level)
     multilabel = task.kind == "multilabel"
-    target, part = np.asarray(target), find_known(np.asarray(target))
+    if multilabel and method == "raps":
+        raise CombineError("raps ranks the classes of a classification; take thr for labels, of yes and no")
+    target = np.asarray(target)
     sets = ConformalSets(method, level, (math.inf,), multilabel, randomised, seed)
     values = _as_classes(values) if multilabel else np.asarray(values)
     draws = _draw(sets, values, index, "calibrate")
-    scores = np.empty(target.shape)
-    named = np.where(part, target, 0).astype(np.int64)[..., None]
-    for at in _chunks(values):
-        every = score_classes(method, values[at], None if draws is None else draws[at])
-        scores[at] = np.take_along_axis(every, named[at], axis=-1)[..., 0]
+    penalty: dict[str, Any] = {}
+    if method == "raps":
+        tuning = choose_tuning(np.arange(len(values)) if index is None else index)
+        penalty = choose_penalty(values[tuning], target[tuning], level, None if draws is None else draws[tuning])
+        values, target = values[~tuning], target[~tuning]
+        draws = None if draws is None else draws[~tuning]
+    scores, part = score_true(method, values, target, draws, **penalty), find_known(target)
     if multilabel:
         labels = range(target.shape[1])
         thresholds = tuple(find_threshold(scores[:, label], part[:, label], level) for label in labels)
     else:
         thresholds = (find_threshold(scores, part, level),)
-    return replace(sets, thresholds=thresholds)
+    return replace(sets, thresholds=thresholds, **penalty)
 
 
 def calibrate_interval(task: Task, values: Array, target: Array, *, level: float = LEVEL) -> ConformalInterval:
@@ -276,81 +298,17 @@ def measure(conformal: Conformal, values: Array, target: Array, index: Array | N
     else:
         low, high = conformal.predict(values)
         figures = {"coverage": (low <= target) & (target <= high), "size": high - low}
-    weight = _weigh_positions(part)
+    weight = weigh_positions(part)
     if not len(weight):
         raise CombineError("no position of the target takes part")
     samples = float(weight.sum())
     return {name: float((one[part] * weight).sum() / samples) for name, one in figures.items()}
 
 
-def find_threshold(scores: Array, part: Array, level: float) -> float:
-    """The threshold of split conformal prediction, every sample counting once.
-
-    The smallest t for which the sum over samples of the fraction of their scores that are not above t is at least
-    (n + 1) * level; with one position a sample it is the ceil((n + 1) * level)-th smallest score.
-
-    Args:
-        scores: float64 [n, ...].
-        part: bool [n, ...], which take part; a sample without any is not counted.
-        level: between 0 and 1.
-
-    Returns:
-        The threshold; inf where n samples are too few for the level.
-    """
-    weight = _weigh_positions(part)
-    known = scores[part]
-    order = np.argsort(known, kind="stable")
-    samples = round(float(weight.sum()))
-    wanted = (samples + 1) * level * (1 - _ROUNDING)
-    at = int(np.searchsorted(np.cumsum(weight[order]), wanted))
-    # The last sum is `samples` but for rounding, which is to hide no sample and to invent none.
-    if wanted > samples or not len(known):
-        return math.inf
-    return float(known[order[min(at, len(known) - 1)]])
-
-
-def score_classes(method: SetMethod, values: Array, draws: Array | None = None) -> Array:
-    """The score of every class: probabilities [n, ..., C] -> float64 of that shape.
-
-    Args:
-        draws: float64 [n], between 0 and 1: of randomised aps.
-    """
-    p = np.asarray(values, dtype=np.float64)
-    if method == "thr":
-        return 1 - p
-    order = np.argsort(-p, axis=-1, kind="stable")
-    before = np.zeros(p.shape)
-    np.cumsum(np.take_along_axis(p, order, axis=-1)[..., :-1], axis=-1, out=before[..., 1:])
-    scores = np.empty(p.shape)
-    np.put_along_axis(scores, order, before, axis=-1)
-    return scores if draws is None else scores + draws.reshape(-1, *[1] * (p.ndim - 1)) * p
-
-
-def draw_uniform(seed: int, index: Array, purpose: str) -> Array:
-    """A number between 0 and 1 for each sample, a function of the arguments alone: float64 [n].
-
-    Args:
-        index: int [n].
-        purpose: numbers of two purposes are independent.
-    """
-    key = np.frombuffer(derive_bytes("conformal", purpose, seed, size=8), np.uint64)
-    words = mix(mix(np.asarray(index, dtype=np.int64).astype(np.uint64) ^ key) + key)
-    numbers: Array = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return numbers
-
-
 def _draw(sets: ConformalSets, values: Array, index: Array | None, purpose: str) -> Array | None:
     if not sets.randomised:
         return None
     return draw_uniform(sets.seed, np.arange(len(values)) if index is None else index, purpose)
-
-
-def _weigh_positions(part: Array) -> Array:
-    """The weight of each position that takes part, in order: 1 / (their number in its sample): float64."""
-    flat = part.reshape(len(part), -1) if part.size else part.reshape(len(part), 0)
-    count = flat.sum(axis=1)
-    weight: Array = 1.0 / np.repeat(count, count)
-    return weight
 
 
 def _as_classes(values: Array) -> Array:
@@ -363,11 +321,6 @@ def _choose_quantiles(levels: Sequence[float], level: float) -> tuple[int, int]:
     low, high = (1 - level) / 2, (1 + level) / 2
     lower = min(range(len(levels)), key=lambda at: abs(levels[at] - low))
     return lower, min(range(len(levels)), key=lambda at: abs(levels[at] - high))
-
-
-def _chunks(values: Array) -> list[slice]:
-    step = max(1, _CHUNK * len(values) // max(1, values.size))
-    return [slice(start, start + step) for start in range(0, len(values), step)]
 
 
 def _check_level(level: float) -> None:

@@ -143,6 +143,16 @@ def align(
     return PredictionMatrix(members, values, index, target, left_out, task)
 
 
+def explain_left_out(left_out: Mapping[str, str]) -> str:
+    """Why all members were left out, in one line: the first member's reason."""
+    member, why = next(iter(left_out.items()))
+    others = f" (and {len(left_out) - 1} more members)" if len(left_out) > 1 else ""
+    hint = (
+        "; declare Recipe.predict(model, batch) -> probabilities [b, classes]" if "outputs of shape" in why else ""
+    )
+    return f"{member}{others}: {why}{hint}"
+
+
 def _sort_by_index(one: Predictions) -> tuple[Array, Array | None, Array]:
     """Index, target and values in the order of the index; as they are, and not copied, where they have it."""
     index, target, values = np.asarray(one.index), one.target, np.asarray(one.values)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ensemble.combine import conformal
 from ensemble.combine.metrics import Array, find_known
+from ensemble.combine.selective import measure_selective
 from ensemble.combine.shifted import measure_shift
 from ensemble.combine.tasks import find_math
 from ensemble.combine.uncertainty import PARTS, average, decompose
@@ -48,6 +49,7 @@ class Quantified:
         values: combined and calibrated, float64 [n, ...] as the task lays them out.
         parts: uncertainty of each sample by its parts, float64 [n] each.
         is_known: whether targets say which positions take part; else all do.
+        best: what the best member alone predicts, uncalibrated; None where none is known to be the best.
     """
 
     split: str
@@ -57,10 +59,19 @@ class Quantified:
     values: Array
     parts: dict[str, Array]
     is_known: bool = True
+    best: Array | None = None
 
 
-def quantify(split: str, aligned: PredictionMatrix, combination: Combination) -> Quantified:
+def quantify(
+    split: str, aligned: PredictionMatrix, combination: Combination, best: str | None = None
+) -> Quantified:
     """Predict a split's samples and decompose their uncertainty.
+
+    Args:
+        split: "valid", "test" or "shifted".
+        aligned: what the members predict.
+        combination: of these members.
+        best: the best member, if known.
 
     Raises:
         CombineError: the user's function gives something else than predictions.
@@ -72,7 +83,8 @@ def quantify(split: str, aligned: PredictionMatrix, combination: Combination) ->
         known = find_known(aligned.target)
     parts = decompose(aligned.task, aligned.values, combination.weights, known)
     values = combination.predict(aligned.values)
-    return Quantified(split, aligned.task, aligned.index, aligned.target, values, parts, known is not None)
+    alone = None if best is None else aligned.values[aligned.members.index(best)]
+    return Quantified(split, aligned.task, aligned.index, aligned.target, values, parts, known is not None, alone)
 
 
 def describe(
@@ -95,11 +107,14 @@ def describe(
         - `conformal`: method -> its parameters (`conformal.load_conformal` takes them), and of `report` what
           `conformal.measure` finds: without the coverage where `report` is what it was calibrated on, and without
           the size of infinite intervals. None where the task has none or there is no target.
+        - `selective`: "ensemble", "best" -> what `selective.measure_selective` finds in `report`; without a model
+          that has no score. None where no model has one, or there is no target.
         - `shifted`: part -> AUROC, AUPR and FPR95 of `shifted` against `report`; None without shifted samples.
     """
     return {
         "uncertainty": average(report.parts) or None,
         "conformal": _describe_conformal(valid, report, level) or None,
+        "selective": _describe_selective(report) or None,
         "shifted": None if shifted is None else measure_shift(report.parts, shifted.parts) or None,
     }
 
@@ -115,6 +130,16 @@ def _describe_conformal(valid: Quantified, report: Quantified, level: float) -> 
         figures = {name: value for name, value in measured.items() if math.isfinite(value)}
         found[each.method] = {**each.as_record(), **figures}
     return found
+
+
+def _describe_selective(report: Quantified) -> dict[str, Any]:
+    task, target = report.task, report.target
+    if target is None:
+        return {}
+    found = {"ensemble": measure_selective(task, report.values, target, report.parts.get("epistemic"))}
+    if report.best is not None:
+        found["best"] = measure_selective(task, report.best, target)
+    return {of: figures for of, figures in found.items() if figures is not None}
 
 
 def format_samples(splits: Sequence[Quantified]) -> str:

@@ -17,9 +17,10 @@ import numpy as np
 from ensemble.combine.bootstrap import Resampled, find_noise, intervals
 from ensemble.combine.classes import explain_missing_classes
 from ensemble.combine.combination import FUNCTION, Combination, fingerprint_function, fit_held_out
-from ensemble.combine.metrics import Array, CombineError, compute_defined, find_known
-from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
+from ensemble.combine.metrics import Array, CombineError, compute_defined
+from ensemble.combine.prediction_matrix import PredictionMatrix, explain_left_out, read_prediction_matrix
 from ensemble.combine.quantify import Quantified, describe, quantify
+from ensemble.combine.shifted_split import describe_change, read_shifted
 from ensemble.combine.tasks import Statistic, TaskMath, find_math
 from ensemble.combine.thresholds import measure_decisions, with_thresholds
 from ensemble.spec.objectives import infer_mode
@@ -48,14 +49,9 @@ NOT_ASKED = "Ensemble.calibrate is off"
 
 TOO_MANY = "there are too many predictions to compute it again for other samples"
 
-UNKNOWN_PADDING = (
-    "the shifted samples have no targets that say which of their positions take part: all count in their "
-    "uncertainty, padding too, which other samples leave out"
-)
-
 _UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability", "intervals", "noise"))
 
-_UNQUANTIFIED = ("decision", "uncertainty", "conformal", "shifted")
+_UNQUANTIFIED = ("decision", "uncertainty", "conformal", "selective", "shifted", "shifted_metrics")
 
 
 def combine(run_dir: RunDir, state: RunState, ensemble: Ensemble) -> dict[str, Any]:
@@ -92,7 +88,9 @@ def combine_samples(
           each bin.
         - `decision`: with `Ensemble.thresholds` these, `by` which metric they were fitted, and the metrics of what
           is predicted by `thresholds` and as `usual`; else None.
-        - `uncertainty`, `conformal`, `shifted`: how sure it is, see `quantify.describe`.
+        - `uncertainty`, `conformal`, `selective`, `shifted`: how sure it is, see `quantify.describe`.
+        - `shifted_metrics`: how good it and the best member are on shifted samples, see `shifted.measure_change`;
+          None without shifted samples, or where `note` says why.
         - `left_out`: member -> why it took no part.
 
         When nothing says how the outputs are combined, or nothing finished, there is nothing to combine: `metrics`
@@ -125,7 +123,7 @@ def combine_samples(
         if why is not None:
             return refuse(asked, why, left_out)
     if not valid.members:
-        return refuse(asked, _explain_left_out(valid.left_out), left_out)
+        return refuse(asked, explain_left_out(valid.left_out), left_out)
 
     report, note = valid, OPTIMISTIC if valid.groups is None else _describe_folds(state, valid.members)
     if is_fitted:
@@ -133,7 +131,7 @@ def combine_samples(
     elif ensemble.test is not None:
         test = read_prediction_matrix(run_dir, state, valid.members, "test")
         if not test.members:
-            note = f"no usable test predictions ({_explain_left_out(test.left_out)}); {note}"
+            note = f"no usable test predictions ({explain_left_out(test.left_out)}); {note}"
         elif test.target is None and valid.target is not None:
             note = f"the test split has no target; {note}"
         elif test.holds_same_samples(valid):
@@ -162,19 +160,25 @@ def combine_samples(
         )
         combination = with_thresholds(combination, held_out, valid.target, ensemble.thresholds)
         # What is said of the validation split is what a stack says of rows that it was not fitted on.
-        samples = [replace(quantify("test" if is_fitted else "valid", valid, combination), values=held_out)]
+        best = None
+        if valid.target is not None and report.target is not None:
+            reported = {m.id: m.metrics for m in state.members.values()}
+            best = find_best_member(valid.members, reported, valid, ensemble)
+        samples = [replace(quantify("test" if is_fitted else "valid", valid, combination, best), values=held_out)]
         if valid.groups is not None:  # how far the members of a configuration differ is not known out of fold
             samples[0].parts.clear()
         if report is not valid:
-            samples.append(quantify("test", report, combination))
-        measured, notes = _measure(task_math, valid, report, samples[-1].values, state, ensemble)
+            samples.append(quantify("test", report, combination, best))
+        measured, notes = _measure(task_math, valid, report, samples[-1].values, best, ensemble)
     except CombineError as error:
         return refuse(asked, str(error), left_out)
 
     decision = _describe_decision(combination, ensemble.thresholds, report, samples[-1].values)
     shifted, why = None, ""
     if ensemble.shifted is not None:
-        shifted, why = _read_shifted(run_dir, state, valid, combination)
+        shifted, why = read_shifted(run_dir, state, valid, combination, best)
+    more = _list_split_metrics(task_math, ensemble)
+    change, why_not = describe_change(shifted, measured["metrics"], more)
     sureness = describe(samples[0], samples[-1], shifted, level=ensemble.coverage)
     if is_fitted:  # it would be calibrated on what it is measured on
         sureness["conformal"] = None
@@ -194,10 +198,11 @@ def combine_samples(
         "temperature": combination.temperature if calibration["method"] == "temperature" else 1.0,
         "out_of_fold": valid.groups is not None,
         "split": "valid" if report is valid and not is_fitted else "test",
-        "note": "; ".join(filter(None, (note, *notes, why))) or None,
+        "note": "; ".join(filter(None, (note, *notes, why, why_not))) or None,
         **measured,
         "decision": decision,
         **sureness,
+        "shifted_metrics": change,
         "left_out": left_out,
     }
     return fields, samples
@@ -230,28 +235,6 @@ def _describe_decision(
         for name, at in (("thresholds", found), ("usual", None))
     }
     return {"by": by, "thresholds": found.tolist(), "metrics": metrics, "reason": None}
-
-
-def _read_shifted(
-    run_dir: RunDir, state: RunState, valid: PredictionMatrix, combination: Combination
-) -> tuple[Quantified | None, str]:
-    """The shifted samples, or why they cannot be measured: nothing else depends on them."""
-    from ensemble.store import DamagedError
-
-    try:
-        shifted = read_prediction_matrix(run_dir, state, valid.members, "shifted")
-        if not shifted.left_out and shifted.task == valid.task:
-            found = quantify("shifted", shifted, combination)
-            padded = valid.target is not None and not find_known(valid.target).all()
-            return found, UNKNOWN_PADDING if padded and not found.is_known else ""
-        why = (
-            _explain_left_out(shifted.left_out)
-            if shifted.left_out
-            else f"they are of the task {shifted.task.kind}"
-        )
-    except (CombineError, DamagedError) as error:
-        why = str(error)
-    return None, f"the shifted samples are not measured: {why}"
 
 
 def _describe_calibration(
@@ -310,17 +293,16 @@ def _measure(
     valid: PredictionMatrix,
     report: PredictionMatrix,
     combined: Array,
-    state: RunState,
+    best: str | None,
     ensemble: Ensemble,
 ) -> tuple[dict[str, Any], list[str]]:
     """The measured fields of the `combined` event, and what is to be noted; `combined`: the ensemble's predictions
-    of `report`.
+    of `report`; `best`: the best member, None where there is no target.
     """
-    if valid.target is None or report.target is None:
+    if best is None:
         return _UNMEASURED, []
+    assert valid.target is not None and report.target is not None
     target, more = report.target, _list_split_metrics(task_math, ensemble)
-    reported = {m.id: m.metrics for m in state.members.values()}
-    best = find_best_member(valid.members, reported, valid, ensemble)
     at = valid.members.index(best)
     alone = [task_math.measure(own, target, more) for own in report.values]
     calibrated: dict[str, float] | None = None
@@ -407,16 +389,6 @@ def describe_method(method: str | Callable[..., Any]) -> dict[str, str | None]:
     if callable(method):
         return {"declared": FUNCTION, "code": fingerprint_function(method)}
     return {"declared": method, "code": None}
-
-
-def _explain_left_out(left_out: Mapping[str, str]) -> str:
-    """Returns why all members were left out, in one line: the first member's reason."""
-    member, why = next(iter(left_out.items()))
-    others = f" (and {len(left_out) - 1} more members)" if len(left_out) > 1 else ""
-    hint = (
-        "; declare Recipe.predict(model, batch) -> probabilities [b, classes]" if "outputs of shape" in why else ""
-    )
-    return f"{member}{others}: {why}{hint}"
 
 
 def _as_finite(value: Any) -> float | None:

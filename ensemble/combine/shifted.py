@@ -10,15 +10,20 @@ and Gimpel 2017; Hendrycks, Mazeika and Dietterich 2019):
 - **AUPR**: average precision. It depends on how many shifted samples there are; of no use is their share.
 - **FPR95**: the fraction of the others above the threshold that at least 95 % of the shifted reach. Lower is
   better.
+
+Where shifted samples have targets, how good the model is on them is measured beside that: the task's figures, and
+how they change (Ovadia et al. 2019, "Can you trust your model's uncertainty?").
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ensemble.combine.metrics import Array
+from ensemble.combine.tasks import TaskMath
+from ensemble.spec.split_metrics import SplitMetricLike
 
 RECALL = 0.95
 """The fraction of the shifted samples that FPR95 detects at least."""
@@ -40,6 +45,37 @@ def measure_shift(inside: Mapping[str, Array], shifted: Mapping[str, Array]) -> 
             here, there = (one[~np.isnan(one)] for one in (inside[name], shifted[name]))
             if len(here) and len(there):
                 found[name] = _measure_score(here, there)
+    return found
+
+
+def measure_change(
+    task_math: TaskMath,
+    usual: Mapping[str, Mapping[str, float]],
+    shifted: Mapping[str, Array],
+    target: Array,
+    more: Sequence[SplitMetricLike] = (),
+) -> dict[str, dict[str, float]]:
+    """The figures of models on shifted samples, and how much they differ from those on the usual ones.
+
+    Args:
+        usual: model to its figures on samples like the training data.
+        shifted: model to what it predicts for the shifted samples, as the task lays it out.
+        target: of the shifted samples.
+        more: metrics of the whole split.
+
+    Returns:
+        Figure to `MODEL`, its value on the shifted samples, and `MODEL_change`, that value less the usual one, of
+        each model. A figure that one of the splits does not have is left out.
+
+    Raises:
+        CombineError: the target is none of the task.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for of, values in shifted.items():
+        task_math.check_target(values, target)
+        for name, value in task_math.measure(values, target, more).items():
+            if name in usual[of]:
+                found.setdefault(name, {}).update({of: value, f"{of}_change": value - usual[of][name]})
     return found
 
 

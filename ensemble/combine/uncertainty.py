@@ -64,7 +64,7 @@ def decompose(task: Task, values: Sequence[Array], weights: Array, part: Array |
         CombineError: the weights do not fit the members.
     """
     found = decompose_positions(task, values, weights)
-    return {name: _average_positions(one, part) for name, one in found.items()}
+    return {name: average_positions(one, part) for name, one in found.items()}
 
 
 def decompose_positions(task: Task, values: Sequence[Array], weights: Array) -> dict[str, Array]:
@@ -162,8 +162,8 @@ def _variance(values: Sequence[Array], weights: Array) -> Array:
     return _mean(((one - center) ** 2 for one in values), weights)
 
 
-def _average_positions(values: Array, part: Array | None) -> Array:
-    """The mean over all axes but the first: [n, ...] -> [n]."""
+def average_positions(values: Array, part: Array | None) -> Array:
+    """The mean over all axes but the first, NaN where no position takes part: [n, ...] -> [n]."""
     flat = values.reshape(len(values), -1) if values.size else values.reshape(len(values), 0)
     known = np.ones(flat.shape, dtype=bool) if part is None else np.asarray(part, dtype=bool).reshape(flat.shape)
     count = known.sum(axis=1)

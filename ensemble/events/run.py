@@ -123,9 +123,12 @@ class Combined(Event):
             as `usual`, or the `reason` why there are none.
         uncertainty: `total`, `aleatoric`, `epistemic`, `disagreement`.
         conformal: *method*: `kind`, `method`, `level`, measured `coverage` and mean `size`; of `sets` also
-            `thresholds`, `multilabel`, `empty`, `randomised`, `seed`; of an `interval` `threshold`,
-            `columns`.
+            `thresholds`, `multilabel`, `empty`, `randomised`, `seed`, of raps `lam`, `k_reg`; of an `interval`
+            `threshold`, `columns`.
+        selective: `ensemble`, `best`: `score`, `loss`, `risk`, `aurc`, `eaurc`; `risk_80`, `threshold_80`,
+            `coverage_80`, the same of 90.
         shifted: *part of the uncertainty*: `auroc`, `aupr`, `fpr95`.
+        shifted_metrics: *metric*: `ensemble`, `best` on the shifted samples, `ensemble_change`, `best_change`.
         left_out: *member*: why.
         failed: whether an error, which `reason` names, prevented it.
         out_of_fold: whether `valid` are the training samples, predicted by members that have not learnt from
@@ -150,7 +153,9 @@ class Combined(Event):
     decision: Json | None = None
     uncertainty: Json | None = None
     conformal: Json | None = None
+    selective: Json | None = None
     shifted: Json | None = None
+    shifted_metrics: Json | None = None
     classes: list[Any] | None = None
     code: str | None = None
     left_out: dict[str, str] = {}

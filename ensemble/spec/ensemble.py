@@ -66,7 +66,8 @@ class Ensemble(MemberPipelines):
             feeder; the others run in each member.
         valid: the pipeline of the validation data, by which members are ranked, selected and calibrated.
         test: the pipeline of the test data, which give the final figures and take no part in anything.
-        shifted: a pipeline of samples of another kind: how well the model tells them apart is measured.
+        shifted: a pipeline of samples of another kind: how well the model tells them apart is measured, and with
+            targets how good it is on them.
         out_of_fold: cross-validation: with `Folds`, each member is evaluated on the training samples of the fold
             that it leaves out, and predicts them. `valid` is then a pipeline of the source of `train` without
             random stages; None takes `train` itself. Selection and calibration see each sample as those members

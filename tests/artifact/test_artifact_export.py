@@ -138,6 +138,9 @@ def test_the_card_has_data_members_metrics_calibration_cost_and_versions(run: Pa
     combined = json.loads((run / "results.json").read_text())["combined"]
     accuracy = next(line for line in card.splitlines() if line.startswith("| accuracy"))
     assert f"| {combined['metrics']['ensemble']['accuracy']:.4f} [" in accuracy, accuracy
+    selective = next(line for line in card.splitlines() if line.startswith("| ensemble | "))
+    assert f"| {combined['selective']['ensemble']['aurc']:.4f} |" in selective, selective
+    assert "| raps | 0.9000 |" in card
 
 
 def test_exporting_leaves_the_process_and_the_machine_as_they_were(

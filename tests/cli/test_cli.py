@@ -365,6 +365,8 @@ def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None
     assert uncertainty.startswith("uncertainty: total ") and [line.split(":")[0] for line in conformal] == [
         "conformal, sets of the most probable classes (THR)",
         "conformal, adaptive sets (APS)",
+        "conformal, regularised adaptive sets (RAPS)",
+        "selective",
     ]
     assert held_up.startswith("bottleneck: ") and re.match(r"models: 2 models in .*, [\d.]+ a minute", models)
     assert re.fullmatch(r"energy: (unavailable: .*|.* (estimated|attributed).* \(source: .*\))", energy)

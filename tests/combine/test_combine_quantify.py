@@ -16,6 +16,7 @@ from ensemble.combine.conformal import load_conformal, measure
 from ensemble.combine.metrics import CombineError
 from ensemble.combine.prediction_matrix import PredictionMatrix
 from ensemble.combine.quantify import COLUMNS, Quantified, describe, format_samples, quantify
+from ensemble.combine.selective import measure_selective
 from ensemble.combine.uncertainty import decompose
 from ensemble.spec.task import CLASSIFICATION, IGNORED, Task, quantiles
 
@@ -67,11 +68,16 @@ def test_the_event_says_how_sure_a_model_of_any_task_is(task: Task) -> None:
     found = describe(valid, test, shifted)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     if task == FREE:
-        assert found == {"uncertainty": None, "conformal": None, "shifted": None}
+        assert found == dict.fromkeys(("uncertainty", "conformal", "selective", "shifted"))
         return
     parts = decompose(task, aligned["test"].values, combination.weights)
     assert found["uncertainty"] == {name: pytest.approx(one.mean()) for name, one in parts.items()}
     assert set(found["shifted"]) == set(parts)
+    assert test.target is not None
+    own = measure_selective(task, test.values, test.target, parts.get("epistemic"))
+    assert own is not None and found["selective"] == {"ensemble": own}
+    alone = describe(valid, replace(test, best=aligned["test"].values[0]), None)["selective"]
+    assert ("best" in alone) == (task != REGRESSION), "a single member's points have no score"
     for method, record in found["conformal"].items():
         assert record["method"] == method
         assert record["coverage"] == pytest.approx(0.9, abs=0.08)  # 300 samples: a deviation of 0.025
@@ -82,7 +88,7 @@ def test_the_event_says_how_sure_a_model_of_any_task_is(task: Task) -> None:
 def test_coverage_is_not_measured_on_what_conformal_prediction_was_calibrated_on() -> None:
     valid = quantify("valid", draw(CLASSIFICATION, 0), combine_equally(CLASSIFICATION))
     alone = describe(valid, valid, None)
-    assert set(alone["conformal"]) == {"thr", "aps"} and alone["shifted"] is None
+    assert set(alone["conformal"]) == {"thr", "aps", "raps"} and alone["shifted"] is None
     assert all("coverage" not in record and record["size"] > 0 for record in alone["conformal"].values())
 
 

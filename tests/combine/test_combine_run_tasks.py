@@ -290,6 +290,31 @@ def test_shifted_samples_whose_padding_nothing_says_are_measured_with_a_note(tmp
         save_predictions(run.predictions(member, "shifted"), saved.values, saved.index, known, POINTS)
     again = combine(run, state, declared)
     assert again["note"] is None and again["shifted"] != combined["shifted"]
+    saved = [load(run, member, "shifted").values for member in combined["candidates"]]
+    mixed = np.average(
+        np.stack(saved), axis=0, weights=[combined["weights"].get(m, 0) for m in combined["candidates"]]
+    )
+    best = saved[combined["candidates"].index(combined["best_member"])]
+    for of, values in (("ensemble", mixed), ("best", best)):
+        rmse = float(np.sqrt(np.mean(values[:, 0].astype(float) ** 2)))
+        found = again["shifted_metrics"]["rmse"]
+        assert found[of] == pytest.approx(rmse, rel=1e-5)
+        assert found[f"{of}_change"] == pytest.approx(rmse - again["metrics"][of]["rmse"], rel=1e-5)
+    assert again["selective"]["ensemble"]["score"] == "epistemic" and "best" not in again["selective"]
+
+
+def test_shifted_samples_whose_targets_are_no_classes_of_the_members_are_told_apart_only(tmp_path: Path) -> None:
+    declared = declare(ONE, shifted=PIPE)
+    run, state = finish(tmp_path / "e", declared, ONE, shifted=True)
+    combined = combine(run, state, declared)
+    assert combined["shifted"] and combined["shifted_metrics"] is None
+    assert combined["note"].endswith("shifted samples is not measured: they have no targets of the task")
+    for member in state.members:
+        saved = load(run, member, "shifted")
+        other = np.full(saved.values.shape[:-1], 57)
+        save_predictions(run.predictions(member, "shifted"), saved.values, saved.index, other, ONE)
+    combined = combine(run, state, declared)
+    assert combined["shifted"] and combined["shifted_metrics"] is None and combined["note"].endswith("found 57")
 
 
 def test_a_stack_that_memory_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

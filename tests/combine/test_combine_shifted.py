@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, log_loss
 
-from ensemble.combine.shifted import measure_shift
+from ensemble.combine.metrics import CombineError
+from ensemble.combine.shifted import measure_change, measure_shift
+from ensemble.combine.tasks import find_math
+from ensemble.spec.task import CLASSIFICATION
 
 scores = st.lists(st.integers(0, 9), min_size=1, max_size=30).map(lambda drawn: np.array(drawn, float))
 
@@ -41,3 +45,28 @@ def test_parts_that_one_split_lacks_and_samples_without_a_value_are_left_out() -
     inside = {"total": np.array([0.0, np.nan]), "epistemic": np.ones(3), "aleatoric": nothing}
     shifted = {"total": np.array([1.0]), "disagreement": np.ones(2), "aleatoric": np.ones(2)}
     assert measure_shift(inside, shifted) == {"total": {"auroc": 1.0, "aupr": 1.0, "fpr95": 0.0}}
+
+
+def test_figures_on_shifted_samples_stand_beside_their_change() -> None:
+    rng = np.random.default_rng(0)
+    target = rng.integers(0, 3, 400)
+    sharp, flat = (np.full((400, 3), (1 - top) / 2) for top in (0.9, 0.6))
+    sharp[np.arange(400), target], flat[np.arange(400), (target + rng.integers(0, 2, 400)) % 3] = 0.9, 0.6
+    math = find_math(CLASSIFICATION)
+    usual = {"ensemble": math.measure(sharp, target), "best": {"accuracy": 0.5, "other": 1.0}}
+    found = measure_change(math, usual, {"ensemble": flat, "best": flat}, target)
+    accuracy, nll = accuracy_score(target, flat.argmax(axis=1)), log_loss(target, flat)
+    assert found["accuracy"] == {
+        "ensemble": pytest.approx(accuracy),
+        "ensemble_change": pytest.approx(accuracy - 1),
+        "best": pytest.approx(accuracy),
+        "best_change": pytest.approx(accuracy - 0.5),
+    }
+    assert found["nll"] == {
+        "ensemble": pytest.approx(nll),
+        "ensemble_change": pytest.approx(nll + np.log(0.9)),
+    }
+    confidence_gap = abs(accuracy - 0.6)  # all confidences are 0.6: one bin
+    assert found["ece"]["ensemble"] == pytest.approx(confidence_gap) and "other" not in found
+    with pytest.raises(CombineError, match="found 7"):
+        measure_change(math, usual, {"ensemble": flat}, np.full(400, 7))

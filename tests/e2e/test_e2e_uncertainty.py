@@ -94,11 +94,14 @@ def test_a_run_says_how_sure_its_combined_model_is(trained: tuple[RunDir, Ensemb
     assert saved.values.shape == (200, 3) and saved.target is None and saved.index.tolist() == list(range(200))
 
     combined = result.combined
-    assert combined is not None and combined["split"] == "test" and combined["note"] is None
+    assert combined is not None and combined["split"] == "test"
+    assert combined["shifted_metrics"] is None and combined["note"] == (
+        "how good the model is on the shifted samples is not measured: they have no targets of the task"
+    )
     parts = combined["uncertainty"]
     assert parts["total"] == pytest.approx(parts["aleatoric"] + parts["epistemic"])
     assert combined["shifted"]["total"]["auroc"] > 0.9, "between the clouds the model is least sure"
-    for method in ("thr", "aps"):
+    for method in ("thr", "aps", "raps"):
         found = combined["conformal"][method]
         assert found["level"] == COVERAGE
         assert COVERAGE - 0.07 < found["coverage"] <= 1, "a deviation of 0.035: of 300 and 400 samples"
@@ -111,6 +114,8 @@ def test_a_run_says_how_sure_its_combined_model_is(trained: tuple[RunDir, Ensemb
         assert np.mean([float(row[name]) for row in test]) == pytest.approx(mean)
     right = np.mean([row["target"] == row["prediction"] for row in test])
     assert right == pytest.approx(combined["metrics"]["ensemble"]["accuracy"])
+    selective = combined["selective"]["ensemble"]
+    assert selective["risk"] == pytest.approx(1 - right) and selective["risk_80"] < selective["risk"]
     assert {row["target"] for row in rows if row["split"] == "shifted"} == {""}
 
 

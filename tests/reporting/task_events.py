@@ -60,6 +60,12 @@ def predict(task: Task, number: int, rows: int = ROWS) -> tuple[np.ndarray, np.n
     return points.astype(np.float32), index, target
 
 
+def selective(aurc: float, excess: float) -> dict[str, float]:
+    """Figures of selective prediction."""
+    at = {f"{name}_{percent}": percent / 200 for name in ("risk", "threshold") for percent in (80, 90)}
+    return {"risk": 0.5, "aurc": aurc, "eaurc": excess, **at}
+
+
 def make_combined(task: Task, members: list[str]) -> Event:
     """The `combined` event that these members give when they are averaged."""
     alone = [predict(task, int(member[7:])) for member in members]
@@ -97,7 +103,14 @@ def make_combined(task: Task, members: list[str]) -> Event:
         "conformal": {
             "absolute": {"kind": "interval", "level": 0.9, "threshold": 0.9, "coverage": 0.894, "size": 1.91}
         },
+        "selective": {
+            "ensemble": selective(0.12, 0.03) | {"score": "variance", "loss": "squared_error"},
+            "best": selective(0.15, 0.05) | {"score": "variance", "loss": "squared_error"},
+        },
         "shifted": {"total": {"auroc": 0.83, "aupr": 0.79, "fpr95": 0.4}},
+        "shifted_metrics": {
+            "nll": {"ensemble": 0.91, "ensemble_change": 0.4, "best": 1.2, "best_change": -0.1},
+        },
     }
 
 

@@ -105,6 +105,13 @@ def test_status_names_the_combined_model_its_noise_and_its_uncertainty() -> None
         "uncertainty: total 0.4000, aleatoric 0.2500, epistemic 0.1500 nats" in notes
         and "conformal, intervals of one width (absolute residual): level 0.9000, coverage 0.8940" in notes
     )
+    assert (
+        "selective: mean squared error 0.5000 of all, 0.4500 of the surest 90 % (variance up to 0.4500), "
+        "0.4000 of the surest 80 % (variance up to 0.4000); AURC 0.1200 (excess 0.0300, best member 0.1500)"
+    ) in notes
+    assert (
+        "on shifted samples, in brackets the change from test: NLL 0.9100 (+0.4000), best member 1.2000 (−0.1000)"
+    ) in notes
     for members, says in (([], "combined: none: no class"), (["member-0"], "combined: by average: no class")):
         without = {"metrics": None, "reason": "no class", "members": members}
         refused = [e | without if e["type"] == "combined" else e for e in events]
@@ -139,6 +146,7 @@ def test_results_loggers_and_metrics_have_figures_intervals_and_uncertainty() ->
     assert values["difference/crps_low"] == event.intervals["difference"]["crps"][0]
     assert values["uncertainty/epistemic"] == 0.15 and values["shifted/total/auroc"] == 0.83
     assert values["conformal/absolute/coverage"] == 0.894
+    assert values["selective/best/aurc"] == 0.15 and values["shifted_metrics/nll/ensemble_change"] == 0.4
 
 
 def test_the_samples_of_the_combined_model_name_figure_split_and_direction() -> None:

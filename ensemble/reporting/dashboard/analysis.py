@@ -73,7 +73,7 @@ def read_quality(run_dir: RunDir, state: RunState) -> Document:
         - `gain`: figures of the plain average of k members, each added where it improves the `criterion` on the
           validation split most.
         - `disagreement`: how far two members differ on the same samples, in a `unit`: "share" or "value".
-        - `tables`: uncertainty, conformal prediction, shifted samples (`sections.quality`).
+        - `tables`: uncertainty, conformal and selective prediction, shifted samples (`sections.quality`).
         - `missing`: why there is nothing.
         - what of it is in words (`tiles.describe_quality`).
     """

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 #: Of the `combined` event.
 COMBINED = (
     "method", "members", "weights", "split", "metrics", "best_member", "note", "temperature", "reason", "task",
-    "calibration", "intervals", "noise", "uncertainty", "conformal", "shifted",
+    "calibration", "intervals", "noise", "uncertainty", "conformal", "selective",
+    "shifted", "shifted_metrics",
 )  # fmt: skip
 
 

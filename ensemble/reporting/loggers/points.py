@@ -180,8 +180,9 @@ def combined_values(combined: Combined) -> dict[str, Any]:
     """The figures of the combined model by their names in loggers.
 
     `ensemble/`, `best/`, `mean/`: of the combined model, its best member, the mean of its members. Behind a
-    figure's name `_low` and `_high` are the ends of its interval. `uncertainty/PART`, `conformal/METHOD/FIGURE`
-    and `shifted/SCORE/FIGURE` say how sure it is.
+    figure's name `_low` and `_high` are the ends of its interval. `uncertainty/PART`, `conformal/METHOD/FIGURE`,
+    `selective/MODEL/FIGURE` and `shifted/SCORE/FIGURE` say how sure it is, `shifted_metrics/FIGURE/MODEL` how good
+    it is on shifted samples.
     """
     values: dict[str, Any] = {}
     for of, metrics in (combined.metrics or {}).items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.reporting import text
-from ensemble.reporting.model_figures import compare, read_task
+from ensemble.reporting.model_figures import compare, describe_figure, list_figures, read_task
 from ensemble.reporting.ranking import finite_or_none
 from ensemble.reporting.sections import Line, Table
 from ensemble.spec.splits import describe_overlap
@@ -35,9 +35,16 @@ UNITS = {
     "quantiles": "(unit of the target)",
 }
 #: Of the records of the event, which numbers are figures.
-SHOWN = {"conformal": ("level", "coverage", "size", "empty"), "shifted": ("auroc", "aupr", "fpr95")}
+SHOWN = {
+    "conformal": ("level", "coverage", "size", "empty"),
+    "selective": ("risk", "aurc", "eaurc", "risk_80", "threshold_80", "risk_90", "threshold_90"),
+    "shifted": ("auroc", "aupr", "fpr95"),
+    "shifted_metrics": ("ensemble", "ensemble_change", "best", "best_change"),
+}
 #: In which direction the fields of the tables are better.
-DIRECTIONS = {"auroc": "higher", "aupr": "higher", "fpr95": "lower", "size": "lower"}
+DIRECTIONS = {"auroc": "higher", "aupr": "higher"} | dict.fromkeys(
+    ("fpr95", "size", "risk", "aurc", "eaurc", "risk_80", "risk_90"), "lower"
+)
 #: What the fields of the tables are called.
 WORDS = {
     "auroc": "AUROC",
@@ -48,9 +55,28 @@ WORDS = {
     "empty": "share of empty sets",
     "thr": "sets of the most probable classes (THR)",
     "aps": "adaptive sets (APS)",
+    "raps": "regularised adaptive sets (RAPS)",
     "absolute": "intervals of one width (absolute residual)",
     "normalised": "intervals in standard deviations (normalised residual)",
     "cqr": "intervals from quantiles (CQR)",
+    "risk": "risk of all",
+    "aurc": "AURC",
+    "eaurc": "excess AURC",
+    "risk_80": "risk of the surest 80 %",
+    "risk_90": "risk of the surest 90 %",
+    "threshold_80": "threshold of 80 %",
+    "threshold_90": "threshold of 90 %",
+    "ensemble": "combined model",
+    "ensemble_change": "change of the combined model",
+    "best": "best member",
+    "best_change": "change of the best member",
+}
+#: By what selective prediction orders samples, and whether the surest are above or below the threshold.
+SCORES = {
+    "probability": "largest probability from",
+    "variance": "variance up to",
+    "epistemic": "epistemic variance up to",
+    "width": "outermost interval up to",
 }
 
 
@@ -93,14 +119,45 @@ def describe_quality(state: RunState) -> list[Line]:
     shared = [describe_overlap(row) for row in state.header.overlap or ()]
     lines = [*reason, *shared, *_describe_calibration(combined), *_describe_decision(combined)]
     lines += _describe_uncertainty(combined)
-    for field in SHOWN:
+    for field in ("conformal", "shifted"):
         for name, figures in list_records(combined, field):
             words = [f"{_word(key)} {text.score(value)}" for key, value in figures.items()]
             record = getattr(combined, field)[name]
             if None in (record.get("threshold", 0), *(record.get("thresholds") or ())):
                 words.append("too few samples to calibrate on: everything is predicted")
             lines.append(f"{field}, {_word(name)}: {', '.join(words)}")
-    return [("" if at else "combined", line) for at, line in enumerate(lines)]
+    lines += describe_selective(combined), describe_shifted_metrics(combined)
+    return [("" if at else "combined", line) for at, line in enumerate(filter(None, lines))]
+
+
+def describe_selective(combined: Combined) -> str:
+    """Returns a line of what the model errs where it answers only the surest samples; "" if unknown."""
+    found, records = dict(list_records(combined, "selective")), combined.selective or {}
+    if "ensemble" not in found:
+        return ""
+    own, record = found["ensemble"], records["ensemble"]
+    said = [f"{text.score(own.get('risk'))} of all"]
+    for percent in (90, 80):
+        at = f"{SCORES[record['score']]} {text.score(own.get(f'threshold_{percent}'))}"
+        said.append(f"{text.score(own.get(f'risk_{percent}'))} of the surest {percent} % ({at})")
+    rival = found.get("best")
+    beside = f", best member {text.score(rival.get('aurc'))}" if rival else ""
+    loss = "error" if record["loss"] == "error" else f"mean {_word(record['loss'])}"
+    area = f"AURC {text.score(own.get('aurc'))} (excess {text.score(own.get('eaurc'))}{beside})"
+    return f"selective: {loss} {', '.join(said)}; {area}"
+
+
+def describe_shifted_metrics(combined: Combined) -> str:
+    """Returns a line of the first figures on shifted samples and their change; "" where there are none."""
+    found, said = dict(list_records(combined, "shifted_metrics")), []
+    for figure in list_figures(found, read_task(combined))[:MOST_FIGURES]:
+        ours, rival = (
+            f"{text.score(found[figure.name].get(of))} ({text.gain(found[figure.name].get(f'{of}_change'), 0)})"
+            for of in ("ensemble", "best")
+        )
+        said.append(f"{figure.label} {ours}, best member {rival}")
+    against = f"on shifted samples, in brackets the change from {combined.split}"
+    return f"{against}: {'; '.join(said)}" if said else ""
 
 
 def _describe_calibration(combined: Combined) -> Iterator[str]:
@@ -138,7 +195,7 @@ def _describe_uncertainty(combined: Combined) -> Iterator[str]:
 
 
 def tabulate(state: RunState) -> list[Table]:
-    """Returns the tables of the view "Ensemble": uncertainty, conformal prediction, shifted samples."""
+    """Returns the tables of the view "Ensemble": uncertainty, conformal and selective figures, shifted samples."""
     combined = state.combined or NOT_COMBINED
     tables = []
     uncertainty = list(_read_numbers(combined.uncertainty))
@@ -158,17 +215,36 @@ def tabulate(state: RunState) -> list[Table]:
             "method",
         ),
         (
+            "selective",
+            "Selective prediction",
+            f"How much a model errs where it answers only its surest samples, on the {combined.split} split.",
+            "model",
+        ),
+        (
             "shifted",
             "Shifted samples",
             "How well each score of uncertainty tells shifted samples from usual ones: AUROC 0.5 is chance.",
             "score",
+        ),
+        (
+            "shifted_metrics",
+            "Quality on shifted samples",
+            f"Figures on the shifted samples, and their change from those on the {combined.split} split.",
+            "figure",
         ),
     ):
         found = list_records(combined, id)
         keys = [key for key in SHOWN[id] if any(key in figures for _, figures in found)]
         if keys:
             head = [(first, "text"), *((_head(key), "") for key in keys)]
-            rows = [[_word(name), *(text.score(figures.get(key)) for key in keys)] for name, figures in found]
+            is_figure, task = id == "shifted_metrics", read_task(combined)
+            rows = [
+                [
+                    describe_figure(of, task).heading if is_figure else _word(of),
+                    *map(text.score, map(own.get, keys)),
+                ]
+                for of, own in found
+            ]
             tables.append(Table(id, title, reading, head, rows))
     return tables
 
@@ -184,7 +260,7 @@ def _head(name: str) -> str:
 
 
 def list_records(combined: Combined, field: str) -> list[tuple[str, dict[str, float]]]:
-    """Returns the figures of each method or score of a field of the event: `conformal` or `shifted`."""
+    """Returns the figures of each method or score of a field of the event, one of `SHOWN`."""
     shown = SHOWN[field]
     return [
         (name, {key: value for key, value in _read_numbers(record) if key in shown})

@@ -58,7 +58,8 @@ def test_intervals_noise_and_tables_come_from_the_event(kind: str, tmp_path: Pat
     event = next(e for e in events if e["type"] == "combined")
     assert document["combined"] == event["metrics"]["ensemble"]
     assert document["intervals"] == event["intervals"] and document["noise"] == event["noise"]
-    assert [table["id"] for table in document["tables"]] == ["uncertainty", "conformal", "shifted"]
+    tables = ["uncertainty", "conformal", "selective", "shifted", "shifted_metrics"]
+    assert [table["id"] for table in document["tables"]] == tables
 
 
 @pytest.mark.parametrize("kind", MEASURED)
