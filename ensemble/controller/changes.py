@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.events import NOT_COMBINED
+from ensemble.spec.population import identify_trial
 from ensemble.store import RunDir, RunState, StoreError, load_code, versions
 from ensemble.store.member import ENDED
 from ensemble.train.data_identity import (
@@ -266,7 +267,10 @@ def _list_differences(member: MemberState, ensemble: Ensemble, extended: int) ->
     Args:
         extended: the number of epochs that the run's members were given (`find_more_epochs`), or 0.
     """
-    fresh = ensemble.identify(member.number, member.params if ensemble.search is not None else None)
+    if ensemble.search is None:
+        fresh = ensemble.identify(member.number)
+    else:
+        fresh = identify_trial(ensemble, member.number, member.identity)
     declared = dict(member.identity)
     if member.state in ENDED and fresh.epochs == extended and declared["epochs"] < extended:
         declared["epochs"] = extended  # others were given so many: this one has ended without them

@@ -19,7 +19,6 @@ _KEPT = (
     "threads",
     "seed",
     "precision",
-    "epochs",
     "batch_size",
     "loss_scale",
     "accumulate",
@@ -108,6 +107,7 @@ def recover_declaration(member: MemberState) -> Member:
         compile=record["compile"] or "none",
         **needs,
         **{name: record[name] for name in _KEPT},
+        epochs=(record["population"] or record)["epochs"],
     )
 
 

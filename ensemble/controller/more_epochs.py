@@ -45,7 +45,7 @@ def plan_more_epochs(run_dir: RunDir, state: RunState, ensemble: Ensemble, epoch
     able = [m for m in state.members.values() if m.state in ("finished", "waiting") or m.is_resumable(code)]
     if not able:
         raise StoreError(f"{run_dir.path}: no member finished or can go on, so none can have more epochs")
-    if any(member.identity.get("schedule_epochs") for member in able):
+    if any(member.identity.get("population") for member in able):
         raise StoreError(f"{run_dir.path}: the generations of a population have their epochs; {_INSTEAD}")
     able = [member for member in able if member.early_stopping is None]
     if not able:

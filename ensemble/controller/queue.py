@@ -146,13 +146,16 @@ class MemberQueue:
             if not self._commands.cancel(member):
                 self._session.cancel(self._withdraw(member)[0])
             done.append(member)
-        if every and self._ensemble.search is not None and not self._ensemble.search.has_trials:
+        search = self._ensemble.search
+        if every and search is not None and not search.has_trials:
             self._waitlist.trials_left = 0
-        if every and (left := self._waitlist.trials_left):
+        if every and (left := min(self._waitlist.trials_left, self._waitlist.trials_ready)) > 0:
             first = self._next_number()
             done += [f"member-{first + number}" for number in range(left)]
             self._to_cancel += left
             self.propose(left)
+        if every and search is not None and search.population is not None:
+            self._waitlist.trials_left = 0  # no generation follows
         self._session.placement_due = True
         return f"cancelling {abbreviate(done)}" if done else "nothing is left to cancel"
 

@@ -122,7 +122,7 @@ class SessionState:
         kept = [*(name for name, _ in known.list_checkpoints()), *made]
         self.actions.append(RemoveCheckpoints(member, kept, removes_start=is_start_used_up(known)))
         reduction = plan_reduction(known, self.keep_checkpoints)
-        awaits_heirs = known.identity.get("schedule_epochs") is not None and self.waitlist.trials_left > 0
+        awaits_heirs = known.identity.get("population") is not None and self.waitlist.trials_left > 0
         if reduction is not None and not awaits_heirs and (member, reduction.name) not in self._reducing:
             self._reducing.add((member, reduction.name))
             self.actions.append(reduction)

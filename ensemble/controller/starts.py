@@ -189,7 +189,8 @@ def find_start(start: str) -> StartPlan:
 
 def describe_kept(lineage: Mapping[str, Any], kept: KeptCheckpoint) -> dict[str, Any]:
     """A lineage with what is known of the weights that were copied."""
-    return {**lineage, **{name: getattr(kept, name) for name in ("epoch", "step", "weights_sha256")}}
+    names = ("epoch", "step", "weights_sha256", *(("digest",) if lineage.get("whole") else ()))
+    return {**lineage, **{name: getattr(kept, name) for name in names}}
 
 
 def _find_own_start(run_dir: RunDir, state: RunState, source: str) -> StartPlan:
@@ -242,6 +243,27 @@ def _lacks_weights(member: MemberState) -> bool:
     return select_warm(member.identity.get("lineage")) is not None and _find_kept(member) is None
 
 
+def _restore_start(run_dir: RunDir, state: RunState, member: MemberState) -> str | None:
+    """Make the copy again from which a member of a population went on, where it was removed: it had ended.
+
+    Returns:
+        Why that cannot be; None where the copy is there.
+    """
+    lineage = member.identity.get("lineage") or {}
+    is_kept = lineage.get("weights_sha256") is not None
+    if not lineage.get("whole") or not is_kept or run_dir.initial_weights(member.id).exists():
+        return None
+    try:
+        kept = _find_own_start(run_dir, state, lineage["from"]).keep(run_dir)
+        if kept.weights_sha256 == lineage["weights_sha256"]:
+            kept.give_to(run_dir, member.id)
+            return None
+        kept.remove()
+    except StoreError as error:
+        return str(error)
+    return f"{lineage['from']} has other weights now than those from which {member.id} went on"
+
+
 def find_redeclared(
     run_dir: RunDir, state: RunState, listed: Callable[[int], Identity | None]
 ) -> tuple[dict[str, Identity], dict[str, str]]:
@@ -261,6 +283,9 @@ def find_redeclared(
     for member in state.members.values():
         begins = member.checkpoint is None and not member.identity.get("added")
         if not begins or not (member.state == "waiting" or member.is_diverged_without_checkpoint):
+            continue
+        if (why := _restore_start(run_dir, state, member)) is not None:
+            unstartable[member.id] = why
             continue
         now = listed(member.number)
         if now is not None and member.state == "failed" and now.epochs == extended:

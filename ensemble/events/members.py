@@ -19,6 +19,7 @@ class MemberDeclared(MemberEvent, tag="member"):
         averaging, compile: `name` and its [options](options.md), defaults included.
         lineage: `from`, `warm`, `epoch`, `step`, `weights_sha256`, `code`, and `whole` where it goes on from the
             whole state.
+        population: `generation`, `place`, `first`, `size`, `generations`, `epochs`.
         selected_by: `metric`, `mode`.
         widened: `from`: its workers before, `epoch` from which on it has more.
     """
@@ -56,7 +57,7 @@ class MemberDeclared(MemberEvent, tag="member"):
     suggested: Json | None = None
     selected_by: Json | None = None
     epochs_before: int | None = None
-    schedule_epochs: int | None = None
+    population: Json | None = None
     widened: Json | None = None
     widened_from: int | None = None
 

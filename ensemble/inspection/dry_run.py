@@ -299,7 +299,10 @@ def _list_notes(ensemble: Ensemble, executor: str, state: RunState, code: Code) 
         notes.append("measured and estimated for this machine; a Ray cluster may offer more nodes, or other ones")
     if ensemble.search is not None:
         some = "" if ensemble.search.has_trials else " (as many as the budget allows; estimated for these)"
-        trials = f"{ensemble.search.expected_trials} trials will be proposed by the search{some}"
+        count = ensemble.search.trials if ensemble.search.has_trials else ensemble.search.expected_trials
+        trials = f"{count} trials will be proposed by the search{some}"
+        if (size := ensemble.search.population) is not None:
+            trials += f", which share the epochs of {size}"
         notes.append(f"{trials}; random points of its space are used in their place, and pruning is ignored")
     if state.members:
         notes.append("the run would be continued; the figures are of a run from its beginning")

@@ -111,7 +111,7 @@ def _next_steps(state: RunState, where: str) -> Iterator[Line]:
     if "failed" in states:
         yield "next", f"{format_command('resume', where)} tries what failed again"
         yield "", page
-    elif "finished" in states and not any(m.identity.get("schedule_epochs") for m in state.members.values()):
+    elif "finished" in states and not any(m.identity.get("population") for m in state.members.values()):
         yield (
             "next",
             f"{format_command('resume', where, '--epochs', 'N')} trains the members on, to N epochs in all",

@@ -9,15 +9,16 @@ train side by side, and whether the run was interrupted, makes no difference.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.spec import Ensemble, Identity, Member
+from ensemble.spec import Ensemble, Identity
 from ensemble.spec.identity import make_lineage
+from ensemble.spec.population import identify_in_population
 from ensemble.store.member import ENDED
 
 if TYPE_CHECKING:
@@ -43,35 +44,49 @@ class Population:
         self._options = self._search.sampler_options
         self.size: int = self._options["population"]
 
-    def _list_members(self) -> list[MemberState]:
-        """The members so far, by generation and place."""
-        members = [member for member in self._state.members.values() if not member.identity.get("added")]
-        return sorted(members, key=lambda member: member.number)
+    @property
+    def proposed(self) -> int:
+        """How many members the log has, those included that it has lost."""
+        known = (member.identity.get("population") for member in self._state.members.values())
+        return max((each["generation"] * self.size + each["place"] + 1 for each in known if each), default=0)
+
+    def _read_generation(self, generation: int) -> list[MemberState | None]:
+        """The members of a generation by place; None where there is none yet, or its declaration was lost."""
+        found: list[MemberState | None] = [None] * self.size
+        for member in self._state.members.values():
+            where = member.identity.get("population")
+            if where and where["generation"] == generation and where["place"] < self.size:
+                found[where["place"]] = member
+        return found
+
+    def _value(self, member: MemberState | None) -> float | None:
+        """The objective of a member that has finished, so that higher is better; None where it has none."""
+        value = None if member is None else member.metrics.get(str(self._ensemble.objective))
+        if member is None or member.state != "finished" or value is None or not math.isfinite(value):
+            return None
+        return -value if self._ensemble.mode == "min" else value
 
     def count_ready(self, proposed: int) -> int:
         """How many members may be proposed now, after so many: those that the generation in progress lacks."""
         generation, place = divmod(proposed, self.size)
         if place or not generation:
             return self.size - place
-        return self.size if all(member.state in ENDED for member in self._list_members()[-self.size :]) else 0
+        last = self._read_generation(generation - 1)
+        has_ended = all(member is None or member.state in ENDED for member in last)
+        return self.size if has_ended and any(self._value(member) is not None for member in last) else 0
 
-    def explain_end(self) -> str | None:
-        """Why no generation can follow: nobody of the last one has finished. None: one can."""
-        made = self._list_members()
-        last = made[-self.size :]
-        if not made or len(made) % self.size or any(member.state not in ENDED for member in last):
+    def explain_end(self, proposed: int) -> str | None:
+        """Why no generation can follow after so many members: nobody of the last has finished. None: one can."""
+        generation, place = divmod(proposed, self.size)
+        if place or not generation:
+            return None
+        last = self._read_generation(generation - 1)
+        if any(member is not None and member.state not in ENDED for member in last):
             return None
         if any(self._value(member) is not None for member in last):
             return None
-        error = next((member.error for member in last if member.error), "none has the objective")
-        return f"no member of generation {len(made) // self.size - 1} finished, so none can go on: {error}"
-
-    def _value(self, member: MemberState) -> float | None:
-        """The objective of a member that has finished, so that higher is better; None where it has none."""
-        value = member.metrics.get(str(self._ensemble.objective))
-        if member.state != "finished" or value is None or not math.isfinite(value):
-            return None
-        return -value if self._ensemble.mode == "min" else value
+        errors = [member.error or f"{member.id} was {member.state}" for member in last if member is not None]
+        return f"no member of generation {generation - 1} finished, so none can go on: {', '.join(errors[:1])}"
 
     def propose(self, number: int, proposed: int) -> Identity:
         """The next member, after so many.
@@ -80,35 +95,24 @@ class Population:
             SpecError: its hyperparameters cannot be trained.
         """
         generation, place = divmod(proposed, self.size)
+        where = {"generation": generation, "place": place}
         if not generation:
-            return self._identify(number, self._searcher.ask(number), 0, number)
-        made = self._list_members()
-        last, seed = made[(generation - 1) * self.size :][: self.size], [self._search.seed, generation, place]
+            return identify_in_population(
+                self._ensemble, number, self._searcher.ask(number), **where, first=number
+            )
+        last, seed = self._read_generation(generation - 1), [self._search.seed, generation, place]
         at = choose_parent([self._value(member) for member in last], place, self._options["quantile"], seed)
-        parent, trial = last[at], self._searcher.get_trial(last[at].number)
+        parent, before = last[at], last[place]
+        assert parent is not None
+        trial = self._searcher.get_trial(parent.number)
         given = trial.params if at == place else explore(trial, self._options, seed)
-        params = self._searcher.ask(number, given)
         code = parent.find_other_code(self._state.header.code)
         lineage = make_lineage(parent.id, warm=True, code=code, whole=True)
-        return dataclasses.replace(self._identify(number, params, generation, made[place].number), lineage=lineage)
-
-    def _identify(self, number: int, params: dict[str, Any], generation: int, first: int) -> Identity:
-        """The identity of a member, without what it goes on from.
-
-        Args:
-            first: the number of the first member in its place, which gives all of them their seed.
-        """
-        seed = self._ensemble.identify(first, {}).seed
-        trained = self._ensemble.identify(number, Member(params, seed=seed))
-        epochs = self._search.last_epoch(generation, trained.epochs)
-        return dataclasses.replace(trained, epochs=epochs, schedule_epochs=trained.epochs)
-
-    def redeclare(self, number: int, params: dict[str, Any]) -> Identity:
-        """The identity of an earlier member by the present declaration."""
-        made = self._list_members()
-        at = next(at for at, member in enumerate(made) if member.number == number)
-        identity = self._identify(number, params, at // self.size, made[at % self.size].number)
-        return dataclasses.replace(identity, lineage=made[at].identity.get("lineage"))
+        params = self._searcher.ask(number, given, lineage)
+        first = number if before is None else before.identity["population"]["first"]
+        return replace(
+            identify_in_population(self._ensemble, number, params, **where, first=first), lineage=lineage
+        )
 
 
 def choose_parent(values: Sequence[float | None], place: int, quantile: float, seed: Sequence[int]) -> int:

@@ -133,11 +133,17 @@ class Searcher:
         most = self.search.trials
         return most if self._grid is None else min(most, len(self._grid))
 
-    def ask(self, number: int, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def ask(
+        self,
+        number: int,
+        given: Mapping[str, Any] | None = None,
+        lineage: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Propose the hyperparameters of the next trial; an earlier trial gets the same again.
 
         Args:
             given: what is suggested to it and not left to the sampler, by name.
+            lineage: of a member that goes on from another; becomes an attribute of the trial.
 
         Raises:
             ValueError: `number` is beyond the next trial.
@@ -154,6 +160,7 @@ class Searcher:
             self._adopt(number, {**self.search.space, **point})
         else:
             self._ask(number, self._find_enqueued(number) if given is None else given)
+        self._describe_lineage(number, lineage)
         return dict(self._params[number])
 
     def get_trial(self, number: int) -> FrozenTrial:

@@ -17,6 +17,7 @@ from ensemble.search.space import check_kind
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.spec.identity import select_warm
 from ensemble.spec.objectives import describe_missing_objective
+from ensemble.spec.population import identify_trial
 from ensemble.store import StoreError
 
 if TYPE_CHECKING:
@@ -211,6 +212,8 @@ class SearchTrials(Trials):
         self._searcher.restore(state)
         self._state = state
         self._population = None if self._search.population is None else Population(ensemble, state, self._searcher)
+        if self._population is not None:
+            self._proposed = self._population.proposed
         self._gains = Gains(run_dir, self._search.gain, state) if self._search.gain is not None else None
         self._valued_with: set[str] = set()  # finished members that the values of all trials take into account
         self._was_possible = False  # whether a proposal of this session was
@@ -227,8 +230,8 @@ class SearchTrials(Trials):
         """
         if self._broken is not None:
             return self._broken
-        if self._population is not None and (why := self._population.explain_end()) is not None:
-            return why
+        if self._extinct is not None and not self._finished():
+            return self._extinct
         if self._unmetered is not None:
             return (
                 f"{self._unmetered} has no joules, which the search minimizes: no power source of its node could "
@@ -239,7 +242,16 @@ class SearchTrials(Trials):
         return f"the first {self._failed_first} trials of the search all failed, the last one: {self._last_error}"
 
     def left(self) -> int:
-        return 0 if self._searcher.has_ended else max(0, self._searcher.trials - self._proposed)
+        if self._searcher.has_ended or self._extinct is not None:
+            return 0
+        return max(0, self._searcher.trials - self._proposed)
+
+    @property
+    def _extinct(self) -> str | None:
+        """Why no generation of a population can follow; None where one can, or there is none to come."""
+        if self._population is None or self._proposed >= self._searcher.trials:
+            return None
+        return self._population.explain_end(self._proposed)
 
     def ready(self) -> int:
         left = self.left()
@@ -276,11 +288,7 @@ class SearchTrials(Trials):
 
     def listed(self, number: int) -> Identity | None:
         """What was proposed, as the ensemble declares its trials now."""
-        member = self._state.members[f"member-{number}"]
-        if self._population is None or member.identity.get("added"):
-            identity = self._ensemble.identify(number, member.params)
-        else:
-            identity = self._population.redeclare(number, member.params)
+        identity = identify_trial(self._ensemble, number, self._state.members[f"member-{number}"].identity)
         return dataclasses.replace(identity, first_epoch=self._first_epoch)
 
     def _count_failure(self, why: str) -> None:

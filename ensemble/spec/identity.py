@@ -43,15 +43,16 @@ class Identity:
             that count workers use it, because the global batch has not grown with the workers.
         epochs_before: its number of epochs as it was declared, if it was given more after it had ended; None where
             it was not. Learning-rate schedules go by the declared number.
-        schedule_epochs: of a member of a population, which ends with its generation: the number of epochs of the
-            whole training, by which its schedules go; else None.
+        population: of a member of a population its `generation`, its `place`, the number of the `first` member in
+            that, the `size`, the number of `generations`, and the `epochs` of the whole training, by which its
+            schedules go while it ends with its generation; else None.
         span_nodes: see `ensemble.spec.member.Resources`; "spread" where two nodes were measured to be faster.
         lineage: of a clone: the member that it is cloned `from`, and whether it is `warm`, so that it starts with
             the weights that this one had at the end of `step` steps of its own `epoch` (`weights_sha256`; None
             where it is not warm). `code`: fingerprint of other code that they were trained with, or None. Of a
             member with `Member.start` the same, `from` being what was declared; the digest is None until the run
             has its copy, and `epoch` and `step` are None for a plain file of weights. `whole`: whether it goes on
-            from the whole state, own epochs included, as a member of a population does.
+            from the whole state, own epochs included, as a member of a population does; `digest`: of that file.
     """
 
     member: str
@@ -89,12 +90,12 @@ class Identity:
     span_nodes: bool | Literal["auto", "spread"] = True
     lineage: dict[str, Any] | None = None
     epochs_before: int | None = None
-    schedule_epochs: int | None = None
+    population: dict[str, Any] | None = None
 
     @property
     def scheduled_epochs(self) -> int:
         """The number of epochs by which what depends on the length of a training goes."""
-        return self.schedule_epochs or self.epochs_before or self.epochs
+        return int(self.population["epochs"]) if self.population else self.epochs_before or self.epochs
 
     def as_dict(self) -> dict[str, Any]:
         """The identity as plain JSON values."""
@@ -139,7 +140,7 @@ def make_lineage(
         whole: whether a warm one goes on from the whole state of that member.
     """
     made = {"from": source, "epoch": None, "step": None, "warm": warm, "weights_sha256": None, "code": code}
-    return made | ({"whole": True} if whole else {})
+    return made | ({"whole": True, "digest": None} if whole else {})
 
 
 def is_same_start(lineage: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:

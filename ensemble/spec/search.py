@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ensemble.spec.options import OBJECTIVES, PRUNERS, SAMPLERS, NamedOptions, resolve
 from ensemble.spec.search_space import Space, as_space
-from ensemble.spec.validation import SpecError, as_json_value, check_choice, check_number, option_class
+from ensemble.spec.validation import (
+    SpecError,
+    as_json_value,
+    check_choice,
+    check_number,
+    option_class,
+    unknown_name,
+)
 
 #: Those that take two objectives; the others cannot, or learn from one only.
 SAMPLERS_OF_TWO = ("tpe", "random", "grid", "gp")
@@ -138,6 +144,8 @@ class Search:
             raise SpecError(f"Search.enqueue has {len(self.enqueue)} trials, more than trials={self.trials}")
         if isinstance(self.study, str) and self.storage is None:
             raise SpecError(f"Search.study={self.study!r} needs storage=, which has a study of that name")
+        if self.population is not None:
+            self._check_first_generation(self.population)
         object.__setattr__(self, "study", take_trials(self.study))
 
     def _check_population(self) -> None:
@@ -146,7 +154,8 @@ class Search:
         if self.trials not in (None, made) or "trials" in (self.budget or {}):
             raise SpecError(
                 f"Search.sampler='pbt' has {options['population']} x {options['generations']} trials: leave out "
-                "trials=, and take another population or number of generations"
+                "trials= (trials=None where another search is replaced), and take another population or number "
+                "of generations"
             )
         object.__setattr__(self, "trials", made)
         for name in ("second_objective", "study", "terminator", "constraints"):
@@ -158,6 +167,18 @@ class Search:
             raise SpecError("Search.sampler='pbt' needs objective='metric'")
         if self.prunes:
             raise SpecError("Search.sampler='pbt' needs no pruner: the worst of a population are replaced")
+
+    def _check_first_generation(self, size: int) -> None:
+        if len(self.enqueue) > size:
+            raise SpecError(
+                f"Search.enqueue has {len(self.enqueue)} trials, more than the first generation: {size}; "
+                "later ones follow from it"
+            )
+        for name in self.sampler_options["inherit"]:
+            if not callable(self.space) and name not in self.space:
+                raise SpecError(
+                    unknown_name("Search.sampler['inherit']: the space has no", name, list(self.space))
+                )
 
     def _check_sampler(self) -> None:
         if not isinstance(self.sampler, str | Mapping):
@@ -249,10 +270,6 @@ class Search:
     def prunes(self) -> bool:
         """Whether trials may be pruned."""
         return self.stop is not None or self.pruner_options["name"] not in ("none", "NopPruner")
-
-    def last_epoch(self, generation: int, epochs: int) -> int:
-        """The number of epochs after which a generation of a population ends, which the last one does with all."""
-        return math.ceil(epochs * (generation + 1) / int(self.sampler_options["generations"]))
 
     def check_epochs(self, epochs: int) -> None:
         """Check that trials of so many epochs are long enough for the pruner, or for the generations.

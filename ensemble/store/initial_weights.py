@@ -40,12 +40,14 @@ class KeptCheckpoint:
         path: of the copy.
         epoch, step: of the member that wrote it; None for a plain file of weights.
         weights_sha256: digest of its weights and buffers.
+        digest: of the file, by the log; None where that does not know it.
     """
 
     path: Path
     epoch: int | None
     step: int | None
     weights_sha256: str
+    digest: str | None = None
 
     def give_to(self, run_dir: RunDir, member: str) -> None:
         """Make it the weights that a member starts with.
@@ -87,7 +89,8 @@ def keep_checkpoint(run_dir: RunDir, checkpoint: Path, logged: Checkpoint) -> Ke
         digest = logged.weights_sha256 if is_logged else None
         if digest is None:
             digest = weights_sha256(load_checkpoint(path, parts=("model",))["model"])
-        return KeptCheckpoint(path, position["epoch"], position["step"], digest)
+        known = logged.digest if is_logged else None
+        return KeptCheckpoint(path, position["epoch"], position["step"], digest, known)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
@@ -143,19 +146,24 @@ def load_initial_weights(run_dir: RunDir, member: str, digest: str) -> dict[str,
 
 
 def load_initial_state(
-    run_dir: RunDir, member: str, digest: str, parts: tuple[str, ...] | None = None
+    run_dir: RunDir,
+    member: str,
+    digest: str,
+    parts: tuple[str, ...] | None = None,
+    file_digest: str | None = None,
 ) -> dict[str, Any]:
     """The checkpoint that a member starts with, on the CPU.
 
     Args:
         digest: of its weights and buffers, by the log.
         parts: of the checkpoint, `model` among them; None: all.
+        file_digest: of the whole file, by the log; None: it is not known.
 
     Raises:
         StoreError: it is missing or damaged, or has other weights than those that the log names.
     """
     path = run_dir.initial_weights(member)
-    state: dict[str, Any] = load_checkpoint(path, parts=parts)
+    state: dict[str, Any] = load_checkpoint(path, parts, file_digest)
     found = weights_sha256(state["model"])
     if found != digest:
         raise StoreError(

@@ -41,7 +41,17 @@ GROWN_BYTES = 4 * 2**20
 #: Members of which no more epochs will come, whoever goes on with the run.
 CLOSED = frozenset(("finished", "pruned", "cancelled"))
 #: Of a member's identity.
-IDENTITY = ("params", "seed", "epochs", "workers", "cpus_per_worker", "gpus_per_worker", "first_epoch", "lineage")
+IDENTITY = (
+    "params",
+    "seed",
+    "epochs",
+    "workers",
+    "cpus_per_worker",
+    "gpus_per_worker",
+    "first_epoch",
+    "lineage",
+    "population",
+)
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.event_handlers import fold
 from ensemble.store.files import write_json
 from ensemble.store.frozen_arrays import list_arrays, name_to_digest
-from ensemble.store.initial_weights import load_initial_weights
+from ensemble.store.initial_weights import load_initial_state
 from ensemble.store.log_lines import read_events
 from ensemble.store.member import ENDED, MemberState
 from ensemble.store.rundir import RunDir
@@ -141,7 +141,8 @@ def _check_member(run_dir: RunDir, member: MemberState, stop: Callable[[], None]
     if lineage and lineage["warm"] and lineage["weights_sha256"] is not None and member.checkpoint is None:
         file = str(run_dir.initial_weights(member.id).relative_to(run_dir.path))
         try:
-            load_initial_weights(run_dir, member.id, lineage["weights_sha256"])
+            whole = {"file_digest": lineage["digest"]} if lineage.get("whole") else {"parts": ("model",)}
+            load_initial_state(run_dir, member.id, lineage["weights_sha256"], **whole)
             yield FileCheck(file, "initial weights", member.id, "whole")
         except StoreError as error:
             yield FileCheck(file, "initial weights", member.id, "damaged", str(error))

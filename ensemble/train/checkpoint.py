@@ -187,8 +187,9 @@ class FileCheckpointer(Checkpointer):
         lineage, member = self._identity.lineage, self._identity.member
         if lineage is None or not lineage.get("whole"):
             return None
-        state = load_initial_state(self._files, member, lineage["weights_sha256"])
-        if changed := describe_difference(state["data"], self._data):
+        state = load_initial_state(self._files, member, lineage["weights_sha256"], file_digest=lineage["digest"])
+        data = training_data(self._ensemble, state["identity"]["params"])  # a pipeline may go by hyperparameters
+        if changed := describe_difference(state["data"], data):
             raise TrainingError(f"{lineage['from']}, from which {member} goes on, read other data: {changed}")
         return state
 

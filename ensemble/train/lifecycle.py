@@ -100,8 +100,11 @@ class Lifecycle:
             self._continue(saved)
         if inherited is not None:
             self._state.saved_at = None
-            state.at = replace(state.at, last_epoch_event=None, stop_asked=None, stop_reason=None)
-            state.selection.is_stopped = False
+            state.at = replace(
+                state.at, last_epoch_event=None, stop_asked=None, stop_reason=None, handed_over=None
+            )
+            state.selection = Selection()  # what its part of the training has made best counts
+            state.optimization.kept.drop_best()
         elif saved is not None:
             self._data.first_epoch = saved["first_epoch"]
 

@@ -235,7 +235,10 @@ class Optimization:
     def _inherit(self, state: dict[str, Any], steps: int) -> None:
         """Load the `state_dict` of another member, without the hyperparameters of its optimizer and schedule."""
         saved, own = state["optimizer"], self._optimizer.state_dict()
-        if [group.keys() for group in saved["param_groups"]] != [group.keys() for group in own["param_groups"]]:
+        kinds = [
+            [group.keys() - {"initial_lr"} for group in each["param_groups"]] for each in (saved, own)
+        ]  # a schedule adds that one
+        if kinds[0] != kinds[1]:
             saved = own  # another optimizer, to which the state says nothing
         self.load({**state, "optimizer": {**saved, "param_groups": own["param_groups"]}, "schedule": None})
         for _ in range(steps):

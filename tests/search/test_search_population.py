@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +19,11 @@ from population_driver import EPOCHS, build, declare, loss
 
 import ensemble
 from ensemble import Member, Search, SpecError, choice, integer, loguniform, uniform
-from ensemble.events import RunStopped
+from ensemble.events import RunFinished, RunStopped
 from ensemble.search.population import choose_parent, perturb
 from ensemble.search.space import make_distribution
-from ensemble.store import MemberState, RunDir, RunState, StoreError, load_checkpoint
+from ensemble.spec.population import find_last_epoch
+from ensemble.store import MemberState, RunDir, RunState, StoreError, load_checkpoint, load_initial_state
 
 POPULATION, GENERATIONS = 4, 3
 
@@ -229,6 +232,104 @@ def test_checkpoints_are_reduced_when_nobody_goes_on_from_them(tmp_path: Path) -
         assert "optimizer" not in checkpoint
 
 
+def stop_at(path: Path, kind: str, member: str, verb: str, *named: str) -> Any:
+    """Of `on_event`: ask the run once when a member's event comes."""
+    asked: list[bool] = []
+
+    def ask(event: dict[str, Any]) -> None:
+        if not asked and (event["type"], event.get("member")) == (kind, member):
+            asked.append(True)
+            getattr(ensemble.attach(path), verb)(*named)
+
+    return ask
+
+
+def test_the_same_declaration_goes_on_with_its_run_and_another_population_does_not(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    ask = stop_at(path, "finished", "member-5", "stop")
+    ensemble.submit(declare(), path, "inline", on_event=ask).wait()
+    assert 5 < len(state_of(path).members) < POPULATION * GENERATIONS
+    with pytest.raises(StoreError, match=r"population=.*'size': 4.*now.*'size': 5"):
+        ensemble.submit(declare(population=5), path, "inline")
+    before, after = state_of(undisturbed).members, run(path).members
+    assert [m.weights_sha256 for m in after.values()] == [m.weights_sha256 for m in before.values()]
+
+
+def test_a_run_that_is_cancelled_ends_and_what_has_finished_is_combined(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    ensemble.submit(declare(), path, "inline", on_event=stop_at(path, "epoch", "member-6", "cancel")).wait()
+    state = state_of(path)
+    assert {m.state for m in state.members.values()} == {"finished", "cancelled"} and len(state.members) < 9
+    assert isinstance(state.ended, RunFinished) and state.combined is not None and state.combined.members
+
+
+def test_a_last_generation_without_anybody_leaves_what_has_finished(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    search = Search({"lr": 0.1}, sampler={"name": "pbt", "population": 1, "generations": 3, "quantile": 0})
+    ask = stop_at(path, "started", "member-2", "cancel", "member-2")
+    ensemble.submit(declare(search=search, epochs=300), path, "inline", on_event=ask).wait()
+    state = state_of(path)
+    assert [m.state for m in state.members.values()] == ["finished", "finished", "cancelled"]
+    assert isinstance(state.ended, RunFinished) and state.combined is not None and state.combined.members
+
+
+def test_seeds_and_sample_weights_are_of_the_place(tmp_path: Path) -> None:
+    members = run(tmp_path / "run", declare(weights="bootstrap", population=2, generations=2, epochs=2)).members
+    drawn = [(member.identity["seed"], member.identity["weights"]["seed"]) for member in members.values()]
+    assert drawn[:2] == drawn[2:] and drawn[0] != drawn[1]
+
+
+def test_an_heir_whose_checkpoint_is_damaged_is_made_again(undisturbed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(undisturbed, path)
+    before = state_of(path).members["member-9"]
+    damaged = RunDir(path).valid_checkpoint(before)
+    damaged.write_bytes(damaged.read_bytes()[:500])
+    ensemble.resume(path).wait()
+    again = state_of(path).members["member-9"]
+    assert (again.state, again.weights_sha256, again.attempts) == ("finished", before.weights_sha256, 2)
+
+
+def test_a_flipped_bit_in_what_an_heir_starts_with_is_seen(undisturbed: Path) -> None:
+    run_dir, state = RunDir(undisturbed), state_of(undisturbed)
+    lineage = state.members["member-9"].identity["lineage"]
+    copy = run_dir.initial_weights("member-9")
+    shutil.copy(run_dir.valid_checkpoint(state.members[lineage["from"]]), copy)
+    digests = lineage["weights_sha256"], None, lineage["digest"]
+    assert load_initial_state(run_dir, "member-9", *digests)["optimizer"]
+    content = bytearray(copy.read_bytes())
+    content[-8] ^= 1
+    copy.write_bytes(content)
+    with pytest.raises(StoreError, match="damaged"):
+        load_initial_state(run_dir, "member-9", *digests)
+    copy.unlink()
+
+
+def shift(sample: dict[str, Any], by: float) -> dict[str, Any]:
+    return {**sample, "x": sample["x"] + np.float32(by)}
+
+
+def augmented(params: dict[str, Any]) -> Any:
+    made = declare(epochs=3)
+    assert made.train is not None
+    return made.train.map(functools.partial(shift, by=params.get("by", 0.1)))
+
+
+def test_the_data_may_go_by_hyperparameters_that_change(tmp_path: Path) -> None:
+    made = declare({"lr": loguniform(1e-3, 0.5), "by": uniform(0.0, 0.5)}, epochs=3, generations=2, population=2)
+    names = "name valid recipe search epochs batch_size retries objective mode sharing optimizer"
+    state = run(tmp_path / "run", ensemble.Ensemble(**_pick(made, names), train=augmented))
+    assert {member.state for member in state.members.values()} == {"finished"}
+    assert len({member.params["by"] for member in state.members.values()}) == 3
+
+
+def test_the_best_of_a_member_is_of_its_own_part(tmp_path: Path) -> None:
+    for member in run(tmp_path / "run", declare(keep="best", averaging="none")).members.values():
+        assert member.kept is not None and member.kept["epoch"] in [event.epoch for event in member.history]
+
+
 def keep_own(member: Any) -> None:
     import torch
 
@@ -273,6 +374,8 @@ def test_the_epochs_of_a_population_are_its_own(undisturbed: Path) -> None:
         ({"sampler": {"name": "pbt", "keep": ["width"]}}, "no option"),
         ({"sampler": {"name": "pbt", "inherit": "width"}}, "must be a list of names"),
         ({"constraints": dict}, "leave out constraints="),
+        ({"enqueue": [{"lr": 0.1}] * 9}, "more than the first generation: 8"),
+        ({"sampler": {"name": "pbt", "inherit": ["rl"]}}, "the space has no 'rl'"),
     ],
 )
 def test_what_does_not_go_with_a_population_is_refused(options: dict[str, Any], why: str) -> None:
@@ -283,4 +386,4 @@ def test_what_does_not_go_with_a_population_is_refused(options: dict[str, Any], 
 def test_there_are_no_more_generations_than_epochs() -> None:
     with pytest.raises(SpecError, match="generations'\\] is 3, but there are 2 epochs"):
         declare(epochs=2)
-    assert [Search({"x": uniform(0, 1)}, sampler="pbt").last_epoch(g, 10) for g in range(4)] == [3, 5, 8, 10]
+    assert [find_last_epoch(generation, 4, 10) for generation in range(4)] == [3, 5, 8, 10]
