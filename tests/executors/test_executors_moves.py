@@ -181,8 +181,10 @@ def widened(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if what == ("epoch", "member-0", 1):
             widen = controller.session.commands.widen
             assert widen("member-0", 2) and not widen("member-0", 2)
+            when_sent(controller, (folder / "0 may go on").touch)
         if what == ("epoch", "member-2", 1):
             assert controller.session.commands.alone("member-2")
+            when_sent(controller, (folder / "2 may go on").touch)
         if what == ("epoch", "member-0", 5):
             controller.stop("asked to")
 
@@ -194,7 +196,10 @@ def widened(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def elastic(folder: Path, **options: Any) -> Ensemble:
     def member(number: int, workers: int) -> Member:
-        return Member({"lr": 0.1, "step_s": 0.02, "record": str(folder / f"{number}")}, workers=workers, seed=7)
+        params = {"lr": 0.1, "step_s": 0.02, "record": str(folder / f"{number}")}
+        if number != 1:  # its third epoch lasts until it has been told
+            params |= {"fault": "wait", "after": 11, "marker": str(folder / f"{number} may go on")}
+        return Member(params, workers=workers, seed=7)
 
     members: list[Any] = [member(0, 1), member(1, 2), member(2, 2)]
     defaults: dict[str, Any] = {"epochs": 9, "resources": NARROW, "elastic": True}
