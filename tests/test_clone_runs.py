@@ -368,12 +368,12 @@ def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
-@pytest.mark.parametrize("second", [None, "cpu_s"])
+@pytest.mark.parametrize("further", [[], ["cpu_s"]])
 def test_a_search_does_not_learn_from_a_warm_clone_and_the_study_says_why(
-    second: str | None, tmp_path: Path
+    further: list[str], tmp_path: Path
 ) -> None:
     search = Search(
-        {"lr": uniform(0.01, 0.2), "width": 8}, trials=2, sampler="random", pruner="none", second_objective=second
+        {"lr": uniform(0.01, 0.2), "width": 8}, trials=2, sampler="random", pruner="none", further_objectives=further
     )
     made = make([], search=search)
     ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.15}, warm=True))

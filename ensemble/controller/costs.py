@@ -50,14 +50,15 @@ class TrialCosts:
     """The finished trials whose cost is not known yet.
 
     Args:
-        search: None, or without a second objective: nothing is measured. A trial that finished in an earlier start
-            of the run, which ended before it had logged the cost, is measured at once.
+        search: None, or without a cost among its objectives: nothing is measured. A trial that finished in an
+            earlier start of the run, which ended before it had logged the cost, is measured at once.
     """
 
     def __init__(self, session: SessionState, search: Search | None) -> None:
         self._session = session
-        self._minimized = None if search is None else search.second_objective
-        members = session.run.members.values() if self._minimized else ()
+        costs = [] if search is None else [each.name for each in search.objectives if each.is_cost]
+        self._is_needed, self._needs_power = bool(costs), "energy_j" in costs
+        members = session.run.members.values() if costs else ()
         unknown = [member.id for member in members if member.state == "finished" and member.cost is None]
         self._pending = {member: _Pending(session.t, set(), session.now) for member in unknown}
 
@@ -66,13 +67,13 @@ class TrialCosts:
 
     def end_trial(self, live: Attempt, outcome: str, metrics: Mapping[str, Any]) -> None:
         """Report how a trial ended; that it finished is reported when its cost is known."""
-        if outcome != "finished" or self._minimized is None:
+        if outcome != "finished" or not self._is_needed:
             self._session.actions.append(EndTrial(live.identity.number, outcome, metrics))
 
     def expect(self, live: Attempt) -> None:
         """All processes of an attempt have exited: measure what its trial has cost, if it finished."""
-        if live.outcome == "finished" and self._minimized is not None:
-            nodes = set(live.start.placement.ranks_by_node) if self._minimized == "energy_j" else set()
+        if live.outcome == "finished" and self._is_needed:
+            nodes = set(live.start.placement.ranks_by_node) if self._needs_power else set()
             self._pending[live.member] = _Pending(self._session.t, nodes, self._session.now + WAIT_S)
 
     def note_power(self, event: Mapping[str, Any]) -> None:

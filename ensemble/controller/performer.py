@@ -232,7 +232,8 @@ def complete_event(
 
     Returns:
         The event. `exited` gets `note` and `preparing`, see `add_exit_notes`. The metrics of `finished` get the
-        `gain`, if that is the objective, and its predictions become the member's. `epoch` gets `prune_decision`,
+        `gain`, if that is the objective, it gets the `constraints` of a search, and its predictions become the
+        member's. `epoch` gets `prune_decision`,
         "continue" or "prune", or `unranked`, the reason why the member cannot be ranked.
     """
     kind = event["type"]
@@ -243,7 +244,7 @@ def complete_event(
     metrics = event.get("metrics") or {}
     if kind == "finished":
         _publish_predictions(run_dir, identity.member, event["attempt"])
-        return {**event, "metrics": trials.final(identity.number, metrics)}
+        return {**event, **trials.final(identity.number, metrics)}
     try:
         decision = trials.prune_decision(identity.number, event["epoch"], metrics)
     except NoObjectiveError as error:

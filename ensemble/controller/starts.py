@@ -114,7 +114,7 @@ def describe_start(
         "mode": "search" if ensemble.search else "list",
         "objective": ensemble.objective,
         "direction": ensemble.mode,
-        "second_objective": ensemble.search.second_objective if ensemble.search else None,
+        "further_objectives": list(ensemble.search.objectives) if ensemble.search else [],
         "budget": ensemble.search.budget if ensemble.search else None,
         "epochs": ensemble.epochs,
         "members": members,

@@ -231,11 +231,13 @@ class Finished(AttemptEvent):
             `kept`; or `reason` and `epochs`, where its train function has ended it.
         predictions: digests by split.
         checkpoint: the last.
+        constraints: of a trial whose search has some: *name*: by how much it is violated, at most 0 where not.
     """
 
     epoch: int | None = None
     step: int | None = None
     metrics: Json | None = None
+    constraints: dict[str, float | None] | None = None
     weights_sha256: str | None = None
     kept: Json | None = None
     early_stopping: Json | None = None
@@ -278,7 +280,7 @@ class Failed(AttemptEvent):
 
 
 class Cost(AttemptEvent):
-    """The account of a trial is known (`second_objective=`)."""
+    """The account of a trial is known (`further_objectives=`)."""
 
     cpu_s: float | None = None
     energy_j: float | None = None

@@ -31,6 +31,22 @@ class MoreEpochs(Struct, kw_only=True):
     notes: list[str] = []
 
 
+#: Objectives that are no metrics: fields of the `cost` events of trials.
+COSTS = ("energy_j", "cpu_s")
+
+
+class Objective(Struct, frozen=True):
+    """An objective of a search, a metric or a cost of trials, and whether it is to be "max" or "min"."""
+
+    name: str
+    mode: str
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether its value is the account's, and no metric."""
+        return self.name in COSTS
+
+
 class RunStarted(Event):
     """A run, or a resume of it, begins.
 
@@ -46,6 +62,8 @@ class RunStarted(Event):
             too.
         energy: `intensity_g_per_kwh`, `pue`, `price_per_kwh`, `currency`.
         more_epochs: `epochs`, `members`: *member*: epochs before, `notes`.
+        further_objectives: of a search, beside `objective`: `name`, `mode` of each.
+        second_objective: the only one of these, minimized, in logs of earlier versions.
         budget: of a search: `trials`, `hours`, `cpu_hours`, `energy_kj`, those that are limited.
     """
 
@@ -57,6 +75,7 @@ class RunStarted(Event):
     objective: str | None = None
     mode: str | None = None
     direction: str | None = None
+    further_objectives: list[Objective] = []
     second_objective: str | None = None
     versions: Json = {}
     settings: Json = {}

@@ -27,7 +27,7 @@ class Figure:
         name: its standard name, the key in `metrics`.
         label: what people call it.
         better: in which direction it is better; "nominal": the nearer to `nominal`; None where nobody said.
-        unit: "nats", "target" (that of what is predicted); empty for a pure number.
+        unit: "nats", "ms", "MB", "target" (that of what is predicted); empty for a pure number.
         nominal: the value that it should have.
     """
 
@@ -54,7 +54,7 @@ class Figure:
     @property
     def title(self) -> str:
         """The label and how to read it: "NLL in nats (lower is better)"."""
-        unit = {"nats": " in nats", "target": " in units of the target"}.get(self.unit, "")
+        unit = {"": "", "target": " in units of the target"}.get(self.unit, f" in {self.unit}")
         return self.label + unit + (f" ({self.direction})" if self.direction else "")
 
     def is_better(self, value: float, than: float) -> bool | None:
@@ -110,6 +110,8 @@ FIGURES: Mapping[str, Figure] = {
         Figure("width", "width of intervals", "lower", "target"),
         Figure("crossing", "crossing quantiles", "lower"),
         Figure("loss", "loss", "lower"),
+        Figure("latency_ms", "latency", "lower", "ms"),
+        Figure("model_mb", "size", "lower", "MB"),
     )
 }
 

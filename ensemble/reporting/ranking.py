@@ -58,43 +58,54 @@ def best_member(state: RunState) -> MemberState | None:
     return next((m for m in rank_members(state) if metric(m, state.objective) is not None), None)
 
 
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points than which no other is at most as large in both numbers and smaller in one.
+def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
+    """Indices of the points than which no other is at most as large in all numbers and smaller in one.
 
     Returns:
-        By the first number, then as given. Equal points are all on the front, or none is.
+        By the first number, the next ones, then as given. Equal points are all on the front, or none is.
     """
-    order = sorted(range(len(points)), key=points.__getitem__)
-    front: list[int] = []
-    for i in order:
-        if not front or points[i][1] < points[front[-1]][1] or points[i] == points[front[-1]]:
+    import numpy as np
+
+    if not points:
+        return []
+    order = sorted(range(len(points)), key=lambda i: tuple(points[i]))
+    kept, front = np.empty((len(points), len(points[0]))), list[int]()
+    for i in order:  # what beats a point comes before it
+        point = np.asarray(points[i], float)
+        before = kept[: len(front)]
+        if not ((before <= point).all(1) & (before < point).any(1)).any():
+            kept[len(front)] = point
             front.append(i)
     return front
 
 
-def judged_members(state: RunState) -> list[tuple[MemberState, float, float]]:
-    """The finished members, each with the objective and the second one; none where the search has no second."""
-    name = state.second_objective
+def judged_members(state: RunState) -> list[tuple[MemberState, list[float]]]:
+    """The finished members that have a value of each objective of a search of several, with these values."""
+    objectives = state.objectives if state.further_objectives else []
     found = []
-    for member in state.members.values():
-        value = metric(member, state.objective)
-        cost = finite_or_none(getattr(member.cost, name, None)) if name is not None else None
-        if member.state == "finished" and value is not None and cost is not None:
-            found.append((member, value, cost))
+    for member in state.members.values() if objectives else ():
+        values = [value for each in objectives if (value := member.value_of(each)) is not None]
+        if member.state == "finished" and len(values) == len(objectives):
+            found.append((member, values))
     return found
 
 
 def front_members(state: RunState) -> list[MemberState]:
-    """The members on the Pareto front of the objective and the second objective, the cheapest first."""
-    judged, sign = judged_members(state), -1.0 if state.direction == "max" else 1.0
-    return [judged[i][0] for i in pareto_front([(cost, sign * value) for _, value, cost in judged])]
+    """The members on the Pareto front of a search of several objectives, the best by the last one first.
+
+    Those that are known to violate a constraint of the search are not on it.
+    """
+    judged = [(member, values) for member, values in judged_members(state) if member.is_feasible]
+    signs = [-1.0 if each.mode == "max" else 1.0 for each in state.objectives]
+    points = [[s * value for s, value in zip(signs, values, strict=True)][::-1] for _, values in judged]
+    return [judged[i][0] for i in pareto_front(points)]
 
 
 def cost_origin(state: RunState) -> Origin:
-    """The weakest origin of the second objective over the members that are judged by it."""
-    if state.second_objective != "energy_j":
+    """The weakest origin of the joules that members of a search are judged by; "measured" where they are not."""
+    if "energy_j" not in (each.name for each in state.further_objectives):
         return "measured"
-    return weakest(member.cost.energy_origin for member, _, _ in judged_members(state) if member.cost is not None)
+    return weakest(member.cost.energy_origin for member, _ in judged_members(state) if member.cost is not None)
 
 
 def varied_parameters(members: Iterable[MemberState]) -> list[str]:

@@ -82,6 +82,9 @@ def make_sampler(search: Search, number: int) -> BaseSampler:
         return samplers.GPSampler(seed=seed, deterministic_objective=False)
     if search.sampler_name == "cmaes":
         return samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
+    if (size := search.sampler_options.get("population_size")) is not None:
+        genetic = samplers.NSGAIISampler if search.sampler_name == "nsga2" else samplers.NSGAIIISampler
+        return genetic(population_size=size, seed=seed)
     return samplers.RandomSampler(seed=seed)
 
 

@@ -66,14 +66,12 @@ def _make_frozen_trial(
 
     by_epoch = ((event.epoch, event.metrics.get(state.objective)) for event in member.history)
     reported = {epoch + 1: value for epoch, value in by_epoch if value is not None}
-    values = [member.metrics.get(state.objective)]
-    if state.second_objective is not None and member.state == "finished":
-        values.append(getattr(member.cost, state.second_objective, None))
-    known = [each for each in values if each is not None]
-    awaits_cost = state.second_objective is not None and member.state == "finished" and member.cost is None
+    objectives = state.objectives if member.state == "finished" else state.objectives[:1]
+    known = [value for each in objectives if (value := member.value_of(each)) is not None]
+    awaits_cost = member.cost is None and any(each.is_cost for each in objectives)
     stage = {
         "waiting": TrialState.RUNNING if member.attempts else TrialState.WAITING,
-        "finished": TrialState.COMPLETE if len(known) == len(values) else TrialState.FAIL,
+        "finished": TrialState.COMPLETE if len(known) == len(objectives) else TrialState.FAIL,
         "pruned": TrialState.PRUNED,
         "failed": TrialState.FAIL,
         "cancelled": TrialState.FAIL,

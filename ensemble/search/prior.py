@@ -48,7 +48,7 @@ def _read_study(search: Search, direction: str) -> list[FrozenTrial]:
             study = take_trials(optuna.load_study(study_name=study, storage=open_storage(search.storage)))
         except KeyError:  # the run's trials begin it
             return []
-    wanted = tuple(each.name for each in directions(direction, search.second_objective))
+    wanted = tuple(each.name for each in directions(direction, search.objectives))
     if study.directions != wanted:
         shown = [" and ".join(each.lower() for each in some) for some in (study.directions, wanted)]
         raise SpecError(f"Search.study {study.name!r} was to {shown[0]}, the search is to {shown[1]}")

@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import Cost, Epoch, Failed, Finished, MemberDeclared
+from ensemble.events import Cost, Epoch, Failed, Finished, MemberDeclared, Objective
 from ensemble.search._compat import import_optuna, silence_optuna, without_first
 from ensemble.search.factory import is_beyond_gp, make_grid, make_pruner, make_sampler
 from ensemble.search.foreign import calling
@@ -39,12 +39,15 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial, Trial, TrialState
 
+    from ensemble.store.member import MemberState
     from ensemble.store.state import RunState
 
 _log = logging.getLogger(__name__)
 
 #: Packages that a sampler needs beyond Optuna; each has a module of the same name.
 _NEEDS = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
+#: Samplers that keep what they know in the trials that they propose: those of the log are proposed again.
+_KEPT_IN_TRIALS = ("cmaes", "nsga2", "nsga3")
 
 
 class Searcher:
@@ -83,7 +86,8 @@ class Searcher:
                 f"`pip install {' '.join(missing)}`, or choose tpe"
             )
         self.search, self._gain = search, search.gain is not None
-        self._direction, self._second = direction, search.second_objective
+        self._objectives = [Objective("", direction), *search.objectives]  # `restore` knows the first one's name
+        self._awaits_cost = any(each.is_cost for each in search.objectives)
         self._epochs = epochs
         self._grid = make_grid(search) if search.sampler_name == "grid" else None
         self._space = make_space(search.space)
@@ -97,7 +101,7 @@ class Searcher:
             self.study = optuna.create_study(
                 storage=self._storage,
                 study_name="search",
-                directions=directions(direction, self._second),
+                directions=directions(direction, search.objectives),
                 pruner=make_pruner(search, epochs),
             )
         for trial in prior:
@@ -115,15 +119,13 @@ class Searcher:
         self._is_beyond_gp = False
         self._added = 0  # trials that a user added; they are no points of a grid
         self._prune_decisions: dict[int, dict[int, bool]] = {}
-        self._name = self._run_id = self._objective = ""  # `restore` takes them from the log
+        self._name = self._run_id = ""  # `restore` takes them from the log
         opened = [open_storage(storage)]
 
         def connect() -> StudyMirror:  # after a failure the storage is opened again
             at = opened.pop() if opened else open_storage(storage)
             name = search.study if isinstance(search.study, str) else None
-            return StudyMirror(
-                at, name or self._name, self._direction, self._run_id, self._objective, self._second, bool(name)
-            )
+            return StudyMirror(at, name or self._name, self._run_id, self._objectives, bool(name))
 
         self._mirror = Mirror(connect, lambda text: without_password(text, str(storage)))
 
@@ -200,10 +202,7 @@ class Searcher:
 
     def _ask(self, number: int, given: Mapping[str, Any], is_added: bool = False) -> None:
         """Add trial `number` as running: the sampler proposes what is not given."""
-        trial = self._propose(number, given, is_added)
-        if self.search.sampler_name == "cmaes":
-            # CMA-ES adds a trial to its generation when it proposes for it, which reading this attribute causes.
-            _ = trial.relative_params
+        trial = self._propose(number, self._space.encode(given), is_added)
         self._params.append({})
         try:
             self._params[number] = self._space.read(trial)
@@ -211,18 +210,22 @@ class Searcher:
             self._keep_suggested(number, trial.params)
         self._describe(number)
 
-    def _propose(self, number: int, given: Mapping[str, Any], is_added: bool = False) -> Trial:
-        """A new trial of the study, in which the sampler proposes what is not given.
+    def _propose(self, number: int, suggested: Mapping[str, Any], is_added: bool = False) -> Trial:
+        """A new trial of the study, in which the sampler proposes what is not suggested.
 
         Of a trial that was added, a sampler of the user's is not asked: a resume does not know what was given.
         """
-        if given:
-            self.study.enqueue_trial(self._space.encode(given))
+        if suggested:
+            self.study.enqueue_trial(dict(suggested))
         self._choose_sampler(number)
         if is_added and self._own_sampler is not None:
             self.study.sampler = make_sampler(dataclasses.replace(self.search, sampler="random"), number)
         with calling(self.study.sampler, "Search.sampler"):
-            return self.study.ask(self._space.distributions)
+            trial = self.study.ask(self._space.distributions)
+            if self.search.sampler_name in _KEPT_IN_TRIALS:
+                # Reading it adds the trial to its generation, also where all of it was suggested.
+                _ = trial.relative_params
+        return trial
 
     def _keep_suggested(self, number: int, suggested: Mapping[str, Any]) -> None:
         known = self._space.encode(self._params[number])
@@ -312,18 +315,18 @@ class Searcher:
         value: float | None = None,
         cost: Cost | None = None,
         metrics: Mapping[str, Any] | None = None,
+        constraints: Mapping[str, float | None] | None = None,
     ) -> None:
         """Record that a trial has ended: "finished", "pruned", "failed" or "cancelled".
 
         Args:
             value: the objective of a finished trial; None: its last report. If the objective is the gain (negated
                 where the metric is minimised), a finished trial without a value is recorded as failed.
-            cost: the `cost` event of a finished trial, if there is a second objective; a trial without that is
-                recorded as failed.
-            metrics: of a finished trial, if the search has constraints.
+            cost: the `cost` event of a finished trial, if a cost is an objective.
+            metrics: of a finished trial, if there are further objectives; a trial without one of them is recorded
+                as failed.
+            constraints: of a finished trial, by how much it violates them: see `compute_constraints`.
 
-        Raises:
-            SpecError: the user's function of constraints fails.
         """
         from optuna.trial import TrialState
 
@@ -337,8 +340,12 @@ class Searcher:
         known = [v for v in (value if state == "finished" else None, last) if v is not None and not math.isnan(v)]
         if state == "pruned":
             self._end(number, TrialState.PRUNED, [float(v) for v in known[:1]])
-        elif state == "finished" and known and (values := self._add_cost(number, float(known[0]), cost)):
-            self._constrain(number, metrics or {})
+        elif (
+            state == "finished"
+            and known
+            and (values := self._find_values(number, float(known[0]), cost, metrics or {}))
+        ):
+            self._constrain(number, constraints or {})
             self._end(number, TrialState.COMPLETE, values)
         elif state in ("finished", "failed", "cancelled"):
             self._end(number, TrialState.FAIL, [])
@@ -357,27 +364,41 @@ class Searcher:
         if self._has_ended:
             _log.warning("the terminator ends the search after %d trials", len(self._params))
 
-    def _constrain(self, number: int, metrics: Mapping[str, Any]) -> None:
-        """Record in the study by how much a finished trial violates each constraint."""
-        if self.search.constraints is None:
-            return
-        from optuna import Trial
+    def compute_constraints(self, number: int, metrics: Mapping[str, Any]) -> dict[str, float] | None:
+        """By how much a finished trial violates each constraint of the search; None where that has none.
 
-        trial, known = Trial(self.study, self._trial_id(number)), {**metrics}
+        Raises:
+            SpecError: the user's function fails.
+        """
+        if self.search.constraints is None:
+            return None
+        known = dict(metrics)
         for name, value in metrics.items():  # as the log has them
             known[name] = None if isinstance(value, float) and not math.isfinite(value) else value
         with calling(self.search.constraints, f"Search.constraints of member-{number}"):
-            for name, excess in self.search.constraints(known).items():
-                trial.set_constraint(name, float(excess))
+            return {name: float(excess) for name, excess in self.search.constraints(known).items()}
 
-    def _add_cost(self, number: int, value: float, cost: Cost | None) -> list[float]:
-        """The values of a finished trial, whose cost the study then shows; none where its cost is not known."""
-        if self._second is None:
-            return [value]
+    def _constrain(self, number: int, constraints: Mapping[str, float | None]) -> None:
+        """Record in the study by how much a finished trial violates each constraint."""
+        from optuna import Trial
+
+        trial = Trial(self.study, self._trial_id(number)) if constraints else None
+        for name, excess in constraints.items():
+            assert trial is not None
+            trial.set_constraint(name, math.inf if excess is None else excess)
+
+    def _find_values(
+        self, number: int, value: float, cost: Cost | None, metrics: Mapping[str, Any]
+    ) -> list[float]:
+        """The values of a finished trial, whose cost the study then shows; empty where one is not known."""
         for key, shown in describe_cost(cost).items():
             self._storage.set_trial_user_attr(self._trial_id(number), key, shown)
-        second = getattr(cost, self._second, None)
-        return [] if second is None else [value, float(second)]
+        found = (
+            getattr(cost, each.name, None) if each.is_cost else metrics.get(each.name)
+            for each in self.search.objectives
+        )
+        values = [value, *(math.nan if each is None else float(each) for each in found)]
+        return values if all(map(math.isfinite, values)) else []
 
     def revalue(self, values: Mapping[int, float]) -> None:
         """Replace the values of completed trials, from which the next proposals are made.
@@ -403,11 +424,12 @@ class Searcher:
         """
         if self._params:
             raise ValueError("restore() must be called before trials are requested")
-        self._name, self._run_id, self._objective = state.name, state.run_id, state.objective
+        self._name, self._run_id = state.name, state.run_id
+        self._objectives[0] = Objective(state.objective, self._objectives[0].mode)
         for event in state.decision_events:
             if isinstance(event, Failed) and event.reason not in UNRECOVERABLE:
                 continue
-            if isinstance(event, Cost if self._second is None else Finished):
+            if isinstance(event, Finished if self._awaits_cost else Cost):
                 continue  # a trial has ended when all that it is judged by is known
             member = state.members[event.member]
             number = member.number
@@ -430,14 +452,21 @@ class Searcher:
                 if value is not None:  # else it was undefined after this epoch, or not measured
                     self.report(number, event.epoch, value)
             elif isinstance(event, Cost):
-                self.tell(number, "finished", member.metrics.get(state.objective), event, member.metrics)
+                value = member.metrics.get(state.objective)
+                self.tell(number, "finished", value, event, member.metrics, self._read_constraints(member))
             else:
-                if self._gain and (value := metrics.get("gain")) is not None and self._direction == "min":
+                if self._gain and (value := metrics.get("gain")) is not None and self._objectives[0].mode == "min":
                     value = -value
-                self.tell(number, event.type, value, metrics=metrics)
+                known = self._read_constraints(member) if isinstance(event, Finished) else None
+                self.tell(number, event.type, value, metrics=metrics, constraints=known)
         for lost in range(len(self._params), 1 + max((m.number for m in state.members.values()), default=-1)):
             self._add_outside(lost, {}, "its declaration was lost with a part of the log")
         self._mirror.open(self._run_trials())
+
+    def _read_constraints(self, member: MemberState) -> Mapping[str, float | None] | None:
+        """By how much a finished trial of the log violates each constraint; older logs lack it."""
+        known = member.constraints
+        return self.compute_constraints(member.number, member.metrics) if known is None else known
 
     def _adopt(
         self,
@@ -453,9 +482,6 @@ class Searcher:
         """
         from optuna.trial import TrialState, create_trial
 
-        if self.search.sampler_name == "cmaes":  # its sampler keeps its state in the trials that it proposes
-            self._ask(number, params)
-            return
         encoded = self._space.encode(params) if suggested is None else suggested
         try:
             values, distributions = self._space.describe(encoded)
@@ -468,18 +494,26 @@ class Searcher:
                     f"Search.space does not hold the hyperparameters of member-{number} ({error}); resume with "
                     "the space that the run began with, or choose another run directory"
                 ) from None
-        if self._own_sampler is None or is_added:
+        if self.search.sampler_name in _KEPT_IN_TRIALS:
+            self._repeat(number, values, distributions, values)
+        elif self._own_sampler is None or is_added:
             self.study.add_trial(adopted)
         else:
-            self._repeat(number, values, distributions)
+            self._repeat(number, values, distributions, self._space.encode(self._find_enqueued(number)))
         self._params.append(dict(params))
         if suggested is not None:
             self._suggested[number] = dict(suggested)
         self._describe(number)
 
-    def _repeat(self, number: int, values: dict[str, Any], distributions: dict[str, BaseDistribution]) -> None:
-        """Ask the user's sampler again for a trial of the log; it is that trial, whatever the sampler says now."""
-        trial = self._propose(number, self._find_enqueued(number))
+    def _repeat(
+        self,
+        number: int,
+        values: dict[str, Any],
+        distributions: dict[str, BaseDistribution],
+        suggested: Mapping[str, Any],
+    ) -> None:
+        """Ask the sampler again for a trial of the log; it is that trial, whatever the sampler says now."""
+        trial = self._propose(number, suggested)
         if self._space.distributions is None:
             with contextlib.suppress(SpecError):
                 self._space.read(trial)

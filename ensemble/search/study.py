@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import Event
+from ensemble.events import Event, Objective
 from ensemble.meter.origin import Origin, weakest
 from ensemble.search._compat import import_optuna, silence_optuna
 from ensemble.search.frozen_trials import make_frozen_trials
@@ -52,20 +52,18 @@ def write_study(events: Iterable[Event], storage: str | os.PathLike[str] | BaseS
 
     state = fold(events)
     opened = open_storage(storage)
-    mirror = StudyMirror(
-        opened, state.name or "run", state.direction, state.run_id, state.objective, state.second_objective
-    )
+    mirror = StudyMirror(opened, state.name or "run", state.run_id, state.objectives)
     mirror.sync(make_frozen_trials(state))
     with silence_optuna():
         return optuna.load_study(study_name=mirror.name, storage=opened)
 
 
-def directions(direction: str, second_objective: str | None) -> list[StudyDirection]:
-    """Optuna's directions of a study: of the metric, "max" or "min", and of what is minimized beside it."""
+def directions(direction: str, further: Iterable[Objective]) -> list[StudyDirection]:
+    """Optuna's directions of a study: of the metric, "max" or "min", and of what is optimized beside it."""
     from optuna.study import StudyDirection
 
-    first = StudyDirection.MAXIMIZE if direction == "max" else StudyDirection.MINIMIZE
-    return [first] if second_objective is None else [first, StudyDirection.MINIMIZE]
+    modes = [direction, *(each.mode for each in further)]
+    return [StudyDirection.MAXIMIZE if mode == "max" else StudyDirection.MINIMIZE for mode in modes]
 
 
 class AmendError(Exception):
@@ -81,7 +79,7 @@ class StudyMirror:
     Where joules are an objective, the study's attribute `energy_origin` is the weakest origin of its trials'.
 
     Args:
-        second_objective: what is minimized beside the objective; None: nothing.
+        objectives: that which ranks the members first.
         continues: whether the study may be there already, with trials of others, to which the run's are added.
 
     Attributes:
@@ -92,17 +90,15 @@ class StudyMirror:
         self,
         storage: BaseStorage,
         name: str,
-        direction: str,
         run_id: str,
-        objective: str,
-        second_objective: str | None = None,
+        objectives: Sequence[Objective],
         continues: bool = False,
     ) -> None:
         self.name, self._continues = name, continues
         self._storage = storage
-        self._directions = directions(direction, second_objective)
+        self._directions = directions(objectives[0].mode, objectives[1:])
         self._run_id = run_id
-        self._objectives = [objective] if second_objective is None else [objective, second_objective]
+        self._objectives = [each.name for each in objectives]
         self._origin: Origin | None = None
         self._written: list[FrozenTrial] = []
         self._stale: set[int] = set()  # trials that could not be changed

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ensemble.combine.metrics import CombineError
+from ensemble.events import Cost
 from ensemble.search.foreign import ForeignError
 from ensemble.search.space import check_kind
 from ensemble.spec import Ensemble, Identity, Member, SpecError
@@ -104,9 +105,9 @@ class Trials(Protocol):
             NoObjectiveError: the metrics lack the objective, and the member never reported it.
         """
 
-    def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The metrics to record for a member that has finished; `ended` is called with them."""
-        return metrics
+    def final(self, number: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of `finished` to record for a member with these metrics; `ended` gets the `metrics` in it."""
+        return {"metrics": metrics}
 
     def ended(self, number: int, state: str, metrics: Mapping[str, Any]) -> None:
         """Note that a member has ended in a state: "finished", "pruned", "failed" or "cancelled"."""
@@ -220,7 +221,7 @@ class SearchTrials(Trials):
         self._failed_first: int | None = 0  # of its trials failed, before one came to an epoch's end
         self._last_error = ""
         self._broken: str | None = None  # why a function of the user's says nothing of a finished trial
-        self._unmetered: str | None = None  # a member that finished in this session without the joules to judge it
+        self._unjudged: str | None = None  # why a member that finished in this session cannot be judged
 
     @property
     def abort_reason(self) -> str | None:
@@ -232,11 +233,8 @@ class SearchTrials(Trials):
             return self._broken
         if self._extinct is not None and not self._finished():
             return self._extinct
-        if self._unmetered is not None:
-            return (
-                f"{self._unmetered} has no joules, which the search minimizes: no power source of its node could "
-                "be read (see `ensemble doctor`); give the node one, or declare second_objective='cpu_s'"
-            )
+        if self._unjudged is not None:
+            return self._unjudged
         if self._failed_first is None or self._failed_first < FIRST_TRIALS:
             return None
         return f"the first {self._failed_first} trials of the search all failed, the last one: {self._last_error}"
@@ -347,15 +345,18 @@ class SearchTrials(Trials):
             self._broken = str(error)
             return "continue"
 
-    def final(self, number: int, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The metrics with the member's `gain`, where that is the objective."""
-        if self._gains is None:
-            return metrics
+    def final(self, number: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics, with the member's `gain` where that is the objective, and what it violates."""
+        if self._gains is not None:
+            try:
+                metrics = {**metrics, "gain": self._gains.compute(f"member-{number}", self._finished())}
+            except (CombineError, StoreError) as error:
+                _log.warning("member-%d has no gain, the search learns nothing from it: %s", number, error)
         try:
-            return {**metrics, "gain": self._gains.compute(f"member-{number}", self._finished())}
-        except (CombineError, StoreError) as error:
-            _log.warning("member-%d has no gain, the search learns nothing from it: %s", number, error)
-            return metrics
+            constraints = self._searcher.compute_constraints(number, metrics)
+        except SpecError as error:
+            self._broken, constraints = str(error), None
+        return {"metrics": metrics} | ({} if constraints is None else {"constraints": constraints})
 
     def _finished(self) -> list[str]:
         return [member.id for member in self._state.members.values() if member.state == "finished"]
@@ -382,13 +383,29 @@ class SearchTrials(Trials):
         if self._gains is not None:
             gain = _number(metrics.get("gain"))
             value = None if gain is None else self._signed(gain)
-        cost = None if member is None else member.cost
-        if cost is not None and self._search.second_objective == "energy_j" and cost.energy_j is None:
-            self._unmetered = f"member-{number}"
+        cost, constraints = (None, None) if member is None else (member.cost, member.constraints)
+        if state == "finished" and self._searcher.is_ranked(number):
+            self._unjudged = self._explain_unjudged(number, metrics, cost) or self._unjudged
         try:
-            self._searcher.tell(number, state, value, cost, metrics)
+            self._searcher.tell(number, state, value, cost, metrics, constraints)
         except SpecError as error:
             self._broken = str(error)
+
+    def _explain_unjudged(self, number: int, metrics: Mapping[str, Any], cost: Cost | None) -> str | None:
+        """Why no member will have a value of one of the further objectives, as this one has none."""
+        for each in self._search.objectives:
+            if each.name == "energy_j" and (cost is None or cost.energy_j is None):
+                return (
+                    f"member-{number} has no joules, which the search minimizes: no power source of its node could "
+                    "be read (see `ensemble doctor`); give the node one, or take 'cpu_s' in further_objectives"
+                )
+            if not each.is_cost and each.name not in metrics:
+                reported = ", ".join(sorted(metrics)) or "nothing"
+                return (
+                    f"member-{number} did not report {each.name!r}, which is one of the search's "
+                    f"further_objectives (reported: {reported})"
+                )
+        return None
 
     def catch_up(self, within_s: float | None = None) -> None:
         self._searcher.catch_up(within_s)

@@ -325,6 +325,10 @@ class Ensemble(MemberPipelines):
         self._check_identity(0, trial)
         check_space(self.search.space, trial.optimizer, trial.schedule)
         self.search.check_epochs(self.epochs)
+        if any(each.name == self.objective for each in self.search.objectives):
+            raise SpecError(
+                f"Search.further_objectives has {self.objective!r}, which ranks the members already (objective=)"
+            )
         if self.search.gain and self.valid is None:
             raise SpecError("Search.objective='gain' is measured on Ensemble.valid: give valid=")
 

@@ -37,7 +37,7 @@ _MINIMIZED = _names(
     "crossentropy ce bce xent mse rmse mae mape smape msle rmsle medae mean_squared_error "
     "root_mean_squared_error mean_absolute_error ece ece_debiased mce brier brier_score calibration_error "
     "perplexity ppl bpc bpb bits_per_character bits_per_byte deviance hinge huber kl kld kl_divergence wer cer "
-    "ter fid kid lpips eer hamming regret crps pinball crossing chamfer"
+    "ter fid kid lpips eer hamming regret crps pinball crossing chamfer energy_j cpu_s latency_ms model_mb"
 )
 _MAXIMIZED = _names(
     "accuracy acc balanced_accuracy auc auroc roc_auc auprc pr_auc average_precision ap map precision "

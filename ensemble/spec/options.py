@@ -211,13 +211,17 @@ COMMUNICATORS: OptionTable = {
 
 _HALVING = {"min_resource": count(1)}
 
-#: Options of a search's pruner; a resource is an epoch.
+_GENETIC = {"population_size": count(12, 2)}
+
+#: Options of a search's sampler.
 SAMPLERS: OptionTable = {
     "tpe": {},
     "random": {},
     "grid": {},
     "gp": {},
     "cmaes": {},
+    "nsga2": _GENETIC,
+    "nsga3": _GENETIC,
     "pbt": {
         "population": count(8),
         "generations": count(4, 2),
@@ -227,6 +231,7 @@ SAMPLERS: OptionTable = {
         "inherit": names(),
     },
 }
+#: Options of a search's pruner; a resource is an epoch.
 PRUNERS: OptionTable = {
     "hyperband": {**_HALVING, "reduction_factor": count(3, 2)},
     "asha": {**_HALVING, "reduction_factor": count(4, 2)},

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ensemble.events import Objective
+from ensemble.spec.objectives import check_direction, infer_mode
 from ensemble.spec.options import OBJECTIVES, PRUNERS, SAMPLERS, NamedOptions, resolve
 from ensemble.spec.search_space import Space, as_space
 from ensemble.spec.validation import (
@@ -17,16 +19,18 @@ from ensemble.spec.validation import (
     unknown_name,
 )
 
-#: Those that take two objectives; the others cannot, or learn from one only.
-SAMPLERS_OF_TWO = ("tpe", "random", "grid", "gp")
+#: Those that take several objectives; the others cannot, or learn from one only.
+SAMPLERS_OF_SEVERAL = ("tpe", "random", "grid", "gp", "nsga2", "nsga3")
 #: Those that prefer trials whose constraints hold.
-SAMPLERS_WITH_CONSTRAINTS = ("tpe", "gp")
+SAMPLERS_WITH_CONSTRAINTS = ("tpe", "gp", "nsga2", "nsga3")
+#: Objectives of a search beside the one that ranks its members.
+MOST_FURTHER = 2
+#: What a Recipe's members measure only where a search optimizes it.
+FOOTPRINTS = ("latency_ms", "model_mb")
 #: What a budget can limit.
 BUDGETS = ("trials", "hours", "cpu_hours", "energy_kj")
 #: Trials of a search without a limit on them: 20, and with another limit as many as that allows, up to this.
 TRIALS, MOST_TRIALS = 20, 10_000
-#: Fields of `cost` events that a search can minimize beside its metric.
-SECOND_OBJECTIVES = ("energy_j", "cpu_s")
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,9 @@ class Search:
             likes, and returns the hyperparameters; None: those that it asked for.
         trials: number of members that are trained in all. None: 20, or with a budget as many as that allows, up
             to 10,000.
-        sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes; or a sampler of Optuna or
-            OptunaHub with its own seed. A resume asks it again for each trial of the log, and says if it answers
+        sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes, nsga2, nsga3 (of the two
+            genetic ones `{"name": "nsga2", "population_size": 12}`, of which the first generation is drawn at
+            random); or a sampler of Optuna or OptunaHub with its own seed. A resume asks it again for each trial of the log, and says if it answers
             otherwise; what was proposed stays. Or population based training (Jaderberg et al. 2017):
             `{"name": "pbt", "population": 8, "generations": 4, "quantile": 0.25, "resample": 0.25, "factor": 1.2,
             "inherit": []}`. Each generation trains its part of the epochs. When all of it have ended, a member
@@ -66,7 +71,7 @@ class Search:
             `inherit`, such as widths of layers. There are population x generations trials, and no pruner.
         pruner: what stops trials early (Optuna): hyperband, asha, median, patience, none; a dict of the name
             and options; or a pruner of Optuna. A resource is an epoch: a trial's step is its number of finished
-            epochs. None: hyperband, and none with a second objective.
+            epochs. None: hyperband, and none with further objectives.
 
             - `{"name": "hyperband", "reduction_factor": 3, "min_resource": 1}`, the same for asha;
             - `{"name": "median", "startup_trials": 5, "warmup_epochs": 0, "interval_epochs": 1}`;
@@ -81,10 +86,14 @@ class Search:
             pinball loss) or as `{"name": "gain", "metric": "accuracy"}` (nll, accuracy, brier). The pruner always
             uses the metric, because the gain of a member is known only when it has finished. "gain" needs the
             samplers tpe or gp.
-        second_objective: what the sampler minimizes beside the metric: "energy_j", the joules that the account
-            attributes to a trial, or "cpu_s", its CPU-seconds. The search then looks for the Pareto front of the
-            two; it needs the samplers tpe, random, grid or gp, and no trial is pruned, because Optuna prunes by
-            one objective only. A run in which joules cannot be had stops when its first trial has ended.
+        further_objectives: what the sampler optimizes beside the metric, one or two of: "energy_j", the joules
+            that the account attributes to a trial; "cpu_s", its CPU-seconds; "latency_ms", the milliseconds of
+            a forward pass of one sample by the member where it has trained; "model_mb", the megabytes of its
+            parameters and buffers; any other metric that members report, such as "nll", as
+            `{"metric": "price", "mode": "min"}` where its name does not say how it is better. The search then
+            looks for the Pareto front; it needs the samplers tpe, random, grid, gp, nsga2 or nsga3, and no
+            trial is pruned, because Optuna prunes by one objective only. A run in which one of them cannot be
+            had stops when its first trial has ended.
         budget: what the run may use in all, resumes included: `{"trials": 200, "hours": 2, "cpu_hours": 4,
             "energy_kj": 50}`, one of them or more. When the first limit is reached, running members write a
             checkpoint and stop, and the finished ones are combined; a fiftieth of each limit is kept for that.
@@ -94,7 +103,7 @@ class Search:
         terminator: ends the search when its `should_terminate(study)`, called after each trial with the Optuna
             study, says so: one of `optuna.terminator`, or any object that has it.
         constraints: a function from the metrics of a finished trial to names and numbers; a number of at most 0
-            holds, and the samplers tpe and gp prefer trials of which all hold.
+            holds, and the samplers tpe, gp, nsga2 and nsga3 prefer trials of which all hold.
         enqueue: hyperparameters of the first trials; what one lacks is proposed.
         seed: of the sampler; one of your own has its own.
         storage: an Optuna storage URL; None keeps a journal file in the run directory.
@@ -109,7 +118,7 @@ class Search:
     seed: int = 0
     storage: str | None = field(default=None, repr=False)  # it may hold a password
     objective: NamedOptions = "metric"
-    second_objective: str | None = None
+    further_objectives: Sequence[str | Mapping[str, str]] = ()
     enqueue: Sequence[Mapping[str, Any]] = ()
     constraints: Callable[[Mapping[str, Any]], Mapping[str, float]] | None = None
     study: str | Any | None = field(default=None, repr=False)
@@ -133,8 +142,9 @@ class Search:
             raise SpecError(f"Search.stop must be a function stop(trial), got {self.stop!r:.60}")
         if self.terminator is not None and not hasattr(self.terminator, "should_terminate"):
             raise SpecError(f"Search.terminator must have should_terminate(study), got {self.terminator!r:.60}")
-        if self.second_objective is not None:
-            self._check_second_objective()
+        object.__setattr__(self, "further_objectives", read_further_objectives(self.further_objectives))
+        if self.further_objectives:
+            self._check_several()
         if not hasattr(self.pruner, "prune"):
             resolve("Search.pruner", self._named_pruner, PRUNERS)
         if not isinstance(self.enqueue, list | tuple) or not all(isinstance(one, Mapping) for one in self.enqueue):
@@ -158,8 +168,8 @@ class Search:
                 "of generations"
             )
         object.__setattr__(self, "trials", made)
-        for name in ("second_objective", "study", "terminator", "constraints"):
-            if getattr(self, name) is not None:
+        for name in ("further_objectives", "study", "terminator", "constraints"):
+            if getattr(self, name):
                 raise SpecError(
                     f"Search.sampler='pbt' ranks a population by its objective alone: leave out {name}="
                 )
@@ -204,14 +214,26 @@ class Search:
         if self.constraints is not None and name not in SAMPLERS_WITH_CONSTRAINTS:
             valid = ", ".join(SAMPLERS_WITH_CONSTRAINTS)
             raise SpecError(f"Search.constraints needs a sampler that knows them (valid: {valid}), not {name!r}")
+        if (size := self.sampler_options.get("population_size")) is not None:
+            self._check_genetic(size)
 
-    def _check_second_objective(self) -> None:
-        check_choice("Search.second_objective", self.second_objective, SECOND_OBJECTIVES)
-        what = f"Search.second_objective={self.second_objective!r}"
-        if self.sampler_name and self.sampler_name not in SAMPLERS_OF_TWO:
-            valid = ", ".join(SAMPLERS_OF_TWO)
+    def _check_genetic(self, size: int) -> None:
+        if size >= self.trials:
             raise SpecError(
-                f"{what} needs a sampler of two objectives (valid: {valid}), not {self.sampler_name!r}"
+                f"Search.sampler={self.sampler_name!r} draws its first {size} trials at random (population_size): "
+                f"{self.trials} trials are too few"
+            )
+        if self.study is not None:
+            raise SpecError(
+                f"Search.study needs another sampler: {self.sampler_name!r} learns from its own generations only"
+            )
+
+    def _check_several(self) -> None:
+        what = "Search.further_objectives"
+        if self.sampler_name and self.sampler_name not in SAMPLERS_OF_SEVERAL:
+            valid = ", ".join(SAMPLERS_OF_SEVERAL)
+            raise SpecError(
+                f"{what} needs a sampler of several objectives (valid: {valid}), not {self.sampler_name!r}"
             )
         if self.prunes:
             raise SpecError(f"{what} needs pruner='none' or no pruner: Optuna prunes by one objective only")
@@ -222,7 +244,7 @@ class Search:
     def _named_pruner(self) -> NamedOptions:
         if self.pruner is not None:
             return self.pruner
-        return "hyperband" if self.second_objective is None and self.population is None else "none"
+        return "none" if self.further_objectives or self.population else "hyperband"
 
     @property
     def sampler_options(self) -> dict[str, Any]:
@@ -235,6 +257,11 @@ class Search:
     def sampler_name(self) -> str:
         """The sampler's name; empty for a sampler of Optuna."""
         return str(self.sampler_options["name"])
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """What is optimized beside the objective of the `Ensemble`."""
+        return tuple(Objective(each["metric"], each["mode"]) for each in self.further_objectives)  # type: ignore[index]
 
     @property
     def population(self) -> int | None:
@@ -282,6 +309,33 @@ class Search:
         smallest = self.pruner_options.get("min_resource", 1)
         if smallest > epochs:
             raise SpecError(f"Search.pruner['min_resource'] is {smallest} epochs, but a trial has {epochs}")
+
+
+def read_further_objectives(given: object) -> tuple[dict[str, str], ...]:
+    """The further objectives of a search, as `{"metric": name, "mode": "max" or "min"}` each.
+
+    Raises:
+        SpecError: there are too many, one is there twice or is the objective, or nothing says how it is better.
+    """
+    where = "Search.further_objectives"
+    if isinstance(given, str | Mapping) or not isinstance(given, Sequence) or len(given) > MOST_FURTHER:
+        raise SpecError(f"{where} must be a list of at most {MOST_FURTHER} metrics or costs, got {given!r:.80}")
+    found: dict[str, dict[str, str]] = {}
+    for each in given:
+        named = {"metric": each} if isinstance(each, str) else each
+        if not isinstance(named, Mapping) or not {"metric"} <= set(named) <= {"metric", "mode"}:
+            raise SpecError(f'{where} has names, or dicts {{"metric": name, "mode": "max"}}, got {each!r:.60}')
+        name, mode = named["metric"], named.get("mode")
+        if not isinstance(name, str) or not name.strip() or name in found:
+            raise SpecError(f"{where} must be different names of metrics, got {name!r:.60}")
+        if mode is None and (mode := infer_mode(name)) is None:
+            raise SpecError(
+                f'{where}: say whether {name!r} is maximized or minimized: {{"metric": {name!r}, "mode": "min"}}'
+            )
+        check_choice(f"{where}: the mode of {name!r}", mode, ("max", "min"))
+        check_direction(name, mode)
+        found[name] = {"metric": name, "mode": mode}
+    return tuple(found.values())
 
 
 def check_budget(where: str, given: object) -> None:

@@ -321,6 +321,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.checkpoint_before = None
             member.metrics = _drop_missing(event.metrics or {}) or member.metrics
             member.kept, member.early_stopping = event.kept, event.early_stopping
+            member.constraints = event.constraints
             run.decision_events.append(event)
         case events.Cost():
             member.cost = event
@@ -371,7 +372,7 @@ def _leave_out_damaged(run: RunState, member: MemberState, event: events.Damaged
 def reopen_member(run: RunState, member: MemberState, t: float) -> None:
     """Lets a member that has finished wait to be trained further, or to save again what it had saved."""
     _forget_decisions(run, {member.id}, (events.Finished, events.Cost))
-    member.cost = member.weights_sha256 = member.kept = None
+    member.cost = member.constraints = member.weights_sha256 = member.kept = None
     member.requeue(t)
     run.combined = None  # it was of the members as they had finished
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -88,7 +89,8 @@ class MemberState:
         is_alone: whether it prepares its own batches because shared ones were not those of its pipeline.
         kept: which evaluation has the weights that are kept, and the value of the objective; None: the last.
         early_stopping: why it ended before its last epoch, and the best evaluation; None where it did not.
-        cost: the `cost` event of a finished trial, where a search has a second objective: the values that the
+        constraints: by how much a finished trial violates those of the search; None where it has none.
+        cost: the `cost` event of a finished trial, where a search minimizes that: the values that the
             search was told, which the ledger may still correct by what is reported later.
     """
 
@@ -125,8 +127,19 @@ class MemberState:
     reason: str | None = None
     kept: dict[str, Any] | None = None
     early_stopping: dict[str, Any] | None = None
+    constraints: dict[str, float | None] | None = None
     cost: events.Cost | None = None
     spans: list[Span] = field(default_factory=list)
+
+    def value_of(self, objective: events.Objective) -> float | None:
+        """Its value of an objective of a search; None where that is not known."""
+        value = getattr(self.cost, objective.name, None) if objective.is_cost else self.metrics.get(objective.name)
+        return value if value is None or math.isfinite(value) else None
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it violates no constraint of the search that is known."""
+        return all(excess is not None and excess <= 0 for excess in (self.constraints or {}).values())
 
     @property
     def place(self) -> str:

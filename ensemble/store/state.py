@@ -82,9 +82,15 @@ class RunState:
     ended: events.RunFinished | events.RunStopped | None = None
 
     @property
-    def second_objective(self) -> str | None:
-        """The field of `cost` events that a search minimizes beside its objective; None where it has one only."""
-        return self.header.second_objective
+    def further_objectives(self) -> list[events.Objective]:
+        """What a search optimizes beside its objective; empty where that is all."""
+        old = self.header.second_objective
+        return self.header.further_objectives or ([] if old is None else [events.Objective(old, "min")])
+
+    @property
+    def objectives(self) -> list[events.Objective]:
+        """All objectives, that which ranks the members first."""
+        return [events.Objective(self.objective, self.direction), *self.further_objectives]
 
     @property
     def waits_for(self) -> str | None:

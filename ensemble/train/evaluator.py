@@ -34,12 +34,14 @@ class Evaluator:
     Attributes:
         measure: the last one; None before the first.
         predictions: digests of the predictions that were saved, by split.
+        footprint: what `ensemble.train.footprint` has measured.
     """
 
     def __init__(self, state: TrainState) -> None:
         self._state = state
         self.measure: Measure | None = None
         self.predictions: dict[str, str] = {}
+        self.footprint: dict[str, float] = {}
         self._has_warned = False
         state.data.on_resident_wait = state.report_progress
 

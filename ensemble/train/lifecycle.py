@@ -420,6 +420,7 @@ class Lifecycle:
             fields["early_stopping"] = {"reason": at.stop_reason, "epochs": own.epochs}
         elif which and self._state.selection.is_stopped:
             fields["early_stopping"] = {**(own.early_stopping or {}), "epochs": own.epochs, "best": which}
+        fields["metrics"] = {**self._evaluator.footprint, **fields["metrics"]}
         return fields
 
     def save(self) -> None:

@@ -33,6 +33,7 @@ from ensemble.store import RunDir
 from ensemble.train.compilation import compile_forward, release_caches
 from ensemble.train.effects import Effects
 from ensemble.train.evaluator import Evaluator, Measure
+from ensemble.train.footprint import measure_footprint
 from ensemble.train.foreign_loop import EpochLoader, Fields, ForeignLoop
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Inbox, Job, TrainingError
@@ -404,6 +405,7 @@ class TrainContext:
         self._end_loop()
         for split in self.splits:
             predict(self._evaluator, self._state, split, function)
+        self._evaluator.footprint = measure_footprint(self._evaluator, self._state, function)
 
     def _end_loop(self) -> None:
         """End the epoch in progress of a loop that the train function has left."""

@@ -206,5 +206,7 @@ def test_a_task_is_exported_bitwise_and_predicted(case: str, onnx: bool, tmp_pat
     assert np.allclose(written, wanted.numpy(), rtol=1e-5, atol=1e-6)
     more = {"regression": ["low", "high"], "gaussian": ["low", "high"], "quantiles": ["low", "high"]}
     assert table.column_names[1 + len(columns) + len(uncertain) :] == (
-        ["set_thr", "set_aps", "set_raps"] if case in ("classification", "one logit", "stack") else more.get(case, [])
+        ["set_thr", "set_aps", "set_raps"]
+        if case in ("classification", "one logit", "stack")
+        else more.get(case, [])
     )

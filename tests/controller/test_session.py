@@ -45,7 +45,7 @@ from ensemble.controller.feeders import SharedStream
 from ensemble.controller.session import Session
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity, Member, Search, uniform
-from ensemble.spec.search import SECOND_OBJECTIVES
+from ensemble.events import COSTS
 from ensemble.store import RunDir, RunState
 from ensemble.store.member import ENDED
 
@@ -134,7 +134,7 @@ class World:
         stream = SharedStream(ensemble)
         stream.check()
         self.streaming = ensemble.search is not None
-        self.minimizes = ensemble.search is not None and ensemble.search.second_objective is not None
+        self.minimizes = ensemble.search is not None and bool(ensemble.search.further_objectives)
         self.declared = 0
         self.session = Session(
             ensemble=ensemble,
@@ -527,7 +527,7 @@ class World:
 def declare(kind: str, workers: int) -> Ensemble:
     # Of three ranks no node has room for all: they are on two.
     resources = replace(DECLARED, workers=workers, cpus_per_worker=1.0 if workers == 3 else 1 / workers)
-    second = {"second_objective": kind} if kind in SECOND_OBJECTIVES else {}
+    second = {"further_objectives": [kind]} if kind in COSTS else {}
     search = {} if kind == "list" else {"search": Search({"n": uniform(0, 1)}, trials=TRIALS, **second)}
     listed = {"members": [{"n": n} for n in range(7)]} if kind == "list" else {}
     keep = {"keep_checkpoints": "all" if kind == "list" else "selected"}

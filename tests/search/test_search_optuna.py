@@ -278,7 +278,7 @@ def test_what_is_no_sampler_and_what_does_not_fit_is_refused() -> None:
         ({"study": 3}, "an Optuna study or the name"),
         ({"space": 3}, "or a function"),
         ({"enqueue": [3]}, "a list of dicts"),
-        ({"second_objective": "cpu_s", "pruner": optuna.pruners.MedianPruner()}, "one objective only"),
+        ({"further_objectives": ["cpu_s"], "pruner": optuna.pruners.MedianPruner()}, "one objective only"),
     ):
         with pytest.raises(SpecError, match=why):
             Search(**{"space": copy.copy(SPACE), **options})

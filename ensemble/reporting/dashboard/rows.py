@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 DIGITS = 9
 #: What `member_row` returns, in its order.
 COLUMNS = (
-    "id", "number", "state", "epoch", "epochs", "step", "steps", "done", "metric", "metrics", "params", "options",
-    "workers", "node", "place", "devices", "shares", "cohort", "attempts", "failures", "samples_per_s", "left_s",
+    "id", "number", "state", "epoch", "epochs", "step", "steps", "done", "metric", "metrics", "further", "params",
+    "options",    "workers", "node", "place", "devices", "shares", "cohort", "attempts", "failures", "samples_per_s", "left_s",
     "waited", "synced", "memory_gb", "error", "reason", "advice", "first_epoch", "checkpoint", "lineage", "code",
     "private",
 )  # fmt: skip
@@ -68,6 +68,7 @@ def member_row(run: RunProjection, member: MemberState) -> list[Any]:
         "steps": member.steps,
         "done": round(fraction_done(state, member), 4),
         "metric": rounded(metric(member, state.objective), DIGITS),
+        "further": [rounded(member.value_of(each), DIGITS) for each in state.further_objectives],
         "metrics": {name: rounded(value, DIGITS) for name, value in member.metrics.items()},
         "params": {name: _plain(value) for name, value in own.get("params", {}).items()},
         "options": _describe_options(own),

@@ -10,7 +10,7 @@ from ensemble.meter.origin import weakest
 from ensemble.reporting import text
 from ensemble.reporting.dashboard.tiles import describe_tiles
 from ensemble.reporting.model_figures import list_figures, read_task
-from ensemble.reporting.ranking import other_metrics, varied_parameters
+from ensemble.reporting.ranking import cost_origin, front_members, other_metrics, varied_parameters
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
 from ensemble.reporting.sections.time_to_solution import summarize
@@ -85,7 +85,9 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
         "executor": state.executor,
         "mode": state.mode,
         "direction": state.direction,
-        "second_objective": state.second_objective,
+        "further": [{"name": each.name, "mode": each.mode} for each in state.further_objectives],
+        "further_origin": cost_origin(state),
+        "front": [member.id for member in front_members(state)],
         "epochs": state.epochs,
         "declared": state.declared,
         "samples": (state.header.data or {}).get("samples"),  # of the training data, in an epoch

@@ -239,7 +239,8 @@ class NoticeCollector:
             case events.RunStopped():
                 yield "warning", f"the run was stopped ({event.reason or 'no reason given'})"
             case events.RunStarted():
-                self._minimizes_energy = self._minimizes_energy or event.second_objective == "energy_j"
+                names = [event.second_objective, *(each.name for each in event.further_objectives)]
+                self._minimizes_energy = self._minimizes_energy or "energy_j" in names
                 if event.resumed:
                     yield "info", "the run was resumed"
                 else:

@@ -45,13 +45,17 @@ def summarize_budget(state: RunState, ledger: Ledger) -> list[Line]:
 
 
 def summarize_search(state: RunState, ledger: Ledger) -> list[Line]:
-    """Returns the members on the Pareto front of a search with a second objective, the cheapest first."""
-    front = front_members(state)
+    """Returns the members on the Pareto front of several objectives, the best by the last one first."""
+    front, further = front_members(state), state.further_objectives
     if not front:
         return []
-    unit = f"joules, {cost_origin(state)}" if state.second_objective == "energy_j" else "CPU-seconds"
-    shown = text.joules if state.second_objective == "energy_j" else text.cpu
-    second = state.second_objective or ""
-    names = [f"{member.id} {shown(getattr(member.cost, second))}" for member in front]
+    units = {"energy_j": f"joules, {cost_origin(state)}", "cpu_s": "CPU-seconds"}
+    words = [state.objective, *(units.get(each.name, each.name) for each in further)]
+    shown = {"energy_j": text.joules, "cpu_s": text.cpu}
+    names = [
+        " ".join((member.id, *(shown.get(each.name, text.number)(member.value_of(each)) for each in further)))
+        for member in front
+    ]
     more = [f"and {len(names) - MOST_ON_FRONT} more"] if len(names) > MOST_ON_FRONT else []
-    return [("Pareto front", f"{', '.join(names[:MOST_ON_FRONT] + more)} ({state.objective} and {unit})")]
+    objectives = f"{', '.join(words[:-1])} and {words[-1]}"
+    return [("Pareto front", f"{', '.join(names[:MOST_ON_FRONT] + more)} ({objectives})")]

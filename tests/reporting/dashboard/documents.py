@@ -18,7 +18,7 @@ from ensemble.reporting.dashboard.tiles import describe_quality, describe_tiles
 
 START = 1_795_000_000.0
 COLUMNS = (
-    "id", "number", "state", "epoch", "epochs", "step", "steps", "done", "metric", "metrics", "params",
+    "id", "number", "state", "epoch", "epochs", "step", "steps", "done", "metric", "metrics", "further", "params",
     "options", "workers", "node", "place", "devices", "shares", "cohort", "attempts", "failures",
     "samples_per_s", "left_s", "waited", "synced", "memory_gb", "error", "reason", "advice", "first_epoch",
     "checkpoint", "lineage", "code", "private",
@@ -195,6 +195,7 @@ def _make_row(
         "done": 1.0 if state == "finished" else length / EPOCHS,
         "metric": metrics.get("accuracy"),
         "metrics": metrics,
+        "further": [],
         "params": params,
         "options": "bf16, batch_size 64, seed 0",
         "workers": 1 + (number % 7 == 0),
@@ -261,7 +262,9 @@ def _make_state(
         "mode": "search",
         "objective": "accuracy",
         "direction": "max",
-        "second_objective": None,
+        "further": [],
+        "further_origin": "measured",
+        "front": [],
         "epochs": EPOCHS,
         "declared": len(rows),
         "started": START,

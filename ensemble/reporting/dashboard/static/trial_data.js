@@ -17,14 +17,10 @@ export function phaseOf(state) {
   return STANDING.has(state) ? "standing" : "waiting";
 }
 
-/** The members that pass the filter as trials `{ id, number, state, phase, value, params, epoch, second, origin }`. */
+/** The members that pass the filter as trials `{ id, number, state, phase, value, params, epoch, further }`; `further`: by objective beyond the first. */
 export function collectTrials(store) {
-  const { columns = [], rows = {} } = store.cost?.members ?? {};
-  const second = columns.indexOf(store.run.second_objective);
-  const origin = columns.indexOf("origin");
   return store.visible().map((id) => {
     const member = store.members.get(id);
-    const cost = Object.hasOwn(rows, id) ? rows[id] : null;
     return {
       id,
       number: member.number,
@@ -33,8 +29,7 @@ export function collectTrials(store) {
       value: finite(member.metric),
       params: member.params ?? {},
       epoch: member.epoch,
-      second: cost === null || second < 0 ? null : finite(cost[second]),
-      origin: cost === null || origin < 0 ? null : cost[origin],
+      further: (member.further ?? []).map(finite),
     };
   });
 }
@@ -79,18 +74,11 @@ export function bestSoFar(trials, direction) {
   return line;
 }
 
-/** The finished trials that none beats in both, the cheapest first; those that are judged at all. */
-export function paretoFront(trials, direction) {
-  const sign = direction === "max" ? -1 : 1;
-  const judged = trials.filter((each) => each.phase === "finished" && each.value !== null && each.second !== null);
-  const order = [...judged].sort((a, b) => a.second - b.second || sign * (a.value - b.value));
-  const front = [];
-  for (const each of order) {
-    const last = front.at(-1);
-    const isEqual = last !== undefined && last.second === each.second && last.value === each.value;
-    if (last === undefined || sign * each.value < sign * last.value || isEqual) front.push(each);
-  }
-  return { judged, front };
+/** The finished trials that have a value of each objective, and those of them that the run says none beats, in its order. */
+export function paretoFront(trials, run) {
+  const judged = trials.filter((each) => each.phase === "finished" && each.value !== null && each.further.every((value) => value !== null));
+  const byId = new Map(judged.map((each) => [each.id, each]));
+  return { judged, front: (run.front ?? []).filter((id) => byId.has(id)).map((id) => byId.get(id)) };
 }
 
 /**

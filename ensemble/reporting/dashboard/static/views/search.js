@@ -47,6 +47,9 @@ class SearchView {
     this.history = chart("Trials in order", { width: "most", table: () => this.tabulateTrials(true), reading: "The objective of each trial, and the best that was known after each finished one." });
     this.pruning = chart("What was pruned when", { width: "half" });
     this.front = chart("Pareto front", { width: "half", table: () => this.tabulateFront() });
+    this.across = h("select", { onchange: () => this.drawFront() });
+    this.acrossLabel = h("label", { class: "choice", hidden: true }, "across", this.across);
+    this.front.card.body.prepend(this.acrossLabel);
     this.slices = new Map();
     this.sliceGrid = h("div", { class: "grid" });
     this.sliceHead = h("h2", {}, "Each hyperparameter against the objective");
@@ -297,27 +300,32 @@ class SearchView {
 
   drawFront() {
     const { run } = this.page.store;
-    this.front.card.root.hidden = !run.second_objective;
-    this.pruning.card.root.classList.toggle("half", Boolean(run.second_objective));
-    if (!run.second_objective) return;
-    const { judged, front } = paretoFront(this.trials, run.direction);
+    const further = run.further ?? [];
+    this.front.card.root.hidden = further.length === 0;
+    this.pruning.card.root.classList.toggle("half", further.length > 0);
+    if (further.length === 0) return;
+    const { judged, front } = paretoFront(this.trials, run);
     this.judged = { judged, front };
     if (judged.length === 0) {
-      this.front.explain("No trial has finished with both objectives yet.");
+      this.front.explain("No trial has finished with all objectives yet.");
       return;
     }
-    const isEnergy = run.second_objective === "energy_j";
-    const origins = [...new Set(judged.map((each) => each.origin).filter(Boolean))].sort().join(" + ");
-    const shown = isEnergy ? joules : cpu;
+    this.acrossLabel.hidden = further.length < 2;
+    if (this.across.children.length !== further.length) fill(this.across, further.map(({ name }) => h("option", { value: name }, this.titleOf(name))));
+    const at = Math.max(0, further.findIndex(({ name }) => name === this.across.value));
+    const { name } = further[at];
+    const values = judged.map((each) => each.further[at]);
     const on = new Set(front.map((each) => each.id));
-    const mark = (each) => this.mark(each, each.second, each.value, `\n${isEnergy ? joules(each.second, each.origin) : cpu(each.second)}`);
-    this.front.read(`Each finished trial by its objective and by what it used. Of those on the line none is beaten in both.${isEnergy && origins.includes("estimated") ? ` ${ESTIMATED}` : ""}`);
+    const mark = (each) => this.mark(each, each.further[at], each.value, further.map((other, i) => `\n${this.titleOf(other.name)}: ${this.amount(other.name, each.further[i])}`).join(""));
+    const beaten = further.length > 1 ? "Of those that stand out none is beaten in all objectives." : "Of those on the line none is beaten in both.";
+    const isEstimated = further.some((each) => each.name === "energy_j") && (run.further_origin ?? "").includes("estimated");
+    this.front.read(`Each finished trial by two of its objectives. ${beaten}${isEstimated ? ` ${ESTIMATED}` : ""}`);
     this.front.draw(() => ({
-      x: { kind: chooseKind(judged.map((each) => each.second)) === "log" ? "log" : "linear", values: judged.map((each) => each.second), pad: 0.05, label: shown, title: isEnergy ? `joules (${origins || "unavailable"})` : "CPU-seconds (measured)" },
+      x: { kind: chooseKind(values) === "log" ? "log" : "linear", values, pad: 0.05, label: (each) => this.amount(name, each, true), title: this.titleOf(name) },
       y: this.objectiveScale(judged.map((each) => each.value)),
       series: [
         { name: "other trials", colour: STATES.finished, shape: "dot", points: judged.filter((each) => !on.has(each.id)).map(mark) },
-        { name: "Pareto front", colour: HIGHLIGHT, shape: "dot", size: 4.5, line: "steps", points: front.map(mark) },
+        { name: "Pareto front", colour: HIGHLIGHT, shape: "dot", size: 4.5, line: further.length > 1 ? undefined : "steps", points: front.map(mark) },
       ],
       said: `${front.length} of ${judged.length} trials on the front`,
     }));
@@ -373,10 +381,24 @@ class SearchView {
 
   tabulateFront() {
     const on = new Set(this.judged.front.map((each) => each.id));
-    const isEnergy = this.page.store.run.second_objective === "energy_j";
-    const amount = (each) => (isEnergy ? joules(each.second, each.origin) : cpu(each.second));
-    const rows = [...this.judged.judged].sort((a, b) => a.second - b.second).map((each) => [visible(each.id), amount(each), score(each.value), on.has(each.id) ? "on the front" : ""]);
-    return { head: ["trial", isEnergy ? "joules" : "CPU time", visible(this.page.store.run.objective), ""], rows };
+    const { further, objective } = this.page.store.run;
+    const amounts = (each) => further.map(({ name }, i) => this.amount(name, each.further[i]));
+    const rows = [...this.judged.judged].sort((a, b) => a.further[0] - b.further[0]).map((each) => [visible(each.id), ...amounts(each), score(each.value), on.has(each.id) ? "on the front" : ""]);
+    return { head: ["trial", ...further.map(({ name }) => this.titleOf(name)), visible(objective), ""], rows };
+  }
+
+  /** What an objective beyond the first is called. */
+  titleOf(name) {
+    const { figures, further_origin: origin } = this.page.store.run;
+    if (name === "energy_j") return `joules (${origin})`;
+    if (name === "cpu_s") return "CPU-seconds (measured)";
+    return Object.hasOwn(figures ?? {}, name) ? figures[name].title : visible(name);
+  }
+
+  /** A value of such an objective in words; on an axis the title says where it is from. */
+  amount(name, value, isAxis = false) {
+    if (name === "energy_j") return joules(value, isAxis ? undefined : this.page.store.run.further_origin);
+    return name === "cpu_s" ? cpu(value) : score(value);
   }
 }
 
