@@ -372,9 +372,8 @@ def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
 def test_a_search_does_not_learn_from_a_warm_clone_and_the_study_says_why(
     further: list[str], tmp_path: Path
 ) -> None:
-    search = Search(
-        {"lr": uniform(0.01, 0.2), "width": 8}, trials=2, sampler="random", pruner="none", further_objectives=further
-    )
+    space = {"lr": uniform(0.01, 0.2), "width": 8}
+    search = Search(space, trials=2, sampler="random", pruner="none", further_objectives=further)
     made = make([], search=search)
     ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.15}, warm=True))
     state = run_inline(tmp_path, made, ask)

@@ -396,8 +396,8 @@ class SearchTrials(Trials):
         for each in self._search.objectives:
             if each.name == "energy_j" and (cost is None or cost.energy_j is None):
                 return (
-                    f"member-{number} has no joules, which the search minimizes: no power source of its node could "
-                    "be read (see `ensemble doctor`); give the node one, or take 'cpu_s' in further_objectives"
+                    f"member-{number} has no joules, which the search minimizes: no power source of its node "
+                    "could be read (see `ensemble doctor`); give it one, or take 'cpu_s' in further_objectives"
                 )
             if not each.is_cost and each.name not in metrics:
                 reported = ", ".join(sorted(metrics)) or "nothing"

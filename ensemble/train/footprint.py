@@ -28,8 +28,9 @@ PASSES, LONGEST_S = 50, 1.0
 def measure_footprint(evaluator: Evaluator, state: TrainState, function: Predict | None) -> dict[str, float]:
     """What of `FOOTPRINTS` the search optimizes; all ranks call it.
 
-    - `latency_ms`: milliseconds of the forward pass for one sample, in evaluation mode and the member's precision,
-      with its threads, on its device; without what prepares the sample. Left out where the member predicts nothing.
+    - `latency_ms`: milliseconds of the forward pass for one sample, in evaluation mode and the member's
+      precision, with its threads, on its device; without what prepares the sample. Left out where the member
+      predicts nothing.
     - `model_mb`: megabytes of parameters and buffers in the types in which they are kept.
 
     Args:

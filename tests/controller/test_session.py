@@ -43,9 +43,9 @@ from ensemble.controller.actions import (
 from ensemble.controller.costs import WAIT_S
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.session import Session
+from ensemble.events import COSTS
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity, Member, Search, uniform
-from ensemble.events import COSTS
 from ensemble.store import RunDir, RunState
 from ensemble.store.member import ENDED
 

@@ -1,7 +1,8 @@
-"""The Pareto front of a search with two objectives: who is on it, and where it is shown."""
+"""The Pareto front of a search with several objectives: who is on it, and where it is shown."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -18,11 +19,15 @@ Event = dict[str, Any]
 SMALL = st.one_of(st.integers(0, 4).map(float), st.floats(-1e3, 1e3))
 
 
-@given(st.lists(st.tuples(SMALL, SMALL), max_size=30))
+POINTS = st.integers(1, 4).flatmap(lambda many: st.lists(st.tuples(*[SMALL] * many), max_size=30))
+
+
+@given(POINTS)
 @example([(1.0, 1.0), (1.0, 1.0), (1.0, 0.0), (0.0, 2.0), (2.0, 0.0)])
-def test_the_front_is_what_no_other_point_dominates(points: list[tuple[float, float]]) -> None:
-    def dominates(a: tuple[float, float], b: tuple[float, float]) -> bool:
-        return a[0] <= b[0] and a[1] <= b[1] and a != b
+@example([(0.0, 1.0, 1.0), (0.0, 1.0, 0.0), (1.0, 0.0, 1.0), (0.0, 1.0, 0.0)])
+def test_the_front_is_what_no_other_point_dominates(points: list[tuple[float, ...]]) -> None:
+    def dominates(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+        return a != b and all(x <= y for x, y in zip(a, b, strict=True))
 
     expected = [i for i, point in enumerate(points) if not any(dominates(other, point) for other in points)]
     front = pareto_front(points)
@@ -30,11 +35,16 @@ def test_the_front_is_what_no_other_point_dominates(points: list[tuple[float, fl
     assert [points[i] for i in front] == sorted(points[i] for i in front)
 
 
-def minimizing(second: str | None = "energy_j", origin: str = "estimated") -> list[Event]:
+def minimizing(*further: str, origin: str = "estimated") -> list[Event]:
     """A search in which each second finished trial costs more than the one before."""
     events, finished = [], 0
+    objectives = [{"name": name, "mode": "max" if name == "speed" else "min"} for name in further]
     for event in runs.search_run():
-        events.append(event | {"second_objective": second} if event["type"] == "run_started" else event)
+        if event["type"] == "run_started":
+            event = {**event, "further_objectives": objectives}
+        if event["type"] == "finished":
+            event = {**event, "metrics": {**event["metrics"], "speed": float(finished % 4)}}
+        events.append(event)
         if event["type"] == "finished":
             figures = {
                 "energy_j": 100.0 * (1 + finished % 3),
@@ -58,12 +68,12 @@ def test_the_front_s_members_are_beaten_by_none_and_the_others_by_one_of_them(di
     for member, (cost, loss) in judged.items():
         beaten = any(judged[f][0] <= cost and judged[f][1] <= loss and judged[f] != (cost, loss) for f in front)
         assert beaten == (member not in front)
-    assert front_members(fold(minimizing(None))) == []
+    assert front_members(fold(minimizing())) == []
 
 
 @pytest.mark.parametrize("origin", ["estimated", "attributed"])
 def test_the_summary_shows_the_front_and_the_notices_say_what_an_estimated_joule_is(origin: str) -> None:
-    events = minimizing(origin=origin)
+    events = minimizing("energy_j", origin=origin)
     words = "an estimated joule is a weighted CPU-second"
     assert len([each for each in collect_notices(events) if words in each.text]) == (origin == "estimated")
     lines = dict(summary_lines(project(events)))
@@ -72,6 +82,39 @@ def test_the_summary_shows_the_front_and_the_notices_say_what_an_estimated_joule
     assert lines["Pareto front"] == f"{names} (accuracy and joules, {origin})"
     (line,) = summarize_search(fold(minimizing("cpu_s")), ledger(events))
     assert line[1].startswith(f"{front_members(fold(minimizing('cpu_s')))[0].id} 7.5 s, ")
+
+
+def test_the_front_of_three_objectives_names_both_others_and_leaves_out_who_violates_a_constraint() -> None:
+    events = minimizing("cpu_s", "speed")
+    state = fold(events)
+    judged = {
+        m.id: (-m.metrics["speed"], m.cost.cpu_s, -m.metrics["accuracy"]) for m in state.members.values() if m.cost
+    }
+    expected = {
+        one
+        for one, point in judged.items()
+        if not any(o != point and all(x <= y for x, y in zip(o, point, strict=True)) for o in judged.values())
+    }
+    front = [member.id for member in front_members(state)]
+    assert set(front) == expected and 1 < len(front) < len(judged)
+    assert [judged[member] for member in front] == sorted(judged[member] for member in front)
+    (line,) = summarize_search(state, ledger(events))
+    assert line[1].endswith("(accuracy, CPU-seconds and speed)") and line[1].startswith(f"{front[0]} ")
+    violated = [
+        {**event, "constraints": {"narrow": 0.5 if event["member"] == front[0] else 0.0}}
+        if event["type"] == "finished"
+        else event
+        for event in events
+    ]
+    assert front[0] not in [member.id for member in front_members(fold(violated))]
+
+
+def test_a_front_of_ten_thousand_trials_is_found_in_a_moment() -> None:
+    """All of them are on it: the worst case."""
+    points = [(float(i), float(-i), float(i % 7)) for i in range(10_000)]
+    began = time.process_time()
+    assert len(pareto_front(points)) == len(points)
+    assert time.process_time() - began < 10
 
 
 def test_a_search_with_one_objective_has_no_front() -> None:

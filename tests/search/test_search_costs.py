@@ -1,4 +1,4 @@
-"""A search with a second objective: what the log says that a trial has cost is what the study is told."""
+"""A search of several objectives: what the log says of a trial is what the study is told, costs too."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.study import StudyDirection
 from property_examples import examples
+from small_run import loss
 from studies import read_study
 from test_search_failures import declared, run
 
@@ -22,35 +23,61 @@ from ensemble.api import resume, submit
 from ensemble.reporting.ranking import front_members
 from ensemble.run import make_result
 from ensemble.search.searcher import Searcher
-from ensemble.spec import Ensemble, Search, SpecError, choice, loguniform
+from ensemble.spec import Ensemble, Recipe, Search, SpecError, choice, loguniform
 from ensemble.store import RunDir, RunState
 
 SPACE = {"lr": loguniform(1e-3, 1.0), "width": choice(4, 8, 16)}
+
+
+def wide_model(params: dict[str, Any]) -> Any:
+    from torch import nn
+
+    width = params["width"]
+    return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, width), nn.Linear(width, 2))
+
+
 BOTH = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE]
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"second_objective": "joules"}, "Search.second_objective cannot be 'joules'.*valid: energy_j, cpu_s"),
-        ({"sampler": "cmaes"}, r"needs a sampler of two objectives \(valid: tpe, random, grid, gp\), not 'cmaes'"),
+        ({"further_objectives": ["joules"]}, "say whether 'joules' is maximized or minimized: .*min"),
+        ({"further_objectives": ["cpu_s", "nll", "ece"]}, "must be a list of at most 2"),
+        ({"further_objectives": "cpu_s"}, "must be a list"),
+        ({"further_objectives": ["cpu_s", "cpu_s"]}, "different names"),
+        ({"further_objectives": [{"metric": "nll", "mode": "max"}]}, "ranks the worst member first"),
+        ({"further_objectives": [{"metric": "price", "mode": "low"}]}, "the mode of 'price'"),
+        ({"further_objectives": [{"name": "price"}]}, 'or dicts ."metric": name, "mode": "max"'),
+        ({"sampler": "cmaes"}, r"needs a sampler of several objectives \(valid: tpe, .*, nsga3\), not 'cmaes'"),
+        ({"sampler": "nsga2", "trials": 12}, "draws its first 12 trials at random .* 12 trials are too few"),
         ({"pruner": "hyperband"}, "needs pruner='none' or no pruner: Optuna prunes by one objective only"),
         ({"pruner": {"name": "patience"}}, "needs pruner='none' or no pruner"),
         ({"objective": "gain"}, "needs objective='metric'"),
     ],
 )
-def test_what_two_objectives_do_not_go_with_is_refused_in_a_line(options: dict[str, Any], words: str) -> None:
+def test_what_several_objectives_do_not_go_with_is_refused_in_a_line(options: dict[str, Any], words: str) -> None:
     with pytest.raises(SpecError, match=words) as caught:
-        Search(SPACE, **{"second_objective": "energy_j", **options})
+        Search(SPACE, **{"further_objectives": ["energy_j"], **options})
     assert "\n" not in str(caught.value)
 
 
-def test_a_search_with_two_objectives_has_no_pruner_and_one_with_one_has_hyperband() -> None:
+def test_a_search_with_several_objectives_has_no_pruner_and_one_with_one_has_hyperband() -> None:
     assert Search(SPACE).pruner_options["name"] == "hyperband"
-    assert Search(SPACE, pruner="none", second_objective="cpu_s").pruner_options == {"name": "none"}
-    two = Search(SPACE, second_objective="energy_j")
+    assert Search(SPACE, pruner="none", further_objectives=["cpu_s"]).pruner_options == {"name": "none"}
+    two = Search(SPACE, further_objectives=["energy_j"])
     assert two.pruner_options == {"name": "none"}
-    assert pickle.loads(pickle.dumps(two)) == two
+    assert pickle.loads(pickle.dumps(two)) == two == replace(two)
+    three = Search(SPACE, further_objectives=["nll", {"metric": "price", "mode": "max"}])
+    assert [(each.name, each.mode) for each in three.objectives] == [("nll", "min"), ("price", "max")]
+    with pytest.raises(SpecError, match="has 'accuracy', which ranks the members already"):
+        replace(two_objectives(), search=Search(SPACE, further_objectives=["accuracy"]))
+
+
+def test_a_genetic_sampler_takes_no_trials_of_others() -> None:
+    study = optuna.create_study(direction="maximize")
+    with pytest.raises(SpecError, match="'nsga3' learns from its own generations only"):
+        Search(SPACE, trials=30, sampler="nsga3", study=study)
 
 
 def cost_of(params: dict[str, Any]) -> float:
@@ -64,9 +91,10 @@ class Run:
         self.search, self.state = search, RunState()
         self.events: list[dict[str, Any]] = []
         self.searcher = Searcher(search, direction="max", epochs=1, storage=storage)
+        self.has_costs = any(each.is_cost for each in search.objectives)
         header = {"name": "s", "run_id": "r", "mode": "search", "objective": "accuracy", "direction": "max"}
-        first = {"type": "run_started", **header, "second_objective": search.second_objective}
-        for event in events or [first]:
+        further = [{"name": each.name, "mode": each.mode} for each in search.objectives]
+        for event in events or [{"type": "run_started", **header, "further_objectives": further}]:
             self.log(**event)
         self.searcher.restore(self.state)
 
@@ -80,68 +108,144 @@ class Run:
         members = self.state.members
         while True:
             ended = [m for m in members.values() if m.state == "finished"]
-            owed = [m for m in ended if m.cost is None]
+            owed = [m for m in ended if m.cost is None] if self.has_costs else []
             if len(members) == len(ended) < self.searcher.trials:
                 number = len(members)
-                self.log(type="member", member=f"member-{number}", number=number, params=self.searcher.ask(number))
+                params, suggested = self.searcher.ask(number), self.searcher.suggested(number)
+                self.log(
+                    type="member", member=f"member-{number}", number=number, params=params, suggested=suggested
+                )
             elif owed:
-                member = owed[0]
-                figures = {"energy_j": cost_of(member.params), "energy_origin": "estimated", "cpu_s": 1.0}
-                self.log(type="cost", member=member.id, attempt=0, **figures)
-                self.searcher.tell(member.number, "finished", member.metrics["accuracy"], member.cost)
+                figures = {"energy_j": cost_of(owed[0].params), "energy_origin": "estimated", "cpu_s": 1.0}
+                self.log(type="cost", member=owed[0].id, attempt=0, **figures)
+                self.tell(owed[0])
             elif len(members) > len(ended):
                 member = next(m for m in members.values() if m.state != "finished")
-                metrics = {"accuracy": member.params["width"] / (1 + member.params["lr"])}
-                self.log(type="finished", member=member.id, attempt=0, metrics=metrics)
+                metrics = figures_of(member.params)
+                violated = self.searcher.compute_constraints(member.number, metrics)
+                self.log(type="finished", member=member.id, attempt=0, metrics=metrics, constraints=violated)
+                if not self.has_costs:
+                    self.tell(member)
             else:
                 self.searcher.catch_up()
                 return self
+
+    def tell(self, member: Any) -> None:
+        value, known = member.metrics["accuracy"], (member.cost, member.metrics, member.constraints)
+        self.searcher.tell(member.number, "finished", value, *known)
+
+
+def figures_of(params: dict[str, Any]) -> dict[str, float]:
+    accuracy = params["width"] / (1 + params["lr"])
+    return {"accuracy": accuracy, "nll": 1 / (0.1 + params["lr"]), "price": -abs(params["lr"] - 0.3)}
 
 
 def show(study: optuna.Study) -> list[tuple[Any, ...]]:
     return [(trial.number, trial.state.name, trial.values) for trial in study.trials]
 
 
+def branching(trial: Any) -> dict[str, Any]:
+    """A space of which the one half has a hyperparameter more, and hyperparameters that nobody asked for."""
+    width = trial.suggest_int("width", 4, 16)
+    lr = trial.suggest_float("lr", 0.01, 1.0) if width > 8 else trial.suggest_float("small", 0.01, 0.1)
+    return {"width": width, "lr": lr, "widths": [width, width]}
+
+
+NSGA2, NSGA3 = ({"name": name, "population_size": 5} for name in ("nsga2", "nsga3"))
+RARE = {"metric": "rare", "mode": "max"}
+PRICE = {"metric": "price", "mode": "max"}
+SEARCHES: dict[str, dict[str, Any]] = {
+    **{name: {"sampler": name} for name in ("tpe", "random", "gp")},
+    "grid": {"sampler": "grid", "space": {"lr": choice(0.1, 0.2, 0.4, 0.8), "width": SPACE["width"]}},
+    "nsga2": {"sampler": NSGA2, "further_objectives": ["nll"]},
+    "nsga2 of joules, with conditions": {"sampler": NSGA2, "space": branching},
+    "nsga3 of three": {"sampler": NSGA3, "further_objectives": ["nll", PRICE]},
+    "nsga3 with a guess": {"sampler": NSGA3, "further_objectives": ["nll", "energy_j"], "enqueue": [{"width": 8}]},
+    "tpe of three": {"sampler": "tpe", "further_objectives": [PRICE, "energy_j"]},
+    **{
+        f"{name} with constraints": {
+            "sampler": sampler,
+            "further_objectives": ["nll"],
+            "constraints": lambda metrics: {"narrow": metrics["accuracy"] - 6.0},
+        }
+        for name, sampler in (("tpe", "tpe"), ("nsga2", NSGA2))
+    },
+}
 WHOLE: dict[str, Run] = {}
 
 
-def whole(sampler: str) -> Run:
-    if sampler not in WHOLE:
-        space = {"lr": choice(0.1, 0.2, 0.4, 0.8), "width": SPACE["width"]} if sampler == "grid" else SPACE
-        search = Search(space, trials=14, sampler=sampler, seed=3, second_objective="energy_j")
-        WHOLE[sampler] = Run(search).go_on()
-    return WHOLE[sampler]
+def whole(case: str) -> Run:
+    if case not in WHOLE:
+        options = {"space": SPACE, "trials": 14, "seed": 3, "further_objectives": ["energy_j"], **SEARCHES[case]}
+        WHOLE[case] = Run(Search(**options)).go_on()
+    return WHOLE[case]
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", pytest.param("gp", marks=pytest.mark.slow)])
+CASES = [pytest.param(name, marks=pytest.mark.slow) if name == "gp" else name for name in SEARCHES]
+
+
+@pytest.mark.parametrize("case", CASES)
 @examples(3)
 @given(share=st.floats(0.0, 1.0))
-def test_a_search_of_two_objectives_goes_on_as_if_it_had_not_been_interrupted(sampler: str, share: float) -> None:
-    expected = whole(sampler)
+def test_a_search_of_several_objectives_goes_on_as_if_it_had_not_been_interrupted(case: str, share: float) -> None:
+    expected = whole(case)
     resumed = Run(expected.search, events=expected.events[: max(1, int(share * len(expected.events)))]).go_on()
     params = [member.params for member in resumed.state.members.values()]
     assert params == [member.params for member in expected.state.members.values()]
     assert show(resumed.searcher.study) == show(expected.searcher.study)
+    assert resumed.searcher.study.trials[0].constraints == expected.searcher.study.trials[0].constraints
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_front_is_that_of_optuna_and_keeps_the_constraints(case: str) -> None:
+    run = whole(case)
+    study, front = run.searcher.study, front_members(run.state)
+    values = [[member.value_of(each) for each in run.state.objectives] for member in run.state.members.values()]
+    assert [trial.values for trial in study.trials] == values
+    assert [trial.number for trial in study.best_trials] == sorted(member.number for member in front)
+    if "constraints" in case:
+        assert len(front) > 0 and all(member.metrics["accuracy"] <= 6.0 for member in front)
+        assert any(member.metrics["accuracy"] > 6.0 for member in run.state.members.values())
+
+
+@pytest.mark.parametrize("case", ["nsga2", "nsga3 of three", "nsga2 of joules, with conditions"])
+def test_a_genetic_sampler_breeds_from_its_generations(case: str) -> None:
+    """After the first generation proposals are crossed from it: they are those of Optuna's own loop."""
+    expected = whole(case)
+    study = expected.searcher.study
+    (key,) = {name for trial in study.trials for name in trial.system_attrs if name.endswith(":generation")}
+    generations = [trial.system_attrs[key] for trial in study.trials]
+    assert generations[:5] == [0] * 5 and generations == sorted(generations) and generations[-1] >= 2
+    random = Run(Search(SPACE, trials=14, seed=3, sampler="random", further_objectives=["nll"])).go_on()
+    ours, drawn = ([m.params["width"] for m in run.state.members.values()][5:] for run in (expected, random))
+    assert ours != drawn
 
 
 @pytest.mark.filterwarnings("ignore:PedAnovaImportanceEvaluator computes:UserWarning")  # of low values: as meant
-def test_the_sampler_learns_from_both() -> None:
+def test_the_importances_of_a_cost_can_be_had() -> None:
     study = whole("tpe").searcher.study
     assert study.directions == BOTH
-    members = whole("tpe").state.members.values()
-    assert [trial.values for trial in study.trials] == [
-        [member.metrics["accuracy"], cost_of(member.params)] for member in members
-    ]
-    assert [trial.number for trial in study.best_trials] == sorted(
-        member.number for member in front_members(whole("tpe").state)
-    )
     importances = optuna.importance.get_param_importances(study, target=lambda trial: trial.values[1])
     assert set(importances) == {"lr", "width"}
 
 
+def test_what_a_constraint_says_is_in_the_log_and_is_not_asked_again() -> None:
+    expected = whole("tpe with constraints")
+    changed = replace(expected.search, constraints=lambda metrics: {"narrow": 1 / 0})
+    study = Run(changed, events=expected.events).searcher.study
+    assert [trial.constraints for trial in study.trials] == [
+        {"narrow": member.metrics["accuracy"] - 6.0} for member in expected.state.members.values()
+    ]
+    older = [{**event, "constraints": None} if event["type"] == "finished" else event for event in expected.events]
+    study = Run(expected.search, events=older).searcher.study
+    assert [trial.constraints for trial in study.trials] == [
+        trial.constraints for trial in expected.searcher.study.trials
+    ]
+
+
 def test_the_study_on_disk_has_two_directions_and_the_values_of_the_log(tmp_path: Path) -> None:
     path = tmp_path / "optuna.journal"
-    search = Search(SPACE, trials=6, sampler="random", second_objective="energy_j")
+    search = Search(SPACE, trials=6, sampler="random", further_objectives=["energy_j"])
     followed = Run(search, storage=path).go_on()
     study = read_study(path, "s")
     assert study.directions == BOTH and study.metric_names == ["accuracy", "energy_j"]
@@ -158,20 +262,20 @@ def test_the_study_on_disk_has_two_directions_and_the_values_of_the_log(tmp_path
 
 
 def test_a_trial_runs_in_the_study_until_its_cost_is_logged_and_fails_without_one() -> None:
-    events = Run(Search(SPACE, trials=1, second_objective="energy_j")).go_on().events
+    events = Run(Search(SPACE, trials=1, further_objectives=["energy_j"])).go_on().events
     assert [event["type"] for event in events] == ["run_started", "member", "finished", "cost"]
     unknown = [*events[:-1], {**events[-1], "energy_j": None, "energy_origin": "unavailable"}]
     seen = [
         [trial.state.name for trial in write_study(each, None).trials] for each in (events[:-1], unknown, events)
     ]
     assert seen == [["RUNNING"], ["FAIL"], ["COMPLETE"]]
-    restored = Run(Search(SPACE, trials=1, second_objective="energy_j"), events=unknown).searcher.study
+    restored = Run(Search(SPACE, trials=1, further_objectives=["energy_j"]), events=unknown).searcher.study
     assert [trial.state.name for trial in restored.trials] == ["FAIL"]
 
 
 def test_a_study_of_one_objective_is_written_anew_for_two(tmp_path: Path) -> None:
-    events = Run(Search(SPACE, trials=2, second_objective="energy_j")).go_on().events
-    one = [{**events[0], "second_objective": None}, *events[1:]]
+    events = Run(Search(SPACE, trials=2, further_objectives=["energy_j"])).go_on().events
+    one = [{**events[0], "further_objectives": []}, *events[1:]]
     assert write_study(one[:2], tmp_path / "journal").directions == BOTH[:1]
     assert write_study(events[:2], tmp_path / "journal").directions == BOTH
     assert write_study(one, tmp_path / "journal").directions == BOTH[:1]
@@ -181,8 +285,8 @@ def test_a_study_of_one_objective_is_written_anew_for_two(tmp_path: Path) -> Non
 # -- whole runs ------------------------------------------------------------------------------------------------
 
 
-def two_objectives(second_objective: str = "energy_j", trials: int = 3) -> Ensemble:
-    search = Search({"lr": loguniform(1e-2, 1.0)}, trials=trials, second_objective=second_objective)
+def two_objectives(further: str = "energy_j", trials: int = 3) -> Ensemble:
+    search = Search({"lr": loguniform(1e-2, 1.0)}, trials=trials, further_objectives=[further])
     return replace(declared({"lr": 0.1}, 1, epochs=1), search=search)
 
 
@@ -261,3 +365,33 @@ def test_a_search_that_minimizes_joules_stops_where_there_are_none(
     assert told(path)[0] == ("FAIL", None)
     assert make_result(RunDir(path)).front == []
     assert len(run(tmp_path / "cpu", two_objectives("cpu_s", 2)).members) == 2, "CPU-seconds are known anywhere"
+
+
+def test_a_log_with_a_second_objective_of_before_is_read(tmp_path: Path) -> None:
+    events = Run(Search(SPACE, trials=3, sampler="random", further_objectives=["energy_j"])).go_on().events
+    older = [{**events[0], "second_objective": "energy_j"}, *events[1:]]
+    del older[0]["further_objectives"]
+    assert show(write_study(older, None)) == show(write_study(events, None))
+    assert [m.id for m in front_members(fold(older))] == [m.id for m in front_members(fold(events))] != []
+
+
+def test_latency_and_size_are_measured_where_they_are_objectives(tmp_path: Path) -> None:
+    space = {"width": choice(2, 2000), "lr": 0.01}
+    search = Search(space, trials=2, sampler="grid", further_objectives=["latency_ms", "model_mb"])
+    wide = replace(two_objectives(), search=search, recipe=Recipe(model=wide_model, loss=loss))
+    state = run(tmp_path / "run", wide)
+    narrow, broad = sorted(state.members.values(), key=lambda m: m.params["width"])
+    assert [m.metrics["model_mb"] for m in (narrow, broad)] == [
+        4e-6 * (2 * w + w + w * w + w + 2 * w + 2) for w in (2, 2000)
+    ]
+    assert 0 < narrow.metrics["latency_ms"] < broad.metrics["latency_ms"] < 1000
+    assert make_result(RunDir(tmp_path / "run")).front
+    plain = run(tmp_path / "plain", replace(wide, search=Search(space, trials=1)))
+    assert not {"latency_ms", "model_mb"} & set(plain.members["member-0"].metrics)
+
+
+def test_a_metric_that_nobody_reports_ends_the_search_and_says_what_was_reported(tmp_path: Path) -> None:
+    state = run(tmp_path / "run", replace(two_objectives(), search=Search({"lr": 0.1}, further_objectives=[RARE])))
+    assert state.ended is not None and state.ended.type == "run_stopped"
+    assert "member-0 did not report 'rare', which is one of" in state.ended.reason
+    assert "(reported: accuracy, loss)" in state.ended.reason

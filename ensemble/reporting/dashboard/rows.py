@@ -22,9 +22,9 @@ DIGITS = 9
 #: What `member_row` returns, in its order.
 COLUMNS = (
     "id", "number", "state", "epoch", "epochs", "step", "steps", "done", "metric", "metrics", "further", "params",
-    "options",    "workers", "node", "place", "devices", "shares", "cohort", "attempts", "failures", "samples_per_s", "left_s",
-    "waited", "synced", "memory_gb", "error", "reason", "advice", "first_epoch", "checkpoint", "lineage", "code",
-    "private",
+    "options", "workers", "node", "place", "devices", "shares", "cohort", "attempts", "failures", "samples_per_s",
+    "left_s", "waited", "synced", "memory_gb", "error", "reason", "advice", "first_epoch", "checkpoint", "lineage",
+    "code", "private",
 )  # fmt: skip
 COST_COLUMNS = (
     "cpu_s", "energy_j", "origin", "full_cpu_s", "full_energy_j", "full_origin", "idle_j", "mean_w", "peak_w",

@@ -492,7 +492,7 @@ def apply(call: Call) -> Call:
 
 
 def trial(number: int, value: float | None, phase: str = "finished", **fields: Any) -> dict[str, Any]:
-    base = {"id": f"m{number}", "number": number, "value": value, "phase": phase, "epoch": 4, "second": None}
+    base = {"id": f"m{number}", "number": number, "value": value, "phase": phase, "epoch": 4, "further": []}
     return {**base, "params": {}, **fields}
 
 
@@ -525,14 +525,12 @@ def test_ticks_are_round_and_within_the_scale(apply: Call, options: Any, labels:
     assert all(100 <= tick["at"] <= 600 for tick in ticks)
 
 
-@pytest.mark.parametrize(("direction", "sign"), [("max", 1), ("min", -1)])
-def test_the_front_holds_what_none_beats_and_equal_trials_alike(apply: Call, direction: str, sign: int) -> None:
-    points = [(5, 0.9), (1, 0.5), (3, 0.5), (3, 0.8), (3, 0.8), (9, 0.9), (2, 0.4)]
-    trials = [trial(i, sign * value, second=cost) for i, (cost, value) in enumerate(points)]
-    trials += [trial(7, sign * 2.0, second=None), trial(8, sign * 2.0, "running", second=0.1)]
-    found = apply("trial_data", "paretoFront", trials, direction)
-    assert [each["id"] for each in found["front"]] == ["m1", "m3", "m4", "m0"]
-    assert len(found["judged"]) == len(points)
+def test_the_front_is_the_run_s_and_holds_only_trials_that_are_shown(apply: Call) -> None:
+    trials = [trial(i, 0.5, further=[cost, 1]) for i, cost in enumerate((5, 1, 3))]
+    trials += [trial(3, 2.0, further=[None, 1]), trial(4, 2.0, "running", further=[0.1, 1])]
+    found = apply("trial_data", "paretoFront", trials, {"front": ["m2", "m9", "m0"]})
+    assert [each["id"] for each in found["front"]] == ["m2", "m0"]
+    assert [each["id"] for each in found["judged"]] == ["m0", "m1", "m2"]
 
 
 def test_the_best_so_far_follows_the_numbers_of_finished_trials(apply: Call) -> None:

@@ -217,22 +217,50 @@ def test_history_pruning_and_slices_count_their_marks(tab: Any, open_page: Open)
     wait_until(tab, lambda: pruning.locator("tbody tr", has_text="pruned").count() == len(pruned))
 
 
+def optimizing(documents: Any, further: list[str]) -> tuple[list[str], list[str]]:
+    """Gives finished trials values of further objectives; returns those that are on the front, and the others."""
+    members = documents["state"]["members"]
+    at = {name: members["columns"].index(name) for name in ("state", "further")}
+    done = [name for name, row in members["rows"].items() if row[at["state"]] == "finished"]
+    for number, name in enumerate(done):
+        members["rows"][name][at["further"]] = [100.0 * (1 + number), 0.25 * (1 + number % 5)][: len(further)]
+    documents["state"]["run"] |= {
+        "further": [{"name": name, "mode": "min"} for name in further],
+        "front": done[:4],
+    }
+    return done[:4], done[4:]
+
+
 def test_a_second_objective_has_its_front(tab: Any, open_page: Open) -> None:
     documents = make_documents(60, seed=2)
-    documents["state"]["run"]["second_objective"] = "energy_j"
-    server = open_page(documents, "#search")
+    on, off = optimizing(documents, ["energy_j"])
+    open_page(documents, "#search")
     pareto = figure(tab, "Pareto front")
     pareto.get_by_role("button", name="as a table").click()
-    cost = {name: row[1] for name, row in documents["state"]["cost"]["members"]["rows"].items()}
-    done = {n: row["metric"] for n, row in rows(server).items() if row["state"] == "finished"}
-    front = {
-        n
-        for n in done
-        if not any(o != n and done[o] >= done[n] and cost[o] <= cost[n] for o in done)
-    }  # fmt: skip
     shown = pareto.locator("tbody tr", has_text="on the front").locator("th").all_inner_texts()
-    assert set(shown) == front and pareto.locator("tbody tr").count() == len(done)
-    assert "measured" in pareto.locator("tbody").inner_text()
+    assert shown == on and pareto.locator("tbody tr").count() == len(on) + len(off)
+    assert "100 J (measured)" in pareto.locator("tbody").inner_text()
+    assert not pareto.locator("select").is_visible()
+
+
+def test_three_objectives_are_seen_two_at_a_time(tab: Any, open_page: Open) -> None:
+    documents = make_documents(60, seed=2)
+    optimizing(documents, ["cpu_s", "latency_ms"])
+    documents["state"]["run"]["figures"]["latency_ms"] = describe_figure("latency_ms").as_document()
+    open_page(documents, "#search")
+    pareto = figure(tab, "Pareto front")
+    choice = pareto.get_by_label("across")
+    assert choice.locator("option").all_inner_texts() == [
+        "CPU-seconds (measured)",
+        "latency in ms (lower is better)",
+    ]
+    before = pareto.locator("canvas").screenshot()
+    choice.select_option("latency_ms")
+    wait_until(tab, lambda: pareto.locator("canvas").screenshot() != before)
+    pareto.get_by_role("button", name="as a table").click()
+    head = pareto.locator("thead th").all_inner_texts()
+    assert head[:4] == ["trial", "CPU-seconds (measured)", "latency in ms (lower is better)", "accuracy"]
+    assert pareto.locator("tbody tr").first.locator("td").all_inner_texts()[:2] == ["100 s", "0.2500"]
 
 
 def test_a_fixed_list_has_the_view_without_pruning_and_a_run_in_which_nothing_differs_has_none(
