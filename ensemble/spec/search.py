@@ -66,9 +66,10 @@ class Search:
             (Jaderberg et al. 2017): `{"name": "pbt", "population": 8, "generations": 4, "quantile": 0.25,
             "resample": 0.25, "factor": 1.2, "inherit": []}`. Each generation trains its part of the epochs. When
             all of it have ended, a member goes on from its own state, or, if it is in the worst `quantile` or
-            has failed, from that of one of the best: with the hyperparameters of that one, each drawn anew with the probability `resample`,
-            else multiplied or divided by `factor` (of a choice of numbers, the next one), except those in
-            `inherit`, such as widths of layers. There are population x generations trials, and no pruner.
+            has failed, from that of one of the best: with the hyperparameters of that one, each drawn anew with
+            the probability `resample`, else multiplied or divided by `factor` (of a choice of numbers, the next
+            one), except those in `inherit`, such as widths of layers. There are population x generations trials,
+            and no pruner.
         pruner: what stops trials early (Optuna): hyperband, asha, median, patience, none; a dict of the name
             and options; or a pruner of Optuna. A resource is an epoch: a trial's step is its number of finished
             epochs. None: hyperband, and none with further objectives.

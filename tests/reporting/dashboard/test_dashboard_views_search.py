@@ -10,6 +10,8 @@ from documents import COLUMNS, make_documents
 from page_server import PageServer
 from page_steps import Open, figure, selected, show, wait_until
 
+from ensemble.reporting.model_figures import describe_figure
+
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
 AT = {name: i for i, name in enumerate(COLUMNS)}
