@@ -110,7 +110,7 @@ print(json.dumps([energy.reason, energy.read(), checks._make_environment("cuda")
 
 
 #: With those of QUICK, all cases.
-SLOW = (("precision", "loss_scaling", "nccl"), ("packing",), ("sharing", "copies", "mps"))
+SLOW = (("precision", "loss_scaling", "nccl"), ("packing",), ("sharing", "copies", "mps"), ("fused",))
 
 
 @pytest.mark.slow

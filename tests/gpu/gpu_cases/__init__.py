@@ -34,4 +34,5 @@ CASES = (
     Case("sharing", "four members on a shared pipeline and on pipelines of their own", 80),
     Case("copies", "batches to the GPU: pinned and asynchronous against blocking", 30),
     Case("mps", "members on one GPU with the Multi-Process Service", 80),
+    Case("fused", "members of one architecture: processes against stacked weights in one process", 360),
 )
