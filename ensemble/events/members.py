@@ -237,7 +237,7 @@ class Finished(AttemptEvent):
     epoch: int | None = None
     step: int | None = None
     metrics: Json | None = None
-    constraints: dict[str, float | None] | None = None
+    constraints: dict[str, float] | None = None
     weights_sha256: str | None = None
     kept: Json | None = None
     early_stopping: Json | None = None

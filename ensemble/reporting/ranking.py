@@ -80,22 +80,31 @@ def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
 
 
 def judged_members(state: RunState) -> list[tuple[MemberState, list[float]]]:
-    """The finished members that have a value of each objective of a search of several, with these values."""
-    objectives = state.objectives if state.further_objectives else []
+    """The finished trials that have a value of each objective of a search of several, with these values.
+
+    Members from outside the space, from which the search does not learn, are none.
+    """
     found = []
-    for member in state.members.values() if objectives else ():
-        values = [value for each in objectives if (value := member.value_of(each)) is not None]
-        if member.state == "finished" and len(values) == len(objectives):
-            found.append((member, values))
+    for member in state.members.values() if state.further_objectives else ():
+        values = [finite_or_none(value) for value in state.values_of(member)]
+        known = [value for value in values if value is not None]
+        if member.state == "finished" and len(known) == len(values) and member.identity.get("outside") is None:
+            found.append((member, known))
     return found
 
 
 def front_members(state: RunState) -> list[MemberState]:
     """The members on the Pareto front of a search of several objectives, the best by the last one first.
 
-    Those that are known to violate a constraint of the search are not on it.
+    Where trials have said how they keep the constraints of the search, only those that keep all are on it.
     """
-    judged = [(member, values) for member, values in judged_members(state) if member.is_feasible]
+    judged = judged_members(state)
+    if any(member.constraints is not None for member, _ in judged):
+        judged = [
+            each
+            for each in judged
+            if (held := each[0].constraints) is not None and max(held.values(), default=0) <= 0
+        ]
     signs = [-1.0 if each.mode == "max" else 1.0 for each in state.objectives]
     points = [[s * value for s, value in zip(signs, values, strict=True)][::-1] for _, values in judged]
     return [judged[i][0] for i in pareto_front(points)]

@@ -66,12 +66,12 @@ def _make_frozen_trial(
 
     by_epoch = ((event.epoch, event.metrics.get(state.objective)) for event in member.history)
     reported = {epoch + 1: value for epoch, value in by_epoch if value is not None}
-    objectives = state.objectives if member.state == "finished" else state.objectives[:1]
-    known = [value for each in objectives if (value := member.value_of(each)) is not None]
-    awaits_cost = member.cost is None and any(each.is_cost for each in objectives)
+    values = state.values_of(member) if member.state == "finished" else state.values_of(member)[:1]
+    known = [value for value in values if value is not None]
+    awaits_cost = member.cost is None and len(values) > 1 and any(o.is_cost for o in state.further_objectives)
     stage = {
         "waiting": TrialState.RUNNING if member.attempts else TrialState.WAITING,
-        "finished": TrialState.COMPLETE if len(known) == len(objectives) else TrialState.FAIL,
+        "finished": TrialState.COMPLETE if len(known) == len(values) else TrialState.FAIL,
         "pruned": TrialState.PRUNED,
         "failed": TrialState.FAIL,
         "cancelled": TrialState.FAIL,
@@ -83,7 +83,7 @@ def _make_frozen_trial(
     about["lineage"] = member.identity.get("lineage")
     start = next((span.placed for span in member.spans), state.updated or 0.0)
     end = next((span.ended for span in reversed(member.spans) if span.ended), state.updated or start)
-    return FrozenTrial(
+    made = FrozenTrial(
         number=number,
         state=stage,
         value=None,
@@ -97,3 +97,6 @@ def _make_frozen_trial(
         intermediate_values=reported,
         trial_id=number,
     )
+    for name, excess in (member.constraints or {}).items():
+        made.set_constraint(name, excess)
+    return made

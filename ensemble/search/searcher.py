@@ -19,6 +19,7 @@ import importlib.util
 import logging
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -315,7 +316,7 @@ class Searcher:
         value: float | None = None,
         cost: Cost | None = None,
         metrics: Mapping[str, Any] | None = None,
-        constraints: Mapping[str, float | None] | None = None,
+        constraints: Mapping[str, float] | None = None,
     ) -> None:
         """Record that a trial has ended: "finished", "pruned", "failed" or "cancelled".
 
@@ -375,17 +376,19 @@ class Searcher:
         known = dict(metrics)
         for name, value in metrics.items():  # as the log has them
             known[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        found, most = dict[str, float](), sys.float_info.max  # a log has no infinities
         with calling(self.search.constraints, f"Search.constraints of member-{number}"):
-            return {name: float(excess) for name, excess in self.search.constraints(known).items()}
+            for name, excess in self.search.constraints(known).items():
+                value = float(excess)
+                found[name] = most if math.isnan(value) else min(max(value, -most), most)
+        return found
 
-    def _constrain(self, number: int, constraints: Mapping[str, float | None]) -> None:
+    def _constrain(self, number: int, constraints: Mapping[str, float]) -> None:
         """Record in the study by how much a finished trial violates each constraint."""
         from optuna import Trial
 
-        trial = Trial(self.study, self._trial_id(number)) if constraints else None
         for name, excess in constraints.items():
-            assert trial is not None
-            trial.set_constraint(name, math.inf if excess is None else excess)
+            Trial(self.study, self._trial_id(number)).set_constraint(name, excess)
 
     def _find_values(
         self, number: int, value: float, cost: Cost | None, metrics: Mapping[str, Any]
@@ -463,7 +466,7 @@ class Searcher:
             self._add_outside(lost, {}, "its declaration was lost with a part of the log")
         self._mirror.open(self._run_trials())
 
-    def _read_constraints(self, member: MemberState) -> Mapping[str, float | None] | None:
+    def _read_constraints(self, member: MemberState) -> Mapping[str, float] | None:
         """By how much a finished trial of the log violates each constraint; older logs lack it."""
         known = member.constraints
         return self.compute_constraints(member.number, member.metrics) if known is None else known
@@ -517,7 +520,7 @@ class Searcher:
         if self._space.distributions is None:
             with contextlib.suppress(SpecError):
                 self._space.read(trial)
-        if self._is_repeatable and values and trial.params != values:
+        if self._own_sampler is not None and self._is_repeatable and values and trial.params != values:
             self._is_repeatable = False
             _log.warning(
                 "the sampler %s proposes otherwise than before the interruption (has it a seed?): trials "

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ensemble.combine.metrics import CombineError
-from ensemble.events import Cost
 from ensemble.search.foreign import ForeignError
 from ensemble.search.space import check_kind
 from ensemble.spec import Ensemble, Identity, Member, SpecError
 from ensemble.spec.identity import select_warm
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.spec.population import identify_trial
+from ensemble.spec.search import FOOTPRINTS
 from ensemble.store import StoreError
 
 if TYPE_CHECKING:
@@ -212,6 +212,7 @@ class SearchTrials(Trials):
         )
         self._searcher.restore(state)
         self._state = state
+        self._warn_of_unknown()
         self._population = None if self._search.population is None else Population(ensemble, state, self._searcher)
         if self._population is not None:
             self._proposed = self._population.proposed
@@ -352,10 +353,13 @@ class SearchTrials(Trials):
                 metrics = {**metrics, "gain": self._gains.compute(f"member-{number}", self._finished())}
             except (CombineError, StoreError) as error:
                 _log.warning("member-%d has no gain, the search learns nothing from it: %s", number, error)
-        try:
-            constraints = self._searcher.compute_constraints(number, metrics)
-        except SpecError as error:
-            self._broken, constraints = str(error), None
+        constraints = None
+        if self._searcher.is_ranked(number):
+            self._unjudged = self._unjudged or self._explain_absent(number, metrics)
+            try:
+                constraints = self._searcher.compute_constraints(number, metrics)
+            except SpecError as error:
+                self._broken = str(error)
         return {"metrics": metrics} | ({} if constraints is None else {"constraints": constraints})
 
     def _finished(self) -> list[str]:
@@ -384,28 +388,56 @@ class SearchTrials(Trials):
             gain = _number(metrics.get("gain"))
             value = None if gain is None else self._signed(gain)
         cost, constraints = (None, None) if member is None else (member.cost, member.constraints)
-        if state == "finished" and self._searcher.is_ranked(number):
-            self._unjudged = self._explain_unjudged(number, metrics, cost) or self._unjudged
+        if state == "finished" and member is not None and self._searcher.is_ranked(number):
+            self._judge(member)
         try:
             self._searcher.tell(number, state, value, cost, metrics, constraints)
         except SpecError as error:
             self._broken = str(error)
 
-    def _explain_unjudged(self, number: int, metrics: Mapping[str, Any], cost: Cost | None) -> str | None:
-        """Why no member will have a value of one of the further objectives, as this one has none."""
+    def _explain_absent(self, number: int, metrics: Mapping[str, Any]) -> str | None:
+        """Why no member will have a value of a further objective that is a metric: this one did not report it, and
+        none before it has.
+        """
+        ended = [m for m in self._state.members.values() if m.state == "finished"]
         for each in self._search.objectives:
-            if each.name == "energy_j" and (cost is None or cost.energy_j is None):
-                return (
-                    f"member-{number} has no joules, which the search minimizes: no power source of its node "
-                    "could be read (see `ensemble doctor`); give it one, or take 'cpu_s' in further_objectives"
-                )
-            if not each.is_cost and each.name not in metrics:
-                reported = ", ".join(sorted(metrics)) or "nothing"
-                return (
-                    f"member-{number} did not report {each.name!r}, which is one of the search's "
-                    f"further_objectives (reported: {reported})"
-                )
+            if each.is_cost or each.name in metrics or any(m.value_of(each) is not None for m in ended):
+                continue
+            reported = ", ".join(sorted(metrics)) or "nothing"
+            hint = "; its log says why it was not measured" if each.name in FOOTPRINTS else ""
+            return (
+                f"member-{number} did not report {each.name!r}, which is one of the search's further_objectives "
+                f"(reported: {reported}){hint}"
+            )
         return None
+
+    def _judge(self, member: MemberState) -> None:
+        """Note what a finished trial lacks of the further objectives."""
+        cost = member.cost
+        for each in self._search.objectives:
+            if each.name == "energy_j" and cost is not None and cost.energy_j is None:
+                self._unjudged = (
+                    f"{member.id} has no joules, which the search minimizes: no power source of its node could be "
+                    "read (see `ensemble doctor`); give it one, or take 'cpu_s' in further_objectives"
+                )
+            elif member.value_of(each) is None:
+                _log.warning(
+                    "%s ended without a value of %r: the search does not learn from it", member.id, each.name
+                )
+
+    def _warn_of_unknown(self) -> None:
+        """Say that trials of the log were not measured by what is optimized now."""
+        ended = [
+            m for m in self._state.members.values() if m.state == "finished" and self._searcher.is_ranked(m.number)
+        ]
+        for each in self._search.objectives:
+            known = [m for m in ended if m.value_of(each) is not None or (each.is_cost and m.cost is None)]
+            if len(known) < len(ended):
+                _log.warning(
+                    "%d trials of the log have no value of %r: the search does not learn from them",
+                    len(ended) - len(known),
+                    each.name,
+                )
 
     def catch_up(self, within_s: float | None = None) -> None:
         self._searcher.catch_up(within_s)

@@ -72,7 +72,7 @@ class Search:
             and no pruner.
         pruner: what stops trials early (Optuna): hyperband, asha, median, patience, none; a dict of the name
             and options; or a pruner of Optuna. A resource is an epoch: a trial's step is its number of finished
-            epochs. None: hyperband, and none with further objectives.
+            epochs. None: hyperband, and none with further objectives or a genetic sampler.
 
             - `{"name": "hyperband", "reduction_factor": 3, "min_resource": 1}`, the same for asha;
             - `{"name": "median", "startup_trials": 5, "warmup_epochs": 0, "interval_epochs": 1}`;
@@ -103,8 +103,8 @@ class Search:
             epochs) after each of its epochs, and says whether to prune it, beside what the pruner decides.
         terminator: ends the search when its `should_terminate(study)`, called after each trial with the Optuna
             study, says so: one of `optuna.terminator`, or any object that has it.
-        constraints: a function from the metrics of a finished trial to names and numbers; a number of at most 0
-            holds, and the samplers tpe, gp, nsga2 and nsga3 prefer trials of which all hold.
+        constraints: a function from the metrics of a finished trial (costs are none) to names and numbers; a
+            number of at most 0 holds, and the samplers tpe, gp, nsga2 and nsga3 prefer trials of which all hold.
         enqueue: hyperparameters of the first trials; what one lacks is proposed.
         seed: of the sampler; one of your own has its own.
         storage: an Optuna storage URL; None keeps a journal file in the run directory.
@@ -158,6 +158,12 @@ class Search:
         if self.population is not None:
             self._check_first_generation(self.population)
         object.__setattr__(self, "study", take_trials(self.study))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a declaration of an earlier version, its `second_objective` becomes one of `further_objectives`."""
+        old = state.pop("second_objective", None)
+        further = {} if old is None else {"further_objectives": ({"metric": old, "mode": "min"},)}
+        self.__dict__.update({**state, **further})
 
     def _check_population(self) -> None:
         options = self.sampler_options
@@ -224,6 +230,10 @@ class Search:
                 f"Search.sampler={self.sampler_name!r} draws its first {size} trials at random (population_size): "
                 f"{self.trials} trials are too few"
             )
+        if self.prunes:
+            raise SpecError(
+                f"Search.sampler={self.sampler_name!r} needs no pruner: it breeds from trials that have finished"
+            )
         if self.study is not None:
             raise SpecError(
                 f"Search.study needs another sampler: {self.sampler_name!r} learns from its own generations only"
@@ -245,7 +255,8 @@ class Search:
     def _named_pruner(self) -> NamedOptions:
         if self.pruner is not None:
             return self.pruner
-        return "none" if self.further_objectives or self.population else "hyperband"
+        has_none = self.further_objectives or self.population or "population_size" in self.sampler_options
+        return "none" if has_none else "hyperband"
 
     @property
     def sampler_options(self) -> dict[str, Any]:
@@ -316,7 +327,7 @@ def read_further_objectives(given: object) -> tuple[dict[str, str], ...]:
     """The further objectives of a search, as `{"metric": name, "mode": "max" or "min"}` each.
 
     Raises:
-        SpecError: there are too many, one is there twice or is the objective, or nothing says how it is better.
+        SpecError: there are too many, one is there twice, or nothing says how it is better.
     """
     where = "Search.further_objectives"
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence) or len(given) > MOST_FURTHER:
@@ -327,8 +338,8 @@ def read_further_objectives(given: object) -> tuple[dict[str, str], ...]:
         if not isinstance(named, Mapping) or not {"metric"} <= set(named) <= {"metric", "mode"}:
             raise SpecError(f'{where} has names, or dicts {{"metric": name, "mode": "max"}}, got {each!r:.60}')
         name, mode = named["metric"], named.get("mode")
-        if not isinstance(name, str) or not name.strip() or name in found:
-            raise SpecError(f"{where} must be different names of metrics, got {name!r:.60}")
+        if not isinstance(name, str) or not name.strip() or name in (*found, "gain"):
+            raise SpecError(f"{where} must be different names of metrics or costs, got {name!r:.60}")
         if mode is None and (mode := infer_mode(name)) is None:
             raise SpecError(
                 f'{where}: say whether {name!r} is maximized or minimized: {{"metric": {name!r}, "mode": "min"}}'

@@ -127,19 +127,14 @@ class MemberState:
     reason: str | None = None
     kept: dict[str, Any] | None = None
     early_stopping: dict[str, Any] | None = None
-    constraints: dict[str, float | None] | None = None
+    constraints: dict[str, float] | None = None
     cost: events.Cost | None = None
     spans: list[Span] = field(default_factory=list)
 
     def value_of(self, objective: events.Objective) -> float | None:
-        """Its value of an objective of a search; None where that is not known."""
+        """Its value of a further objective of a search; None where that is not known."""
         value = getattr(self.cost, objective.name, None) if objective.is_cost else self.metrics.get(objective.name)
         return value if value is None or math.isfinite(value) else None
-
-    @property
-    def is_feasible(self) -> bool:
-        """Whether it violates no constraint of the search that is known."""
-        return all(excess is not None and excess <= 0 for excess in (self.constraints or {}).values())
 
     @property
     def place(self) -> str:

@@ -92,6 +92,10 @@ class RunState:
         """All objectives, that which ranks the members first."""
         return [events.Objective(self.objective, self.direction), *self.further_objectives]
 
+    def values_of(self, member: MemberState) -> list[float | None]:
+        """A member's value of each objective; None where it is not known."""
+        return [member.metrics.get(self.objective), *(member.value_of(each) for each in self.further_objectives)]
+
     @property
     def waits_for(self) -> str | None:
         """What the run waits for that it has not got yet, in words."""

@@ -10,18 +10,17 @@ import torch
 
 from ensemble.spec import Recipe
 from ensemble.spec.search import FOOTPRINTS
-from ensemble.train.accumulation import split_batch
 from ensemble.train.evaluator import Evaluator
-from ensemble.train.outputs import OutputError, compute_values
+from ensemble.train.job import TrainingError
+from ensemble.train.outputs import compute_outputs
 from ensemble.train.predictions import Predict
 from ensemble.train.state import TrainState
 
 if TYPE_CHECKING:
-    from ensemble.train.call import Observation
     from pipelines import Batch
 
-#: Forward passes that are timed, of which the fastest counts: what runs beside them makes the others slower. There
-#: are fewer where they take longer than `LONGEST_S` together.
+#: Forward passes that are timed after a first one, of which the fastest counts: what runs beside them makes the
+#: others slower. There are fewer where they take longer than `LONGEST_S` together.
 PASSES, LONGEST_S = 50, 1.0
 
 
@@ -29,8 +28,8 @@ def measure_footprint(evaluator: Evaluator, state: TrainState, function: Predict
     """What of `FOOTPRINTS` the search optimizes; all ranks call it.
 
     - `latency_ms`: milliseconds of the forward pass for one sample, in evaluation mode and the member's
-      precision, with its threads, on its device; without what prepares the sample. Left out where the member
-      predicts nothing.
+      precision, with its threads, on its device; without what prepares the sample. Left out where it cannot be
+      measured, and the log says why.
     - `model_mb`: megabytes of parameters and buffers in the types in which they are kept.
 
     Args:
@@ -45,41 +44,39 @@ def measure_footprint(evaluator: Evaluator, state: TrainState, function: Predict
         if "model_mb" in wanted:
             tensors = [*model.parameters(), *model.buffers()]
             found["model_mb"] = sum(each.numel() * each.element_size() for each in tensors) / 1e6
-        if "latency_ms" in wanted and (sample := _find_sample(state)) is not None:
+        if "latency_ms" in wanted:
             try:
-                found["latency_ms"] = 1e3 * _time_forward(state, model, sample, function)
-            except OutputError as error:
-                state.reporter.log(f"its latency is not measured: {error}")
+                found["latency_ms"] = 1e3 * _time_forward(state, model, function)
+            except Exception as error:  # whatever one sample alone may do to a network that has been trained
+                state.reporter.log(f"its latency is not measured: {type(error).__name__}: {error}")
     return found
 
 
-def _find_sample(state: TrainState) -> Batch | None:
-    """A batch of one sample of a split that is predicted; None where there is none."""
-    for split in state.effects.splits:
-        for batch in state.data.split(split, state.collate):
-            if many := len(batch["index"]):
-                return split_batch(batch, many)[0]
-    return None
-
-
-def _time_forward(state: TrainState, model: torch.nn.Module, sample: Batch, function: Predict | None) -> float:
+def _time_forward(state: TrainState, model: torch.nn.Module, function: Predict | None) -> float:
     """Seconds of the fastest forward pass."""
-    seen, recipe = state.observer.find(sample), state.ensemble.recipe
-    if function is None:
-        assert isinstance(recipe, Recipe)
-        function = functools.partial(_predict, recipe, seen)
-    fastest, began = float("inf"), time.perf_counter()
-    for _ in range(PASSES):
+    if not state.effects.splits:
+        raise TrainingError("there is no split to take a sample from: give valid=")
+    sample = state.data.read_one(state.effects.splits[0], state.collate)
+    forward = functools.partial(function or _make_forward(state, sample), model, sample)
+
+    def time_once() -> float:
         start = time.perf_counter()
         with state.precision.autocast():
-            function(model, sample)
+            forward()
         if state.device.type == "cuda":
             torch.cuda.synchronize(state.device)
-        fastest = min(fastest, time.perf_counter() - start)
-        if time.perf_counter() - began > LONGEST_S:
-            break
-    return fastest
+        return time.perf_counter() - start
+
+    time_once()  # of a shape that is new to it: it may compile, or load kernels
+    until = time.perf_counter() + LONGEST_S
+    times = [time_once()]
+    while len(times) < PASSES and time.perf_counter() < until:
+        times.append(time_once())
+    return min(times)
 
 
-def _predict(recipe: Recipe, seen: Observation, model: torch.nn.Module, sample: Batch) -> torch.Tensor:
-    return compute_values(recipe, model, sample, seen)
+def _make_forward(state: TrainState, sample: Batch) -> Predict:
+    """`f(model, batch)` of a Recipe: its predict, or else what its loss calls the model with."""
+    recipe, seen = state.ensemble.recipe, state.observer.find(sample)
+    assert isinstance(recipe, Recipe)
+    return recipe.predict or (lambda model, batch: compute_outputs(recipe, model, batch, seen))

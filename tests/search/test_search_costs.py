@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,10 @@ from test_search_failures import declared, run
 
 from ensemble.api import resume, submit
 from ensemble.reporting.ranking import front_members
+from ensemble.reporting.sections.training import summarize_search
 from ensemble.run import make_result
 from ensemble.search.searcher import Searcher
+from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, Recipe, Search, SpecError, choice, loguniform
 from ensemble.store import RunDir, RunState
 
@@ -238,9 +242,60 @@ def test_what_a_constraint_says_is_in_the_log_and_is_not_asked_again() -> None:
     ]
     older = [{**event, "constraints": None} if event["type"] == "finished" else event for event in expected.events]
     study = Run(expected.search, events=older).searcher.study
-    assert [trial.constraints for trial in study.trials] == [
-        trial.constraints for trial in expected.searcher.study.trials
+    known = [trial.constraints for trial in expected.searcher.study.trials]
+    assert [trial.constraints for trial in study.trials] == known
+    assert [trial.constraints for trial in write_study(expected.events, None).trials] == known
+
+
+def is_about(event: dict[str, Any], kind: str, member: str) -> bool:
+    return event["type"] == kind and event["member"] == member
+
+
+def test_who_has_not_said_how_it_keeps_the_constraints_is_not_on_the_front() -> None:
+    events = whole("tpe with constraints").events
+    on = {member.id for member in front_members(fold(events))}
+    gone = next(iter(on))
+    partly = [
+        {**e, "constraints": None} if (e["type"], e.get("member")) == ("finished", gone) else e for e in events
     ]
+    assert gone not in {member.id for member in front_members(fold(partly))}
+    outside = [
+        {**e, "outside": "as told"} if (e["type"], e.get("member")) == ("member", gone) else e for e in events
+    ]
+    assert gone not in {member.id for member in front_members(fold(outside))}
+
+
+def test_a_member_from_outside_is_not_asked_for_constraints(tmp_path: Path) -> None:
+    search = Search({"lr": loguniform(1e-2, 1.0)}, trials=3, constraints=lambda metrics: {"c": 1 / 0})
+    trials = make_trials(replace(two_objectives(), search=search), RunDir(tmp_path), RunState(), sharing=False)
+    first, added = trials.next(), trials.add({"lr": 50.0})
+    assert trials.final(added.number, {"accuracy": 0.5}) == {"metrics": {"accuracy": 0.5}}
+    assert trials.abort_reason is None
+    trials.final(first.number, {"accuracy": 0.5})
+    assert "Search.constraints of member-0" in str(trials.abort_reason)
+
+
+@pytest.mark.parametrize(("excess", "held"), [(math.inf, False), (-math.inf, True), (math.nan, False)])
+def test_a_constraint_of_no_finite_number_holds_or_not(excess: float, held: bool) -> None:
+    search = Search(SPACE, further_objectives=["nll"], constraints=lambda metrics: {"c": excess})
+    (found,) = (Run(search).searcher.compute_constraints(0, {}) or {}).values()
+    assert math.isfinite(found) and (found <= 0) == held
+
+
+def test_a_genetic_sampler_of_one_objective_breeds_too_because_nothing_is_pruned() -> None:
+    search = Search(SPACE, trials=14, sampler=NSGA2)
+    assert search.pruner_options == {"name": "none"}
+    generations = [t.system_attrs["NSGAIISampler:generation"] for t in Run(search).go_on().searcher.study.trials]
+    assert generations[-1] >= 2
+    with pytest.raises(SpecError, match="'nsga2' needs no pruner: it breeds from trials that have finished"):
+        Search(SPACE, trials=14, sampler=NSGA2, pruner="median")
+
+
+def test_a_declaration_of_before_keeps_its_second_objective() -> None:
+    before = Search(SPACE)
+    vars(before)["second_objective"] = "cpu_s"
+    del vars(before)["further_objectives"]
+    assert pickle.loads(pickle.dumps(before)) == Search(SPACE, further_objectives=["cpu_s"])
 
 
 def test_the_study_on_disk_has_two_directions_and_the_values_of_the_log(tmp_path: Path) -> None:
@@ -386,6 +441,8 @@ def test_latency_and_size_are_measured_where_they_are_objectives(tmp_path: Path)
     ]
     assert 0 < narrow.metrics["latency_ms"] < broad.metrics["latency_ms"] < 1000
     assert make_result(RunDir(tmp_path / "run")).front
+    (line,) = summarize_search(state, ledger(read_events(tmp_path / "run" / "events.jsonl")))
+    assert " ms" in line[1] and " MB" in line[1]
     plain = run(tmp_path / "plain", replace(wide, search=Search(space, trials=1)))
     assert not {"latency_ms", "model_mb"} & set(plain.members["member-0"].metrics)
 
@@ -395,3 +452,114 @@ def test_a_metric_that_nobody_reports_ends_the_search_and_says_what_was_reported
     assert state.ended is not None and state.ended.type == "run_stopped"
     assert "member-0 did not report 'rare', which is one of" in state.ended.reason
     assert "(reported: accuracy, loss)" in state.ended.reason
+
+
+def reporting(further: list[str], **options: Any) -> Ensemble:
+    """Trials with a function of their own, of which the second one has no value of a metric."""
+    search = Search(
+        {"lr": loguniform(1e-2, 1.0)}, trials=4, sampler="random", further_objectives=further, **options
+    )
+    return replace(two_objectives(), search=search, recipe=train_and_report)
+
+
+def train_and_report(member: Any) -> None:
+    import torch
+
+    model = torch.nn.Linear(2, 2)
+    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(loss(model, batch))
+            member.step()
+        is_second = member.identity.number == 1
+        undefined = {"nll": math.nan, "energy_j": 3.0}
+        member.report(accuracy=0.5, **({"nll": 0.1, "energy_j": 3.0} if not is_second else undefined))
+
+
+@pytest.mark.parametrize("further", [["nll"], ["nll", "cpu_s"]])
+def test_a_trial_whose_metric_is_undefined_is_not_learnt_from_and_the_search_goes_on(
+    further: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = run(tmp_path, reporting(further))
+    assert state.ended is not None and state.ended.type == "run_finished"
+    assert [each for each, _ in told(tmp_path)] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert "member-1 ended without a value of 'nll': the search does not learn from it" in caplog.text
+
+
+def test_an_objective_that_is_new_at_a_resume_is_said_to_be_unknown_of_the_trials_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, reporting(["nll"]))
+    lines = (tmp_path / "events.jsonl").read_bytes().splitlines(keepends=True)
+    last = next(i for i, line in enumerate(lines) if b'"member":"member-3"' in line)
+    (tmp_path / "events.jsonl").write_bytes(b"".join(lines[:last]))
+    submit(two_objectives("model_mb", trials=4), tmp_path, "inline", accept_code=True).wait()
+    assert "3 trials of the log have no value of 'model_mb'" in caplog.text
+
+
+def test_a_metric_of_the_name_of_a_cost_ranks_members_by_what_they_report(tmp_path: Path) -> None:
+    made = replace(reporting([]), members=[{"lr": 0.1}], search=None, objective="energy_j")
+    run(tmp_path, made)
+    assert [each.values for each in write_study(read_events(tmp_path / "events.jsonl"), None).trials] == [[3.0]]
+
+
+def slow_at_first(params: dict[str, Any]) -> Any:
+    """A network that needs a long time for the first batch of each size, as one that is compiled does."""
+    import torch
+
+    class Slow(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            if len(x) not in self.seen:
+                self.seen.add(len(x))
+                time.sleep(1.2 * (len(x) == 1))
+            return super().forward(x)
+
+    made = Slow(2, 2)
+    made.seen = set()
+    return made
+
+
+def test_a_latency_is_not_that_of_the_first_call(tmp_path: Path) -> None:
+    search = Search({"lr": 0.1}, trials=1, further_objectives=["latency_ms"])
+    state = run(tmp_path, replace(two_objectives(), search=search, recipe=Recipe(model=slow_at_first, loss=loss)))
+    assert state.members["member-0"].metrics["latency_ms"] < 500
+
+
+def reshape(batch: dict[str, Any]) -> dict[str, Any]:
+    """To [1, 2 b], which no batch can be cut out of by rows."""
+    return {**batch, "x": batch["x"].reshape(1, -1)}
+
+
+def loss_of_rows(model: Any, batch: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(model(batch["x"].reshape(-1, 2)), batch["label"], reduction="none")
+
+
+def test_a_sample_of_which_the_latency_is_taken_is_collated_alone(tmp_path: Path) -> None:
+    search = Search({"lr": 0.1}, trials=1, further_objectives=["latency_ms"])
+    recipe = Recipe(model=lambda params: wide_model({"width": 2}), loss=loss_of_rows, collate=reshape)
+    state = run(tmp_path, replace(two_objectives(), search=search, recipe=recipe))
+    assert state.members["member-0"].metrics["latency_ms"] > 0
+
+
+def only_batches(params: dict[str, Any]) -> Any:
+    """A network that fails for a single sample."""
+    import torch
+
+    class OnlyBatches(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            if len(x) == 1:
+                raise ValueError("more than one")
+            return super().forward(x)
+
+    return OnlyBatches(2, 2)
+
+
+def test_a_member_whose_latency_cannot_be_measured_has_trained_all_the_same(tmp_path: Path) -> None:
+    search = Search({"lr": 0.1}, trials=1, further_objectives=["latency_ms"])
+    state = run(tmp_path, replace(two_objectives(), search=search, recipe=Recipe(model=only_batches, loss=loss)))
+    assert state.members["member-0"].state == "finished" and state.ended is not None
+    assert "did not report 'latency_ms'" in state.ended.reason and "its log says why" in state.ended.reason
+    (log,) = (tmp_path / "members" / "member-0").glob("log*")
+    assert "its latency is not measured: ValueError: more than one" in log.read_text()

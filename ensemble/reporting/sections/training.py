@@ -51,11 +51,17 @@ def summarize_search(state: RunState, ledger: Ledger) -> list[Line]:
         return []
     units = {"energy_j": f"joules, {cost_origin(state)}", "cpu_s": "CPU-seconds"}
     words = [state.objective, *(units.get(each.name, each.name) for each in further)]
-    shown = {"energy_j": text.joules, "cpu_s": text.cpu}
     names = [
-        " ".join((member.id, *(shown.get(each.name, text.number)(member.value_of(each)) for each in further)))
+        " ".join((member.id, *(_show_value(each.name, member.value_of(each)) for each in further)))
         for member in front
     ]
     more = [f"and {len(names) - MOST_ON_FRONT} more"] if len(names) > MOST_ON_FRONT else []
     objectives = f"{', '.join(words[:-1])} and {words[-1]}"
     return [("Pareto front", f"{', '.join(names[:MOST_ON_FRONT] + more)} ({objectives})")]
+
+
+def _show_value(objective: str, value: float | None) -> str:
+    if objective in ("energy_j", "cpu_s"):
+        return (text.joules if objective == "energy_j" else text.cpu)(value)
+    unit = {"latency_ms": " ms", "model_mb": " MB"}.get(objective, "")
+    return text.number(value) + unit
