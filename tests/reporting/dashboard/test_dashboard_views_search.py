@@ -243,6 +243,7 @@ def test_a_second_objective_has_its_front(tab: Any, open_page: Open) -> None:
     assert shown == on and pareto.locator("tbody tr").count() == len(on) + len(off)
     assert "100 J (measured)" in pareto.locator("tbody").inner_text()
     assert not pareto.locator("select").is_visible()
+    assert not figure(tab, "What was pruned when").is_visible(), "nothing is pruned by several objectives"
 
 
 def test_three_objectives_are_seen_two_at_a_time(tab: Any, open_page: Open) -> None:

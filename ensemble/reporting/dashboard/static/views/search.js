@@ -45,8 +45,8 @@ class SearchView {
     this.importances = card({ title: "Importance of hyperparameters", width: "rest", table: () => this.tabulateImportances() });
     const chart = (title, options) => new Chart({ title, pick, height: 300, ...options });
     this.history = chart("Trials in order", { width: "most", table: () => this.tabulateTrials(true), reading: "The objective of each trial, and the best that was known after each finished one." });
-    this.pruning = chart("What was pruned when", { width: "half" });
-    this.front = chart("Pareto front", { width: "half", table: () => this.tabulateFront() });
+    this.pruning = chart("What was pruned when");
+    this.front = chart("Pareto front", { table: () => this.tabulateFront() });
     this.across = h("select", { onchange: () => this.drawFront() });
     this.acrossLabel = h("label", { class: "choice", hidden: true }, "across", this.across);
     this.front.card.body.prepend(this.acrossLabel);
@@ -278,9 +278,9 @@ class SearchView {
   drawPruning() {
     const { store } = this.page;
     const found = pruningOf(this.trials, store.curves, store.run.objective);
-    const isSearch = store.run.mode === "search";
-    this.pruning.card.root.hidden = !isSearch;
-    if (!isSearch) return;
+    const canPrune = store.run.mode === "search" && (store.run.further ?? []).length === 0;
+    this.pruning.card.root.hidden = !canPrune;
+    if (!canPrune) return;
     const shown = found.pruned.filter((each) => each.value !== null);
     if (shown.length === 0) {
       this.pruning.explain("No trial has been pruned.");
@@ -302,7 +302,6 @@ class SearchView {
     const { run } = this.page.store;
     const further = run.further ?? [];
     this.front.card.root.hidden = further.length === 0;
-    this.pruning.card.root.classList.toggle("half", further.length > 0);
     if (further.length === 0) return;
     const { judged, front } = paretoFront(this.trials, run);
     this.judged = { judged, front };
