@@ -19,11 +19,12 @@ import numpy as np
 from pipelines.stage import Stage
 from pipelines.stages import _image_size
 from pipelines.stages._decode import DecodeImage, DecodeJpeg
-from pipelines.stages._geometry import Crop
+from pipelines.stages._geometry import CenterCrop, Crop, RandomCrop, RandomResizedCrop
 from pipelines.stages._sample import Sample, load_jpeg_decoder
 
 #: Built with the package where a C compiler and libjpeg-turbo are (setup.py).
 LIBRARY = Path(__file__).with_name("_jpeg_part.so")
+_CROPS = (CenterCrop, RandomCrop, RandomResizedCrop)
 _MORE_ROWS, _MORE_COLUMNS = 4, 35  # decoded with a part, at most: its edge, and the columns of its first block
 
 
@@ -64,9 +65,10 @@ def find_decoded_parts(stages: Iterable[Stage]) -> dict[int, DecodedPart]:
     for position, (first, second) in enumerate(itertools.pairwise(stages)):
         decode: Any = first.call
         crop: Any = second.call
-        if not isinstance(decode, DecodeJpeg | DecodeImage) or getattr(decode, "min_size", None) is not None:
+        # A class derived from one of ours may do something else.
+        if type(decode) not in (DecodeJpeg, DecodeImage) or type(crop) not in _CROPS:
             continue
-        if not isinstance(crop, Crop) or crop.field != decode.field:
+        if crop.field != decode.field or getattr(decode, "min_size", None) is not None:
             continue
         given = (first.field, first.random, second.field, second.random)
         if given == (None, None, None, crop.draws) and (library := load_library()) is not None:
