@@ -1,5 +1,5 @@
 # `make test` checks everything that a change must pass; `make demo` shows what the project does.
-# Set-up happens by itself, once, and again only when pyproject.toml or constraints.txt changed.
+# Set-up happens by itself, once, and again only when what it is made of changed.
 
 # Tried in this order; the first that is Python 3.11 or newer and can make virtual environments is taken.
 PYTHON ?= python3.11 python3.12 python3.13 python3
@@ -34,7 +34,7 @@ setup: $(READY)
 	@:
 
 # -qq keeps errors and drops pip's warnings about package locations that do not exist on this machine.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py pipelines/prepare/jpeg_part.c
 	@for python in $(PYTHON); do \
 	  if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	  then found=$$python; break; fi; \

@@ -7,6 +7,7 @@ from typing import Any
 from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError, SampleError
 from pipelines.order.epoch_order import Generators
+from pipelines.prepare.decoded_part import find_decoded_parts
 from pipelines.prepare.global_generators import seed_for_sample
 from pipelines.prepare.transient import Outages
 from pipelines.samples.memory_order import normalize_sample
@@ -36,6 +37,7 @@ class SampleMaker:
             (position, stage, stage.call, stage.field, stage.random)
             for position, stage in enumerate(pipeline.stages)
         ]
+        self._parts = find_decoded_parts(pipeline.stages)
 
     def make(
         self,
@@ -67,8 +69,16 @@ class SampleMaker:
         try:
             sample: Any = self._read(index) if given is None else given
             fresh = None  # the field that was made anew; None: perhaps any
-            for position, step, call, field, random in self._steps[first:last]:
+            steps = iter(self._steps[first:last])
+            for position, step, call, field, random in steps:
                 sample = normalize_sample(sample, fresh)
+                if position in self._parts and (last is None or position + 1 < last):
+                    stage = self._steps[position + 1][1]
+                    both = self._parts[position](sample, self._generators.at(epoch, index, position + 1, place))
+                    if both is not None:
+                        sample, fresh = both, None
+                        next(steps)
+                        continue
                 stage, fresh, path = step, field, None
                 if fresh is None:
                     value = sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -53,27 +53,57 @@ class Resize(Transform):
         return {**sample, self.field: _resize(self.field, image, size, self.interpolation)}
 
 
+class Crop(Transform):
+    """Base of the stages that keep a part of an image: its place depends on the image's size alone.
+
+    Attributes:
+        draws: `Stage.random`.
+        field: an image [C, H, W].
+    """
+
+    draws: ClassVar[Literal["numpy"] | None]
+    field: str
+
+    def find_part(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+        """Top, left, height and width of the part of an image; None if it does not lie in the image."""
+        raise NotImplementedError
+
+    def finish(self, part: Array) -> Array:
+        """What the stage makes of the part [C, H, W]."""
+        return part
+
+
 @known_as("pipelines.stages.center_crop")
 @dataclass(frozen=True)
-class CenterCrop(Transform):
+class CenterCrop(Crop):
     """See `center_crop`."""
 
+    draws = None
     field: str
     size: tuple[int, int]
 
     def __call__(self, sample: Sample) -> Sample:
         image = _get_picture(sample, self.field)
-        height, width = self.size
         _check_fits(self.field, image, self.size, 0)
-        top, left = (image.shape[1] - height) // 2, (image.shape[2] - width) // 2
-        return {**sample, self.field: image[:, top : top + height, left : left + width]}
+        return {
+            **sample,
+            self.field: _cut_window(image, *self._center(image.shape[1], image.shape[2]), *self.size),
+        }
+
+    def find_part(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+        top, left = self._center(rows, columns)
+        return (top, left, *self.size) if min(top, left) >= 0 else None
+
+    def _center(self, rows: int, columns: int) -> tuple[int, int]:
+        return (rows - self.size[0]) // 2, (columns - self.size[1]) // 2
 
 
 @known_as("pipelines.stages.random_crop")
 @dataclass(frozen=True)
-class RandomCrop(Transform):
+class RandomCrop(Crop):
     """See `random_crop`."""
 
+    draws = "numpy"
     field: str
     size: tuple[int, int]
     padding: int
@@ -81,18 +111,26 @@ class RandomCrop(Transform):
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         image = _get_picture(sample, self.field)
         _check_fits(self.field, image, self.size, self.padding)
+        place = self._draw_place(image.shape[1], image.shape[2], rng)
+        return {**sample, self.field: _cut_window(image, *place, *self.size)}
+
+    def find_part(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+        if self.padding or rows < self.size[0] or columns < self.size[1]:
+            return None
+        return (*self._draw_place(rows, columns, rng), *self.size)
+
+    def _draw_place(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int]:
         height, width = self.size
-        _, rows, columns = image.shape
         top = _draw_integer(rng, rows + 2 * self.padding - height + 1) - self.padding
-        left = _draw_integer(rng, columns + 2 * self.padding - width + 1) - self.padding
-        return {**sample, self.field: _cut_window(image, top, left, height, width)}
+        return top, _draw_integer(rng, columns + 2 * self.padding - width + 1) - self.padding
 
 
 @known_as("pipelines.stages.random_resized_crop")
 @dataclass(frozen=True)
-class RandomResizedCrop(Transform):
+class RandomResizedCrop(Crop):
     """See `random_resized_crop`."""
 
+    draws = "numpy"
     field: str
     size: tuple[int, int]
     scale: tuple[float, float]
@@ -101,15 +139,17 @@ class RandomResizedCrop(Transform):
 
     def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
         image = _get_picture(sample, self.field)
-        top, left, height, width = self._draw_part(image.shape[1], image.shape[2], rng)
-        part = image[:, top : top + height, left : left + width]
-        return {**sample, self.field: _resize(self.field, part, self.size, self.interpolation)}
+        top, left, height, width = self.find_part(image.shape[1], image.shape[2], rng)
+        return {**sample, self.field: self.finish(image[:, top : top + height, left : left + width])}
+
+    def finish(self, part: Array) -> Array:
+        return _resize(self.field, part, self.size, self.interpolation)
 
     @functools.cached_property
     def _log_ratio(self) -> tuple[float, float]:
         return math.log(self.ratio[0]), math.log(self.ratio[1])
 
-    def _draw_part(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    def find_part(self, rows: int, columns: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         (low, high), (least, most), draw = self._log_ratio, self.scale, rng.random
         for _ in range(10):
             area = rows * columns * (least + (most - least) * draw())

@@ -14,13 +14,16 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
+#: What an environment is made of.
+NEEDED = ("pyproject.toml", "constraints.txt", "setup.py", "pipelines/prepare/jpeg_part.c")
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """What `make` reads, in a directory of its own, with no environment yet."""
-    for name in ("pyproject.toml", "constraints.txt", "Makefile"):
-        shutil.copy(ROOT / name, tmp_path)
+    for name in (*NEEDED, "Makefile"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
@@ -43,7 +46,7 @@ def test_set_up_is_silent_when_nothing_changed(clone: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+@pytest.mark.parametrize("name", NEEDED)
 def test_set_up_happens_again_when_what_is_needed_changed(clone: Path, name: str) -> None:
     (clone / ".venv").mkdir()
     (clone / ".venv" / ".ready").touch()

@@ -1,0 +1,255 @@
+"""A crop right after a JPEG's decoder: the samples and the errors of two stages, from fewer pixels."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import struct
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines import Pipeline, sources, stages
+from pipelines.errors import SampleError
+from pipelines.prepare import decoded_part
+from pipelines.prepare.decoded_part import decode_part, find_decoded_parts, open_library
+from pipelines.prepare.sample_maker import SampleMaker
+
+SOURCE = Path(decoded_part.__file__).with_name("jpeg_part.c")
+SUBSAMPLINGS = ("444", "422", "420", "440", "411")
+MODES = ("RGB", "BGR", "GRAY")
+CROPS = {
+    "center": stages.center_crop("image", (40, 33)),
+    "random": stages.random_crop("image", (40, 33)),
+    "padded": stages.random_crop("image", (40, 33), padding=4),
+    "resized": stages.random_resized_crop("image", 24),
+    "as it is": stages.random_resized_crop("image", (31, 29), scale=(0.1, 0.1), ratio=(29 / 31, 29 / 31)),
+}
+
+
+def build(folder: Path, old: str = "", new: str = "") -> Path:
+    """The library as setup.py builds it; of its source, `old` is replaced."""
+    if shutil.which("cc") is None or not Path("/usr/include/jpeglib.h").exists():
+        pytest.skip("no C compiler, or no libjpeg-turbo to build with (Debian: libjpeg-dev)")
+    source, path = folder / "part.c", folder / "part.so"
+    text = SOURCE.read_text()
+    assert old in text
+    source.write_text(text.replace(old, new))
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", path, source, "-ljpeg"], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    found = open_library(build(tmp_path_factory.mktemp("library")))
+    assert found is not None
+    return found
+
+
+def draw(height: int, width: int, channels: int = 3, seed: int = 0) -> np.ndarray[Any, Any]:
+    """A picture [H, W, C] with edges and noise."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (-(-height // 7), -(-width // 7), channels))
+    fine = rng.integers(-20, 21, (height, width, channels))
+    return np.clip(np.kron(coarse, np.ones((7, 7, 1), int))[:height, :width] + fine, 0, 255).astype(np.uint8)
+
+
+def encode(height: int, width: int, subsampling: str = "420", quality: int = 80, seed: int = 0) -> bytes:
+    space = "GRAY" if subsampling == "GRAY" else "RGB"
+    image = draw(height, width, 1 if space == "GRAY" else 3, seed)
+    return bytes(simplejpeg.encode_jpeg(image, quality, space, "444" if space == "GRAY" else subsampling))
+
+
+def is_exact(library: ctypes.CDLL, data: bytes, part: tuple[int, int, int, int], mode: str = "RGB") -> bool:
+    whole = simplejpeg.decode_jpeg(data, mode)
+    found = decode_part(library, data, whole.shape[:2], part, mode)
+    top, left, height, width = part
+    return found is not None and np.array_equal(found, whole[top : top + height, left : left + width])
+
+
+def draw_part(rng: np.random.Generator, rows: int, columns: int) -> tuple[int, int, int, int]:
+    height, width = int(rng.integers(1, rows + 1)), int(rng.integers(1, columns + 1))
+    return int(rng.integers(rows - height + 1)), int(rng.integers(columns - width + 1)), height, width
+
+
+@given(
+    sides=st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    subsampling=st.sampled_from((*SUBSAMPLINGS, "GRAY")),
+    mode=st.sampled_from(MODES),
+    quality=st.sampled_from((20, 75, 98)),
+    seed=st.integers(0, 1 << 16),
+)
+def test_a_part_is_that_of_the_whole_image(
+    library: ctypes.CDLL, sides: tuple[int, int], subsampling: str, mode: str, quality: int, seed: int
+) -> None:
+    data = encode(*sides, subsampling, quality, seed)
+    part = draw_part(np.random.default_rng(seed), *sides)
+    assert is_exact(library, data, part, mode)
+
+
+def test_every_photograph_is_decoded_as_the_whole_of_it_in_every_subsampling(library: ctypes.CDLL) -> None:
+    if "ENSEMBLE_DATA" not in os.environ:
+        pytest.skip("ENSEMBLE_DATA is not set")
+    rng = np.random.default_rng(0)
+    with tarfile.open(Path(os.environ["ENSEMBLE_DATA"], "photos", "photos.tar")) as archive:
+        photographs = [archive.extractfile(each).read() for each in archive if each.isfile()]  # type: ignore[union-attr]
+    wrong, scans = [], 0
+    for number, data in enumerate(photographs):
+        scans += b"\xff\xc2\x00\x11" in data
+        image = simplejpeg.decode_jpeg(data)
+        again = simplejpeg.encode_jpeg(image, 90, "RGB", SUBSAMPLINGS[number % 5])
+        for each in (data, bytes(again)):
+            if not is_exact(library, each, draw_part(rng, *image.shape[:2]), MODES[number % 3]):
+                wrong.append(number)
+    assert len(photographs) == 250 and len(wrong) == scans <= 1  # those of several scans are decoded in full
+
+
+def make(pipeline: Pipeline, library: ctypes.CDLL | None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The samples of three epochs, or what is said of them."""
+    monkeypatch.setattr(decoded_part, "load_library", lambda: library)
+    maker = SampleMaker(pipeline)
+    made: list[Any] = []
+    for epoch in range(3):
+        for index in range(len(pipeline.source)):
+            try:
+                sample = maker.make(index, epoch)
+                image = sample["image"]
+                made.append((list(sample), image.dtype, image.shape, image.tobytes()))
+            except SampleError as error:
+                made.append(str(error))
+    return made
+
+
+def with_orientation(data: bytes) -> bytes:
+    """EXIF that says that the picture lies on its side."""
+    entry = struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0)
+    exif = b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", 1) + entry + bytes(4)
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + data[2:]
+
+
+def collect_odd_files() -> dict[str, bytes]:
+    """Files of every kind that a decoder meets, good ones and damaged ones."""
+    good = encode(75, 91)
+    pixels = draw(75, 91)
+    cmyk = np.concatenate([pixels, pixels[:, :, :1]], axis=2)
+
+    def by_opencv(*options: int) -> bytes:
+        return cv2.imencode(".jpg", pixels, list(options))[1].tobytes()
+
+    files = {name: encode(75, 91, name) for name in (*SUBSAMPLINGS, "GRAY")}
+    files |= {
+        "progressive": by_opencv(cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
+        "restarts": by_opencv(cv2.IMWRITE_JPEG_RST_INTERVAL, 3),
+        "optimized": by_opencv(cv2.IMWRITE_JPEG_OPTIMIZE, 1),
+        "CMYK": bytes(simplejpeg.encode_jpeg(cmyk, 90, "CMYK", "444")),
+        "EXIF": with_orientation(good),
+        "too small": encode(20, 20),
+        "no JPEG": b"hello",
+        "empty": b"",
+        "no end mark": good[:-2],
+        "half": good[: len(good) // 2],
+        "more behind it": good + b"more",
+        "other size": good.replace(struct.pack(">HH", 75, 91), struct.pack(">HH", 75, 89), 1),
+    }  # fmt: skip
+    return files
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("crop", CROPS)
+def test_samples_and_errors_are_those_of_two_stages(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, crop: str, mode: str
+) -> None:
+    source = sources.arrays(image=list(collect_odd_files().values()), label=np.arange(len(collect_odd_files())))
+    pipeline = Pipeline(source, seed=3).map(stages.decode_jpeg("image", mode)).map(CROPS[crop])
+    made = make(pipeline, library, monkeypatch)
+    assert made == make(pipeline, None, monkeypatch)
+    assert 3 * 4 <= sum(isinstance(each, str) for each in made) <= 3 * 6
+
+
+def test_an_error_anywhere_in_a_file_is_one(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In each file one byte is another one; most of them do not lie in what the crop keeps.
+    good, rng = encode(200, 120, "420"), np.random.default_rng(0)
+    files = []
+    for at in rng.integers(20, len(good) - 2, 400).tolist():
+        files.append(good[:at] + bytes([good[at] ^ int(rng.integers(1, 256))]) + good[at + 1 :])
+    source = sources.arrays(image=files)
+    pipeline = Pipeline(source).map(stages.decode_jpeg("image")).map(stages.random_crop("image", 16))
+    made = make(pipeline, library, monkeypatch)
+    assert made == make(pipeline, None, monkeypatch)
+    assert 20 < sum(isinstance(each, str) for each in made) < 3 * 380
+
+
+def test_the_rows_below_the_part_are_decoded_for_their_errors(library: ctypes.CDLL) -> None:
+    good = encode(320, 64, "444")
+    broken = good[: len(good) * 3 // 4] + b"\xff\xd9"
+    assert is_exact(library, good, (0, 0, 16, 16))
+    with pytest.raises(ValueError):
+        simplejpeg.decode_jpeg(broken)
+    assert decode_part(library, broken, (320, 64), (0, 0, 16, 16), "RGB") is None
+
+
+JPEG, CROP = stages.decode_jpeg("image"), stages.center_crop("image", 8)
+
+
+@pytest.mark.parametrize(
+    ("mapped", "found"),
+    [
+        ([JPEG, CROP], [0]),
+        ([stages.decode_image("image"), stages.random_crop("image", 8)], [0]),
+        ([stages.cast("label", "float32"), JPEG, stages.random_resized_crop("image", 8)], [1]),
+        ([JPEG, stages.random_flip("image"), CROP], []),
+        ([JPEG, stages.center_crop("other", 8)], []),
+        ([stages.decode_jpeg("image", min_size=8), CROP], []),
+        ([CROP, JPEG], []),
+        ([JPEG], []),
+    ],
+)
+def test_only_a_crop_right_after_its_decoder_is_done_with_it(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, mapped: list[Any], found: list[int]
+) -> None:
+    monkeypatch.setattr(decoded_part, "load_library", lambda: library)
+    pipeline = Pipeline(sources.arrays(image=[encode(20, 20)], label=np.zeros(1)))
+    for each in mapped:
+        pipeline = pipeline.map(each)
+    assert list(find_decoded_parts(pipeline.stages)) == found
+    monkeypatch.setattr(decoded_part, "load_library", lambda: None)
+    assert find_decoded_parts(pipeline.stages) == {}
+
+
+def test_what_is_kept_or_shared_after_the_decoder_is_the_whole_image(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoded_part, "load_library", lambda: library)
+    source = sources.arrays(image=[encode(75, 91)])
+    maker = SampleMaker(Pipeline(source).map(JPEG).map(stages.random_crop("image", 16)))
+    whole = maker.make(0, 0, last=1)
+    assert whole["image"].shape == (3, 75, 91)
+    rest = maker.make(0, 0, whole, first=1)
+    np.testing.assert_array_equal(rest["image"], maker.make(0, 0)["image"], strict=True)
+
+
+@pytest.mark.parametrize(("old", "new"), [("JDCT_ISLOW", "JDCT_IFAST"), ("#define MARGIN 2", "#define MARGIN 0")])
+def test_a_library_that_decodes_to_other_bits_is_not_used(tmp_path: Path, old: str, new: str) -> None:
+    assert open_library(build(tmp_path, old, new)) is None
+
+
+def test_a_library_that_is_not_there_is_not_used(tmp_path: Path) -> None:
+    assert open_library(tmp_path / "none.so") is None
+
+
+def test_memory_is_not_written_beyond_its_end(library: ctypes.CDLL) -> None:
+    data, size, place = encode(75, 91, "411"), 10 * 20 * 3, (ctypes.c_uint * 3)()
+    memory = np.full(2 * size, 7, np.uint8)
+    call: Callable[..., int] = library.decode_jpeg_part
+    assert call(data, len(data), 75, 91, 40, 33, 10, 20, 3, 0, memory.ctypes.data, size, place) == 0
+    assert (memory[size:] == 7).all()
