@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.buys.cells import METHODS, PLAIN, Cell
+from benchmarks.buys.tasks import TASKS
 from ensemble.bench.charts import PALETTE, Panel
 from ensemble.bench.results import Interval, Outcome, Spread, group_by, outcome_of, paired_interval, series_of
 
@@ -22,7 +23,7 @@ class MethodRow:
     """One method on one task with one budget; medians over seeds, with the least and the most.
 
     Attributes:
-        task, method, budget_s: see `Cell`.
+        task, method, budget_s: see `Cell`.  at: task and budget, for people.
         work_cpu_s: what it took.
         nll: nats, of the final model on the test split.  raw_nll: without a temperature.
         accuracy: in percent.
@@ -34,6 +35,7 @@ class MethodRow:
     task: str
     method: str
     budget_s: float
+    at: str
     work_cpu_s: Spread
     nll: Spread
     raw_nll: Spread
@@ -51,25 +53,47 @@ class PairRow:
 
     Attributes:
         task, method, budget_s: see `Cell`.  other: what it is compared with.
+        at: task and budget, for people.
         nll: nats, mean difference and interval; `raw_nll`: neither with a temperature.
         accuracy: percentage points.
-        verdict: "better", "worse" or "" where the interval of the NLL has 0 in it.
+        verdict: "better", "worse", or "" where the interval of the NLL has 0 in it.
+        won: seeds in which the NLL is lower, of `seeds` that are compared.
         plain_cpu_s: CPU-seconds after which the plain script had this NLL, the median of seeds in which it came to
             that within its largest budget; None where it did in none.
-        reached: the number of these seeds; `seeds`: those that are compared.
+        reached: the number of these seeds.
     """
 
     task: str
     method: str
     other: str
     budget_s: float
+    at: str
     nll: Interval
     raw_nll: Interval
     accuracy: Interval
     verdict: str
+    won: int
+    seeds: int
     plain_cpu_s: float | None
     reached: int
-    seeds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictRow:
+    """Where a method is better or worse than another by the interval of the NLL: tasks and budgets.
+
+    Attributes:
+        method, other: see `PairRow`.
+        better, worse, unclear: with commas between them; "nowhere".
+        won: seeds in which the NLL is lower, of all tasks and budgets, as text.
+    """
+
+    method: str
+    other: str
+    better: str
+    worse: str
+    unclear: str
+    won: str
 
 
 def method_rows(cells: Sequence[Cell]) -> list[MethodRow]:
@@ -89,6 +113,7 @@ def method_rows(cells: Sequence[Cell]) -> list[MethodRow]:
                 task=task,
                 method=method,
                 budget_s=budget_s,
+                at=f"{task}, {budget_s:g}",
                 work_cpu_s=spread(lambda cell: cell.work_cpu_s),
                 nll=spread(lambda cell: cell.nll),
                 raw_nll=spread(lambda cell: cell.raw_nll),
@@ -107,26 +132,57 @@ def _percent(cell: Cell) -> float | None:
     return None if cell.accuracy is None else 100 * cell.accuracy
 
 
+def plain_at(cell: Cell, cpu_s: float, method: str = PLAIN) -> Cell | None:
+    """The plain script's cell as it was after so many CPU-seconds; None: its first trial had not ended.
+
+    Args:
+        method: `PLAIN`, or `SCALED` for its model with a temperature.
+    """
+    points = [point for point in cell.trace if point[0] <= cpu_s]
+    if not points:
+        return None
+    at_s, nll, scaled_nll, accuracy = points[-1]
+    own = scaled_nll if method == SCALED else nll
+    found = {"nll": own, "raw_nll": nll, "scaled_nll": scaled_nll, "best_nll": own}
+    found |= {"accuracy": accuracy, "best_accuracy": accuracy, "work_cpu_s": at_s}
+    return dataclasses.replace(
+        cell, method=method, budget_s=cpu_s, trained=len(points), trace=(), cpu_s=None, wall_s=None, **found
+    )
+
+
 def _group(cells: Sequence[Cell]) -> dict[tuple[str, float, str], list[Cell]]:
-    """By task, budget and method, in the order of the cells; the scaled plain script is a method of its own."""
-    scaled = [
-        dataclasses.replace(cell, method=SCALED, nll=cell.scaled_nll) for cell in cells if cell.method == PLAIN
-    ]
-    order = [*METHODS[:1], SCALED, *METHODS[1:]]
-    tasks = list(dict.fromkeys(cell.task for cell in cells))
-    ranked = sorted([*cells, *scaled], key=lambda c: (tasks.index(c.task), c.budget_s, order.index(c.method)))
+    """By task, budget and method, in the order of `TASKS`; the plain script's at each budget of the others."""
+    plain = [cell for cell in cells if cell.method == PLAIN and cell.trace]
+    shown = [cell for cell in cells if cell not in plain]
+    for cell in plain:
+        budgets = {each.budget_s for each in cells if each.task == cell.task and each.budget_s <= cell.budget_s}
+        for method in (PLAIN, SCALED):
+            shown += [found for cpu_s in budgets if (found := plain_at(cell, cpu_s, method)) is not None]
+    tasks, order = [*TASKS], [PLAIN, SCALED, *METHODS[1:]]
+    ranked = sorted(shown, key=lambda c: (tasks.index(c.task), c.budget_s, order.index(c.method), c.seed))
     return group_by(ranked, lambda cell: (cell.task, cell.budget_s, cell.method))
 
 
 def pair_rows(cells: Sequence[Cell]) -> list[PairRow]:
-    """Each method beside the plain script, the same with a temperature, and random search."""
+    """Each method beside the plain script, the same with a temperature, and random search.
+
+    The plain script is taken as it was after the CPU-seconds that the method took, its combination included.
+    """
+    plain = {(cell.task, cell.seed): cell for cell in cells if cell.method == PLAIN and cell.trace}
     groups, rows = _group(cells), list[PairRow]()
     for (task, budget_s, method), own in groups.items():
         for other in (PLAIN, SCALED, RANDOM):
-            theirs = {cell.seed: cell for cell in groups.get((task, budget_s, other), [])}
-            if method in (PLAIN, SCALED, other) or not theirs:
+            if method in (PLAIN, SCALED, other):
                 continue
-            pairs = [(cell, theirs[cell.seed]) for cell in own if cell.seed in theirs]
+            alike = {cell.seed: cell for cell in groups.get((task, budget_s, RANDOM), [])}
+            pairs = list[tuple[Cell, Cell]]()
+            for cell in own:
+                long = plain.get((task, cell.seed))
+                if other == RANDOM:
+                    found = alike.get(cell.seed)
+                else:
+                    found = plain_at(long, cell.work_cpu_s, other) if long and cell.work_cpu_s else None
+                pairs += [(cell, found)] if found is not None else []
 
             def less(
                 of: Callable[[Cell], float | None], pairs: list[tuple[Cell, Cell]] = pairs
@@ -136,54 +192,60 @@ def pair_rows(cells: Sequence[Cell]) -> list[PairRow]:
             nll, raw, accuracy = less(lambda cell: cell.nll), less(lambda cell: cell.raw_nll), less(_percent)
             if nll is None or raw is None or accuracy is None:
                 continue
-            times = [found for cell in own if (found := find_plain_time(cell, cells, other)) is not None]
+            times = [at for cell in own if (at := find_plain_time(cell, plain, other)) is not None]
             rows.append(
                 PairRow(
                     task=task,
                     method=method,
                     other=other,
                     budget_s=budget_s,
+                    at=f"{task}, {budget_s:g}",
                     nll=nll,
                     raw_nll=raw,
                     accuracy=accuracy,
                     verdict={-1: "better", 0: "", 1: "worse"}[nll.sign],
+                    won=sum(is_lower(*pair) for pair in pairs),
+                    seeds=nll.n,
                     plain_cpu_s=statistics.median(times) if times else None,
                     reached=len(times),
-                    seeds=nll.n,
                 )
             )
     return rows
 
 
-def find_plain_time(cell: Cell, cells: Sequence[Cell], other: str = PLAIN) -> float | None:
-    """The CPU-seconds after which the plain script first had a cell's NLL, by its longest search of the same seed.
+def find_plain_time(cell: Cell, plain: Mapping[tuple[str, int], Cell], other: str = PLAIN) -> float | None:
+    """The CPU-seconds after which the plain script first had a cell's NLL.
 
     Args:
-        other: `SCALED` for its NLL with a temperature.
+        plain: its cells by task and seed.  other: `SCALED` for its NLL with a temperature.
 
     Returns:
         None where it never had, or `other` is another method.
     """
-    place = {PLAIN: 1, SCALED: 2}.get(other)
-    traces = [
-        each
-        for each in cells
-        if each.method == PLAIN and (each.task, each.seed) == (cell.task, cell.seed) and each.trace
-    ]
-    if place is None or not traces or cell.nll is None:
+    place, long = {PLAIN: 1, SCALED: 2}.get(other), plain.get((cell.task, cell.seed))
+    if place is None or long is None or cell.nll is None:
         return None
-    longest = max(traces, key=lambda each: each.budget_s)
-    return next((point[0] for point in longest.trace if point[place] <= cell.nll), None)
+    return next((point[0] for point in long.trace if point[place] <= cell.nll), None)
 
 
-def findings(pairs: Sequence[PairRow], cells: Sequence[Cell]) -> Iterator[str]:
-    """Where each method is better or worse than the others by the intervals of NLL, and cells that failed."""
+def is_lower(cell: Cell, other: Cell) -> bool:
+    """Whether both have an NLL and the first one's is lower."""
+    return cell.nll is not None and other.nll is not None and cell.nll < other.nll
+
+
+def verdict_rows(pairs: Sequence[PairRow]) -> list[VerdictRow]:
+    """A row for each two methods that are compared."""
+    rows = []
     for (method, other), own in group_by(pairs, lambda row: (row.method, row.other)).items():
-        said = []
-        for verdict in ("better", "worse", ""):
-            where = [f"{row.task} {row.budget_s:g}" for row in own if row.verdict == verdict]
-            said += [f"{verdict or 'no difference seen'}: {', '.join(where) or 'nowhere'}"]
-        yield f"{method} against {other}, NLL by task and CPU-seconds: {'; '.join(said)}"
+        where = {kind: [row.at for row in own if row.verdict == kind] for kind in ("better", "worse", "")}
+        better, worse, unclear = ("; ".join(found) or "nowhere" for found in where.values())
+        won = f"{sum(row.won for row in own)} of {sum(row.seeds for row in own)}"
+        rows.append(VerdictRow(method=method, other=other, better=better, worse=worse, unclear=unclear, won=won))
+    return rows
+
+
+def findings(cells: Sequence[Cell]) -> Iterator[str]:
+    """Cells that failed."""
     for cell in cells:
         if cell.error:
             yield f"{cell.task} {cell.budget_s:g} {cell.method}, seed {cell.seed}, failed: {cell.error}"
@@ -211,12 +273,14 @@ def show(cells: Sequence[Cell], imports: dict[str, float]) -> Outcome:
         "Quality by method and CPU-seconds",
         columns,
         part="method",
-        findings=findings(pairs, cells),
+        findings=findings(cells),
         panels=panels(rows),
         title="What a CPU-second buys",
         notes=["test NLL of the final model"],
     )
-    found += outcome_of(pairs, "Method by method, seed by seed", part="pair")
+    shown = "at method other nll raw_nll accuracy verdict won seeds plain_cpu_s reached"
+    found += outcome_of(pairs, "Method less other, seed by seed", shown, part="pair")
+    found += outcome_of(verdict_rows(pairs), "Where the interval of the NLL says so", part="verdict")
     imported = [{"part": "imports", "program": name, "cpu_s": used} for name, used in imports.items()]
     kept = outcome_of(cells, part="cell").rows
     return found + Outcome(tables=[("Imports", imported)], rows=[*imported, *kept])

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from benchmarks.buys.tasks import Task
 
 PLAIN = "optuna"
-_CORE = ("gain", "metric", "random")
-#: In the order in which they are measured: those that are compared first.
-METHODS = (PLAIN, *_CORE, "pbt", "hyper-deep", "deep")
+#: In the order in which they are measured.
+METHODS = (PLAIN, "gain", "metric", "random", "pbt", "hyper-deep", "deep")
+#: The plain script searches once, so many times as long as the largest budget: its trace has all smaller ones.
+LONGER = 1.5
 _IMPORTS = {
     "a plain script": "import torch, optuna, scipy.optimize",
     "ray-ensemble": "import torch, optuna, ensemble, ensemble.controller, ensemble.executors.inline, "
@@ -56,7 +57,7 @@ class Cell:
         raw_nll, scaled_nll: without, and with a temperature fitted to the validation split.
         best_nll, best_accuracy: of the best single model by validation NLL, treated alike.
         trained: models trained to their end; `combined`: of them in the final model.
-        trace: of the plain script: CPU-seconds, NLL, NLL with temperature and accuracy of the best so far.
+        trace: of the plain script, see `benchmarks.buys.plain.search`.
         error: why it failed; "" where it did not.
     """
 
@@ -93,14 +94,21 @@ def plan(tasks: Sequence[str], methods: Sequence[str], seeds: int, large_seeds: 
     """
     cells = []
     for seed in range(seeds):
-        for place in range(max(len(TASKS[name].budgets) for name in tasks)):
-            for task in (TASKS[name] for name in TASKS if name in tasks):
-                is_large = task.name not in TABLES and place == len(task.budgets) - 1
-                if place >= len(task.budgets) or (is_large and seed >= large_seeds):
+        chosen = [TASKS[name] for name in TASKS if name in tasks]
+        budgets = {
+            task: task.budgets if task.name in TABLES or seed < large_seeds else task.budgets[:-1]
+            for task in chosen
+        }
+        places = range(max(map(len, budgets.values())))
+        for place, task in ((place, task) for place in places for task in chosen if place < len(budgets[task])):
+            for method in (name for name in METHODS if name in methods):
+                if method != PLAIN:
+                    budget_s = task.budgets[place]
+                elif place == 0:
+                    budget_s = LONGER * max(budgets[task])
+                else:
                     continue
-                budget_s = round(task.budgets[place] * scale, 3)
-                ordered = [name for name in METHODS if name in methods]
-                cells += [Cell(task=task.name, method=m, seed=seed, budget_s=budget_s) for m in ordered]
+                cells += [Cell(task=task.name, method=method, seed=seed, budget_s=round(budget_s * scale, 3))]
     return cells
 
 

@@ -102,8 +102,8 @@ def search(task: Task, arrays: Arrays, seed: int, budget_s: float) -> dict[str, 
     """Search until another trial would probably not fit into the budget of CPU-seconds.
 
     Returns:
-        What `Cell` has of a method; `trace` has the CPU-seconds after which a trial was the best so far, its test
-        NLL, that after temperature scaling on the validation split, and its test accuracy.
+        What `Cell` has of a method; `trace` has, for each trial, the CPU-seconds at its end, and of the best model
+        so far the test NLL, that after temperature scaling on the validation split, and the test accuracy.
     """
     import optuna
 
@@ -115,11 +115,12 @@ def search(task: Task, arrays: Arrays, seed: int, budget_s: float) -> dict[str, 
         found = loop.train(task.suggest(trial), seed=1000 * seed + trial.number)
         value = score(found["valid"], label["valid"])[0]
         done = [each.value for each in trial.study.trials if each.value is not None]
+        best = trace[-1][1:] if trace else []
         if value < min(done, default=math.inf):
             temperature = fit_temperature(found["valid"], label["valid"])
             nll, accuracy = score(found["test"], label["test"])
-            scaled = score(found["test"], label["test"], temperature)[0]
-            trace.append([used_cpu_s() - began, nll, scaled, accuracy])
+            best = [nll, score(found["test"], label["test"], temperature)[0], accuracy]
+        trace.append([used_cpu_s() - began, *best])
         return value
 
     def stop(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -130,7 +131,14 @@ def search(task: Task, arrays: Arrays, seed: int, budget_s: float) -> dict[str, 
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed), direction="minimize")
     study.optimize(objective, callbacks=[stop], catch=())
     _, nll, scaled, accuracy = trace[-1]
-    best = {"best_nll": nll, "best_accuracy": accuracy}
-    sizes = {"trained": len(study.trials), "combined": 1}
-    kinds = {"nll": nll, "raw_nll": nll, "scaled_nll": scaled, "accuracy": accuracy}
-    return {**kinds, **best, **sizes, "trace": trace}
+    return {
+        "nll": nll,
+        "raw_nll": nll,
+        "scaled_nll": scaled,
+        "accuracy": accuracy,
+        "best_nll": nll,
+        "best_accuracy": accuracy,
+        "trained": len(study.trials),
+        "combined": 1,
+        "trace": trace,
+    }
