@@ -79,7 +79,7 @@ ARGUMENTS = {
     "attribution": ("", "--repeats 1"),
     "shapley": ("", "--repeats 1"),
     "sc18": ("--data {photos}", "--data {photos} --step-ms 20,120 --samples 400 --repeats 1"),
-    "what_it_buys": ("{data}", "--tasks wine --methods optuna,metric,random --seeds 2 --scale 30"),
+    "what_it_buys": ("{data} --large-seeds 3", "--tasks wine --methods optuna,random --seeds 2 --scale 50"),
 }
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1300px;margin:2em auto;padding:0 1em;color:#1c2733}
