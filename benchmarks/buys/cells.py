@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 PLAIN = "optuna"
 #: In the order in which they are measured.
 METHODS = (PLAIN, "gain", "metric", "random", "pbt", "hyper-deep", "deep")
+#: TPE draws its first ten trials at random. The smallest budget has no more: there these are random search.
+LEARNING = ("gain", "metric")
 #: The plain script searches once, so many times as long as the largest budget: its trace has all smaller ones.
 LONGER = 1.5
 _IMPORTS = {
@@ -102,12 +104,9 @@ def plan(tasks: Sequence[str], methods: Sequence[str], seeds: int, large_seeds: 
         places = range(max(map(len, budgets.values())))
         for place, task in ((place, task) for place in places for task in chosen if place < len(budgets[task])):
             for method in (name for name in METHODS if name in methods):
-                if method != PLAIN:
-                    budget_s = task.budgets[place]
-                elif place == 0:
-                    budget_s = LONGER * max(budgets[task])
-                else:
+                if (place and method == PLAIN) or (not place and method in LEARNING):
                     continue
+                budget_s = LONGER * max(budgets[task]) if method == PLAIN else budgets[task][place]
                 cells += [Cell(task=task.name, method=method, seed=seed, budget_s=round(budget_s * scale, 3))]
     return cells
 

@@ -41,6 +41,7 @@ def test_each_method_has_each_budget_once_and_the_plain_script_one_longer_search
     assert [cell.seed for cell in planned] == sorted(cell.seed for cell in planned)
     large = Counter((cell.task, cell.method) for cell in planned if cell.budget_s == max(TASKS[cell.task].budgets))
     assert large["wine", "gain"] == 5 and large["imdb", "gain"] == 3 and large["imdb", PLAIN] == 0
+    assert {cell.method for cell in planned if cell.budget_s == WINE.budgets[0]} == {*METHODS[3:]}
     plain = {(cell.task, cell.seed): cell.budget_s for cell in planned if cell.method == PLAIN}
     assert len(plain) == 5 * len(TASKS)
     assert all(plain[cell.task, cell.seed] >= LONGER * cell.budget_s for cell in planned if cell.method != PLAIN)
