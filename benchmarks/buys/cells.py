@@ -88,27 +88,28 @@ class Cell:
 
 
 def plan(tasks: Sequence[str], methods: Sequence[str], seeds: int, large_seeds: int, scale: float) -> list[Cell]:
-    """The cells in their order: seed by seed, small budgets first, and among them the cheap tasks.
+    """The cells in their order: seed by seed, small budgets first, the dearest, of images and texts, after all.
 
     Args:
         large_seeds: of the largest budget of the tasks of images and texts.
         scale: of all budgets.
     """
-    cells = []
+    chosen = [TASKS[name] for name in TASKS if name in tasks]
+    cells, dear = list[Cell](), list[Cell]()
     for seed in range(seeds):
-        chosen = [TASKS[name] for name in TASKS if name in tasks]
-        budgets = {
-            task: task.budgets if task.name in TABLES or seed < large_seeds else task.budgets[:-1]
-            for task in chosen
-        }
-        places = range(max(map(len, budgets.values())))
-        for place, task in ((place, task) for place in places for task in chosen if place < len(budgets[task])):
-            for method in (name for name in METHODS if name in methods):
-                if (place and method == PLAIN) or (not place and method in LEARNING):
+        for place in range(max(len(task.budgets) for task in chosen)):
+            for task in chosen:
+                budgets = task.budgets if task.name in TABLES or seed < large_seeds else task.budgets[:-1]
+                if place >= len(budgets):
                     continue
-                budget_s = LONGER * max(budgets[task]) if method == PLAIN else budgets[task][place]
-                cells += [Cell(task=task.name, method=method, seed=seed, budget_s=round(budget_s * scale, 3))]
-    return cells
+                is_dear = task.name not in TABLES and place > 0
+                for method in (name for name in METHODS if name in methods):
+                    if (place and method == PLAIN) or (not place and method in LEARNING):
+                        continue
+                    budget_s = round(scale * (LONGER * max(budgets) if method == PLAIN else budgets[place]), 3)
+                    cell = Cell(task=task.name, method=method, seed=seed, budget_s=budget_s)
+                    (dear if is_dear else cells).append(cell)
+    return [*cells, *dear]
 
 
 def read_cells(path: Path) -> list[Cell]:

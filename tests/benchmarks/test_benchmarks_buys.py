@@ -38,7 +38,11 @@ WINE, DIGITS = TASKS["wine"], TASKS["digits"]
 def test_each_method_has_each_budget_once_and_the_plain_script_one_longer_search() -> None:
     planned = plan([*TASKS], METHODS, seeds=5, large_seeds=3, scale=1.0)
     assert len({cell.key for cell in planned}) == len(planned)
-    assert [cell.seed for cell in planned] == sorted(cell.seed for cell in planned)
+    dear = [cell.budget_s == max(TASKS[cell.task].budgets) >= 45 for cell in planned]
+    assert dear == sorted(dear), "they are the last"
+    for kind in (False, True):
+        ordered = [cell.seed for cell, is_dear in zip(planned, dear, strict=True) if is_dear == kind]
+        assert ordered == sorted(ordered)
     large = Counter((cell.task, cell.method) for cell in planned if cell.budget_s == max(TASKS[cell.task].budgets))
     assert large["wine", "gain"] == 5 and large["imdb", "gain"] == 3 and large["imdb", PLAIN] == 0
     assert {cell.method for cell in planned if cell.budget_s == WINE.budgets[0]} == {*METHODS[3:]}
