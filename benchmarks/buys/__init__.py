@@ -32,6 +32,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     shown = "per cent of the usual budgets of CPU-seconds"
     option(parser, "--scale", 100, shown, type=count)
     option(parser, "--jobs", 1, "cells that run side by side, each with one thread", type=count)
+    shown = "an interpreter that has AutoGluon, which is then measured on the tables, too"
+    option(parser, "--autogluon", None, shown, metavar="PYTHON")
     shown = "JSON lines of finished cells: what is in it is not measured again (default: nothing is kept)"
     option(parser, "--cells", None, shown, metavar="FILE")
 
@@ -43,7 +45,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
         SpecError: there is no such task or method, or its data are missing.
     """
     from benchmarks.buys.analysis import show
-    from benchmarks.buys.cells import measure_imports, plan, run_cells
+    from benchmarks.buys.cells import AUTOGLUON, measure_imports, plan, run_cells
     from benchmarks.buys.tasks import TABLES
 
     tasks = options.tasks or [name for name in _TASKS if options.data or name in TABLES]
@@ -54,10 +56,11 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     if missing := [name for name in tasks if name not in TABLES and options.data is None]:
         raise SpecError(f"{', '.join(missing)}: give --data, a directory with {missing[0]}/train.parquet")
     large = options.large_seeds or options.seeds
-    planned = plan(tasks, options.methods, options.seeds, large, options.scale / 100)
+    methods = [*options.methods, AUTOGLUON] if options.autogluon else options.methods
+    planned = plan(tasks, methods, options.seeds, large, options.scale / 100)
     with tempfile.TemporaryDirectory(prefix="buys-") as folder:
         path = Path(options.cells or f"{folder}/cells.jsonl")
-        cells = run_cells(planned, path, options.data, options.jobs, report)
+        cells = run_cells(planned, path, options.data, options.jobs, report, options.autogluon)
     return show(cells, measure_imports())
 
 

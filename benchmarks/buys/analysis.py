@@ -6,8 +6,9 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.buys.cells import METHODS, PLAIN, Cell
+from benchmarks.buys.cells import AUTOGLUON, METHODS, PLAIN, Cell
 from benchmarks.buys.tasks import TASKS
 from ensemble.bench.charts import PALETTE, Panel
 from ensemble.bench.results import Interval, Outcome, Spread, group_by, outcome_of, paired_interval, series_of
@@ -15,7 +16,7 @@ from ensemble.bench.results import Interval, Outcome, Spread, group_by, outcome_
 RANDOM = "random"
 #: The plain script's model with a temperature fitted to the validation split: the same cells.
 SCALED = "optuna, scaled"
-COLOURS = dict(zip((*METHODS, SCALED), ("#8a94a3", *PALETTE), strict=False)) | {SCALED: "#4a5563"}
+COLOURS = dict(zip((*METHODS, AUTOGLUON), ("#8a94a3", *PALETTE), strict=False)) | {SCALED: "#4a5563"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +41,9 @@ class MethodRow:
     nll: Spread
     raw_nll: Spread
     accuracy: Spread
-    best_nll: Spread
+    best_nll: Spread | None
     trained: Spread
-    combined: Spread
+    combined: Spread | None
     seeds: int
     failed: int
 
@@ -60,7 +61,7 @@ class PairRow:
         won: seeds in which the NLL is lower, of `seeds` that are compared.
         plain_cpu_s: CPU-seconds after which the plain script had this NLL, the median of seeds in which it came to
             that within its largest budget; None where it did in none.
-        reached: the number of these seeds.
+        reached: the number of these seeds.  had: both, for people.
     """
 
     task: str
@@ -76,6 +77,7 @@ class PairRow:
     seeds: int
     plain_cpu_s: float | None
     reached: int
+    had: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +106,9 @@ def method_rows(cells: Sequence[Cell]) -> list[MethodRow]:
         if not done:
             continue
 
-        def spread(of: Callable[[Cell], float | None], done: list[Cell] = done) -> Spread:
+        def spread(of: Callable[[Cell], float | None], done: list[Cell] = done) -> Any:
             values = [value for cell in done if (value := of(cell)) is not None]
-            return Spread(statistics.median(values), min(values), max(values))
+            return Spread(statistics.median(values), min(values), max(values)) if values else None
 
         rows.append(
             MethodRow(
@@ -158,27 +160,27 @@ def _group(cells: Sequence[Cell]) -> dict[tuple[str, float, str], list[Cell]]:
         budgets = {each.budget_s for each in cells if each.task == cell.task and each.budget_s <= cell.budget_s}
         for method in (PLAIN, SCALED):
             shown += [found for cpu_s in budgets if (found := plain_at(cell, cpu_s, method)) is not None]
-    tasks, order = [*TASKS], [PLAIN, SCALED, *METHODS[1:]]
+    tasks, order = [*TASKS], [PLAIN, SCALED, *METHODS[1:], AUTOGLUON]
     ranked = sorted(shown, key=lambda c: (tasks.index(c.task), c.budget_s, order.index(c.method), c.seed))
     return group_by(ranked, lambda cell: (cell.task, cell.budget_s, cell.method))
 
 
 def pair_rows(cells: Sequence[Cell]) -> list[PairRow]:
-    """Each method beside the plain script, the same with a temperature, and random search.
+    """Each method beside the plain script, the same with a temperature, random search, and AutoGluon.
 
     The plain script is taken as it was after the CPU-seconds that the method took, its combination included.
     """
     plain = {(cell.task, cell.seed): cell for cell in cells if cell.method == PLAIN and cell.trace}
     groups, rows = _group(cells), list[PairRow]()
     for (task, budget_s, method), own in groups.items():
-        for other in (PLAIN, SCALED, RANDOM):
+        for other in (PLAIN, SCALED, RANDOM, AUTOGLUON):
             if method in (PLAIN, SCALED, other):
                 continue
-            alike = {cell.seed: cell for cell in groups.get((task, budget_s, RANDOM), [])}
+            alike = {cell.seed: cell for cell in groups.get((task, budget_s, other), [])}
             pairs = list[tuple[Cell, Cell]]()
             for cell in own:
                 long = plain.get((task, cell.seed))
-                if other == RANDOM:
+                if other in (RANDOM, AUTOGLUON):
                     found = alike.get(cell.seed)
                 else:
                     found = plain_at(long, cell.work_cpu_s, other) if long and cell.work_cpu_s else None
@@ -208,6 +210,7 @@ def pair_rows(cells: Sequence[Cell]) -> list[PairRow]:
                     seeds=nll.n,
                     plain_cpu_s=statistics.median(times) if times else None,
                     reached=len(times),
+                    had=f"{statistics.median(times):.3g} in {len(times)} of {nll.n}" if times else "never",
                 )
             )
     return rows

@@ -12,6 +12,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterable, Sequence
@@ -27,11 +28,13 @@ from ensemble.bench.launch.ranks import RanksError
 from ensemble.bench.results import Report
 
 if TYPE_CHECKING:
-    from benchmarks.buys.tasks import Task
+    from benchmarks.buys.tasks import Arrays, Task
 
 PLAIN = "optuna"
 #: In the order in which they are measured.
 METHODS = (PLAIN, "gain", "metric", "random", "pbt", "hyper-deep", "deep")
+#: Of the tables alone, where an interpreter that has it is given.
+AUTOGLUON = "autogluon"
 #: TPE draws its first ten trials at random. The smallest budget has no more: there these are random search.
 LEARNING = ("gain", "metric")
 #: The plain script searches once, so many times as long as the largest budget: its trace has all smaller ones.
@@ -58,7 +61,7 @@ class Cell:
             unless one asks otherwise; the plain script's model is as it is.
         raw_nll, scaled_nll: without, and with a temperature fitted to the validation split.
         best_nll, best_accuracy: of the best single model by validation NLL, treated alike.
-        trained: models trained to their end; `combined`: of them in the final model.
+        trained: models trained to their end; `combined`: of them in the final model, where that is known.
         trace: of the plain script, see `benchmarks.buys.plain.search`.
         error: why it failed; "" where it did not.
     """
@@ -77,7 +80,7 @@ class Cell:
     best_nll: float | None = None
     best_accuracy: float | None = None
     trained: int = 0
-    combined: int = 0
+    combined: int | None = None
     trace: Sequence[Sequence[float]] = ()
     error: str = ""
 
@@ -103,8 +106,10 @@ def plan(tasks: Sequence[str], methods: Sequence[str], seeds: int, large_seeds: 
                 if place >= len(budgets):
                     continue
                 is_dear = task.name not in TABLES and place > 0
-                for method in (name for name in METHODS if name in methods):
+                for method in (name for name in (*METHODS, AUTOGLUON) if name in methods):
                     if (place and method == PLAIN) or (not place and method in LEARNING):
+                        continue
+                    if method == AUTOGLUON and task.name not in TABLES:
                         continue
                     budget_s = round(scale * (LONGER * max(budgets) if method == PLAIN else budgets[place]), 3)
                     cell = Cell(task=task.name, method=method, seed=seed, budget_s=budget_s)
@@ -120,12 +125,15 @@ def read_cells(path: Path) -> list[Cell]:
     return [Cell(**json.loads(line)) for line in lines[:-1] if line]
 
 
-def run_cells(planned: Iterable[Cell], path: Path, data: str | None, jobs: int, report: Report) -> list[Cell]:
+def run_cells(
+    planned: Iterable[Cell], path: Path, data: str | None, jobs: int, report: Report, autogluon: str | None = None
+) -> list[Cell]:
     """Run the cells that are not in a file yet, and add each to it; returns those of the plan, in its order.
 
     Args:
         data: see `read_pool`.
         jobs: cells that run side by side.
+        autogluon: an interpreter that has AutoGluon, for its cells.
 
     Raises:
         RanksError: their process failed, such as by data that cannot be read.
@@ -155,7 +163,7 @@ def run_cells(planned: Iterable[Cell], path: Path, data: str | None, jobs: int, 
     return [found[cell.key] for cell in planned]
 
 
-def _run_here(cells: Sequence[Cell], path: Path, data: str | None, jobs: int) -> None:
+def _run_here(cells: Sequence[Cell], path: Path, data: str | None, jobs: int, autogluon: str | None) -> None:
     """Run cells as children of this process, and add each to the file."""
     pools = {name: read_pool(TASKS[name], data) for name in dict.fromkeys(cell.task for cell in cells)}
     _warm_up()
@@ -164,7 +172,7 @@ def _run_here(cells: Sequence[Cell], path: Path, data: str | None, jobs: int) ->
         while len(running) >= jobs:
             _collect(running, path)
         print(f"cell {number + 1} of {len(cells)}: {' '.join(map(str, cell.key))}", flush=True)
-        running[_fork(cell, pools[cell.task], path)] = (cell, time.monotonic())
+        running[_fork(cell, pools[cell.task], path, autogluon)] = (cell, time.monotonic())
     while running:
         _collect(running, path)
 
@@ -188,7 +196,7 @@ def _warm_up() -> None:
         measure(Cell(task=task.name, method=method, seed=0, budget_s=_WARM_UP_S), task, read_pool(task, None))
 
 
-def _fork(cell: Cell, pool: tuple[np.ndarray, np.ndarray], path: Path) -> int:
+def _fork(cell: Cell, pool: tuple[np.ndarray, np.ndarray], path: Path, autogluon: str | None) -> int:
     """Start a cell's process; it leaves its outcome in a file beside `path`."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -202,7 +210,7 @@ def _fork(cell: Cell, pool: tuple[np.ndarray, np.ndarray], path: Path) -> int:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         try:
-            found = measure(cell, TASKS[cell.task], pool)
+            found = measure(cell, TASKS[cell.task], pool, autogluon)
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             said = f"{type(error).__name__}: {' '.join(str(error).split())} ({where.filename}:{where.lineno})"
@@ -236,19 +244,35 @@ def _collect(running: dict[int, tuple[Cell, float]], path: Path) -> None:
         print(f"{' '.join(map(str, cell.key))} failed: {found.error}", flush=True)
 
 
-def measure(cell: Cell, task: Task, pool: tuple[np.ndarray, np.ndarray]) -> Cell:
-    """Run a cell in this process."""
+def measure(cell: Cell, task: Task, pool: tuple[np.ndarray, np.ndarray], autogluon: str | None = None) -> Cell:
+    """Run a cell in this process, or with the interpreter that has AutoGluon."""
     from benchmarks.buys import ours, plain
 
     arrays = split(task, pool, cell.seed)
     began = used_cpu_s()
+    found: dict[str, Any]
     if cell.method == PLAIN:
-        found: dict[str, Any] = plain.search(task, arrays, cell.seed, cell.budget_s)
-        work_cpu_s = used_cpu_s() - began
+        found = plain.search(task, arrays, cell.seed, cell.budget_s)
+        found["work_cpu_s"] = used_cpu_s() - began
+    elif cell.method == AUTOGLUON:
+        found = _ask_autogluon(str(autogluon), arrays, cell.budget_s)
     else:
         found = ours.search(cell.method, task, arrays, cell.seed, cell.budget_s)
-        work_cpu_s = found.pop("ended_s") - began
-    return dataclasses.replace(cell, work_cpu_s=work_cpu_s, **found)
+        found["work_cpu_s"] = found.pop("ended_s") - began
+    return dataclasses.replace(cell, **found)
+
+
+def _ask_autogluon(interpreter: str, arrays: Arrays, budget_s: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="buys-") as folder:
+        named = {f"x_{name}": x for name, (x, _) in arrays.items()}
+        named |= {f"label_{name}": label for name, (_, label) in arrays.items()}
+        np.savez(f"{folder}/arrays.npz", **named)
+        command = [interpreter, str(Path(__file__).with_name("automl.py")), f"{folder}/arrays.npz", str(budget_s)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    if done.returncode:
+        raise RuntimeError(f"AutoGluon: {done.stderr[-300:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found | {"raw_nll": found["nll"], "scaled_nll": found["nll"]}
 
 
 def measure_imports() -> dict[str, float]:

@@ -184,6 +184,7 @@ def test_rows_have_medians_and_paired_intervals_over_seeds() -> None:
     assert found.nll.ends == pytest.approx((less.mean(), less.mean() - half, less.mean() + half))
     assert (found.verdict, found.won, found.seeds) == ("better", 3, 3)
     assert (found.plain_cpu_s, found.reached) == (11.0, 2), "one seed never came to it"
+    assert found.had == "11 in 2 of 3"
     assert found.raw_nll.mean == pytest.approx(less.mean() + 0.1)
     beside = pairs["metric", RANDOM]
     assert (beside.verdict, beside.won, beside.plain_cpu_s) == ("", 2, None)
