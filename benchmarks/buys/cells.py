@@ -143,12 +143,8 @@ def run_cells(
     left = [cell for cell in planned if cell.key not in known]
     if left:
         _cut_partial_line(path)
-        given = {
-            "cells": [dataclasses.asdict(cell) for cell in left],
-            "path": str(path),
-            "data": data,
-            "jobs": jobs,
-        }
+        given = {"cells": [dataclasses.asdict(cell) for cell in left], "path": str(path), "data": data}
+        given |= {"jobs": jobs, "autogluon": autogluon}
         command = [sys.executable, "-m", "benchmarks.buys.cells"]
         # A process of its own: to a run of a command of ours belongs all that its process has used.
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
