@@ -31,7 +31,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     shown = "per cent of the usual budgets of CPU-seconds"
     option(parser, "--scale", 100, shown, type=count)
-    option(parser, "--jobs", 1, "cells that run side by side, each with one thread", type=count)
     shown = "an interpreter that has AutoGluon, which is then measured on the tables, too"
     option(parser, "--autogluon", None, shown, metavar="PYTHON")
     shown = "JSON lines of finished cells: what is in it is not measured again (default: nothing is kept)"
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     planned = plan(tasks, methods, options.seeds, large, options.scale / 100)
     with tempfile.TemporaryDirectory(prefix="buys-") as folder:
         path = Path(options.cells or f"{folder}/cells.jsonl")
-        cells = run_cells(planned, path, options.data, options.jobs, report, options.autogluon)
+        cells = run_cells(planned, path, options.data, report, options.autogluon)
     return show(cells, measure_imports())
 
 

@@ -14,6 +14,7 @@ from ensemble.bench.charts import PALETTE, Panel
 from ensemble.bench.results import Interval, Outcome, Spread, group_by, outcome_of, paired_interval, series_of
 
 RANDOM = "random"
+Block = tuple[str, int, float]
 #: The plain script's model with a temperature fitted to the validation split: the same cells.
 SCALED = "optuna, scaled"
 COLOURS = dict(zip((*METHODS, AUTOGLUON), ("#8a94a3", *PALETTE), strict=False)) | {SCALED: "#4a5563"}
@@ -60,7 +61,7 @@ class PairRow:
         verdict: "better", "worse", or "" where the interval of the NLL has 0 in it.
         won: seeds in which the NLL is lower, of `seeds` that are compared.
         plain_cpu_s: CPU-seconds after which the plain script had this NLL, the median of seeds in which it came to
-            that within its largest budget; None where it did in none.
+            that within its search; None where it did in none.
         reached: the number of these seeds.  had: both, for people.
     """
 
@@ -148,18 +149,16 @@ def plain_at(cell: Cell, cpu_s: float, method: str = PLAIN) -> Cell | None:
     found = {"nll": own, "raw_nll": nll, "scaled_nll": scaled_nll, "best_nll": own}
     found |= {"accuracy": accuracy, "best_accuracy": accuracy, "work_cpu_s": at_s}
     return dataclasses.replace(
-        cell, method=method, budget_s=cpu_s, trained=len(points), trace=(), cpu_s=None, wall_s=None, **found
+        cell, method=method, trained=len(points), combined=1, trace=(), cpu_s=None, wall_s=None, **found
     )
 
 
 def _group(cells: Sequence[Cell]) -> dict[tuple[str, float, str], list[Cell]]:
-    """By task, budget and method, in the order of `TASKS`; the plain script's at each budget of the others."""
-    plain = [cell for cell in cells if cell.method == PLAIN and cell.trace]
-    shown = [cell for cell in cells if cell not in plain]
-    for cell in plain:
-        budgets = {each.budget_s for each in cells if each.task == cell.task and each.budget_s <= cell.budget_s}
-        for method in (PLAIN, SCALED):
-            shown += [found for cpu_s in budgets if (found := plain_at(cell, cpu_s, method)) is not None]
+    """By task, budget and method, in the order of `TASKS`; the plain script is what it was at the budget."""
+    shown = [cell for cell in cells if not cell.trace]
+    for cell in (cell for cell in cells if cell.trace):
+        found = [plain_at(cell, cell.budget_s, method) for method in (PLAIN, SCALED)]
+        shown += [each for each in found if each is not None]
     tasks, order = [*TASKS], [PLAIN, SCALED, *METHODS[1:], AUTOGLUON]
     ranked = sorted(shown, key=lambda c: (tasks.index(c.task), c.budget_s, order.index(c.method), c.seed))
     return group_by(ranked, lambda cell: (cell.task, cell.budget_s, cell.method))
@@ -170,7 +169,7 @@ def pair_rows(cells: Sequence[Cell]) -> list[PairRow]:
 
     The plain script is taken as it was after the CPU-seconds that the method took, its combination included.
     """
-    plain = {(cell.task, cell.seed): cell for cell in cells if cell.method == PLAIN and cell.trace}
+    plain = {_block(cell): cell for cell in cells if cell.trace}
     groups, rows = _group(cells), list[PairRow]()
     for (task, budget_s, method), own in groups.items():
         for other in (PLAIN, SCALED, RANDOM, AUTOGLUON):
@@ -179,7 +178,7 @@ def pair_rows(cells: Sequence[Cell]) -> list[PairRow]:
             alike = {cell.seed: cell for cell in groups.get((task, budget_s, other), [])}
             pairs = list[tuple[Cell, Cell]]()
             for cell in own:
-                long = plain.get((task, cell.seed))
+                long = plain.get(_block(cell))
                 if other in (RANDOM, AUTOGLUON):
                     found = alike.get(cell.seed)
                 else:
@@ -216,16 +215,20 @@ def pair_rows(cells: Sequence[Cell]) -> list[PairRow]:
     return rows
 
 
-def find_plain_time(cell: Cell, plain: Mapping[tuple[str, int], Cell], other: str = PLAIN) -> float | None:
+def _block(cell: Cell) -> Block:
+    return cell.task, cell.seed, cell.budget_s
+
+
+def find_plain_time(cell: Cell, plain: Mapping[Block, Cell], other: str = PLAIN) -> float | None:
     """The CPU-seconds after which the plain script first had a cell's NLL.
 
     Args:
-        plain: its cells by task and seed.  other: `SCALED` for its NLL with a temperature.
+        plain: its cells by task, seed and budget.  other: `SCALED` for its NLL with a temperature.
 
     Returns:
         None where it never had, or `other` is another method.
     """
-    place, long = {PLAIN: 1, SCALED: 2}.get(other), plain.get((cell.task, cell.seed))
+    place, long = {PLAIN: 1, SCALED: 2}.get(other), plain.get(_block(cell))
     if place is None or long is None or cell.nll is None:
         return None
     return next((point[0] for point in long.trace if point[place] <= cell.nll), None)

@@ -1,7 +1,8 @@
 """The cells of the study of what a CPU-second buys: one method on one task with one seed and budget, in a process.
 
-Each cell is a child of this process, forked after everything is imported, and has one thread; so several of them
-run side by side. What has finished is a line of a JSONL file; a later call goes on with what is not in it.
+Each cell is a process with one thread, forked after everything is imported. The cells of all methods on one task
+with one seed and budget, a *block*, run side by side: what else a machine does slows all of them alike. What has
+finished is a line of a JSONL file; a later call goes on with what is not in it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from benchmarks.buys.plain import used_cpu_s
 from benchmarks.buys.tasks import TABLES, TASKS, read_pool, split
 from ensemble.bench.launch.ranks import RanksError
-from ensemble.bench.results import Report
+from ensemble.bench.results import Report, group_by
 
 if TYPE_CHECKING:
     from benchmarks.buys.tasks import Arrays, Task
@@ -37,7 +38,7 @@ METHODS = (PLAIN, "gain", "metric", "random", "pbt", "hyper-deep", "deep")
 AUTOGLUON = "autogluon"
 #: TPE draws its first ten trials at random. The smallest budget has no more: there these are random search.
 LEARNING = ("gain", "metric")
-#: The plain script searches once, so many times as long as the largest budget: its trace has all smaller ones.
+#: So many times as long as the budget of the others the plain script searches: its trace has what it was before.
 LONGER = 1.5
 _IMPORTS = {
     "a plain script": "import torch, optuna, scipy.optimize",
@@ -53,7 +54,7 @@ class Cell:
 
     Attributes:
         task, method, seed: see `TASKS` and `METHODS`.
-        budget_s: CPU-seconds of work that the method was given.
+        budget_s: CPU-seconds of work for each method of its block; the plain script had `LONGER` times as many.
         work_cpu_s: that it took, without imports and reading data.
         cpu_s: of the process, as its parent was told, user and system time; imports are not in it, either.
         wall_s: seconds.
@@ -97,23 +98,16 @@ def plan(tasks: Sequence[str], methods: Sequence[str], seeds: int, large_seeds: 
         large_seeds: of the largest budget of the tasks of images and texts.
         scale: of all budgets.
     """
-    chosen = [TASKS[name] for name in TASKS if name in tasks]
     cells, dear = list[Cell](), list[Cell]()
-    for seed in range(seeds):
-        for place in range(max(len(task.budgets) for task in chosen)):
-            for task in chosen:
-                budgets = task.budgets if task.name in TABLES or seed < large_seeds else task.budgets[:-1]
-                if place >= len(budgets):
-                    continue
-                is_dear = task.name not in TABLES and place > 0
-                for method in (name for name in (*METHODS, AUTOGLUON) if name in methods):
-                    if (place and method == PLAIN) or (not place and method in LEARNING):
-                        continue
-                    if method == AUTOGLUON and task.name not in TABLES:
-                        continue
-                    budget_s = round(scale * (LONGER * max(budgets) if method == PLAIN else budgets[place]), 3)
-                    cell = Cell(task=task.name, method=method, seed=seed, budget_s=budget_s)
-                    (dear if is_dear else cells).append(cell)
+    for seed, place in ((seed, place) for seed in range(seeds) for place in (0, 1)):
+        for task in (TASKS[name] for name in TASKS if name in tasks):
+            is_dear, left_out = place == 1 and task.name not in TABLES, LEARNING if place == 0 else ()
+            if is_dear and seed >= large_seeds:
+                continue
+            block = [name for name in METHODS if name in methods and name not in left_out]
+            block += [AUTOGLUON] * (AUTOGLUON in methods and task.name in TABLES)
+            where = {"task": task.name, "seed": seed, "budget_s": round(scale * task.budgets[place], 3)}
+            (dear if is_dear else cells).extend(Cell(method=name, **where) for name in block)
     return [*cells, *dear]
 
 
@@ -126,13 +120,12 @@ def read_cells(path: Path) -> list[Cell]:
 
 
 def run_cells(
-    planned: Iterable[Cell], path: Path, data: str | None, jobs: int, report: Report, autogluon: str | None = None
+    planned: Iterable[Cell], path: Path, data: str | None, report: Report, autogluon: str | None = None
 ) -> list[Cell]:
     """Run the cells that are not in a file yet, and add each to it; returns those of the plan, in its order.
 
     Args:
         data: see `read_pool`.
-        jobs: cells that run side by side.
         autogluon: an interpreter that has AutoGluon, for its cells.
 
     Raises:
@@ -143,8 +136,12 @@ def run_cells(
     left = [cell for cell in planned if cell.key not in known]
     if left:
         _cut_partial_line(path)
-        given = {"cells": [dataclasses.asdict(cell) for cell in left], "path": str(path), "data": data}
-        given |= {"jobs": jobs, "autogluon": autogluon}
+        given = {
+            "cells": [dataclasses.asdict(cell) for cell in left],
+            "path": str(path),
+            "data": data,
+            "autogluon": autogluon,
+        }
         command = [sys.executable, "-m", "benchmarks.buys.cells"]
         # A process of its own: to a run of a command of ours belongs all that its process has used.
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
@@ -159,16 +156,19 @@ def run_cells(
     return [found[cell.key] for cell in planned]
 
 
-def _run_here(cells: Sequence[Cell], path: Path, data: str | None, jobs: int, autogluon: str | None) -> None:
-    """Run cells as children of this process, and add each to the file."""
+def _run_here(cells: Sequence[Cell], path: Path, data: str | None, autogluon: str | None) -> None:
+    """Run cells as children of this process, block by block, and add each to the file."""
     pools = {name: read_pool(TASKS[name], data) for name in dict.fromkeys(cell.task for cell in cells)}
     _warm_up()
     running: dict[int, tuple[Cell, float]] = {}
-    for number, cell in enumerate(cells):
-        while len(running) >= jobs:
+    for (task, seed, budget_s), block in group_by(
+        cells, lambda cell: (cell.task, cell.seed, cell.budget_s)
+    ).items():
+        while len(running) > 1:  # one that lasts longer keeps nobody waiting
             _collect(running, path)
-        print(f"cell {number + 1} of {len(cells)}: {' '.join(map(str, cell.key))}", flush=True)
-        running[_fork(cell, pools[cell.task], path, autogluon)] = (cell, time.monotonic())
+        print(f"{task}, seed {seed}, {budget_s:g} CPU-seconds: {len(block)} of {len(cells)} cells", flush=True)
+        for cell in block:
+            running[_fork(cell, pools[task], path, autogluon)] = (cell, time.monotonic())
     while running:
         _collect(running, path)
 
@@ -248,7 +248,7 @@ def measure(cell: Cell, task: Task, pool: tuple[np.ndarray, np.ndarray], autoglu
     began = used_cpu_s()
     found: dict[str, Any]
     if cell.method == PLAIN:
-        found = plain.search(task, arrays, cell.seed, cell.budget_s)
+        found = plain.search(task, arrays, cell.seed, LONGER * cell.budget_s)
         found["work_cpu_s"] = used_cpu_s() - began
     elif cell.method == AUTOGLUON:
         found = _ask_autogluon(str(autogluon), arrays, cell.budget_s)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,10 +23,10 @@ from benchmarks.buys.analysis import (
     plain_at,
     verdict_rows,
 )
-from benchmarks.buys.cells import LONGER, METHODS, PLAIN, Cell, plan, read_cells, run_cells
+from benchmarks.buys.cells import AUTOGLUON, LEARNING, LONGER, METHODS, PLAIN, Cell, plan, read_cells, run_cells
 from benchmarks.buys.plain import Loop, fit_temperature, score
-from benchmarks.buys.tasks import CIFAR10, PADDING, TASKS, build, make_pipelines, read_pool, split
-from ensemble.bench.results import flatten
+from benchmarks.buys.tasks import CIFAR10, PADDING, TABLES, TASKS, build, make_pipelines, read_pool, split
+from ensemble.bench.results import flatten, group_by
 
 WINE, DIGITS = TASKS["wine"], TASKS["digits"]
 
@@ -35,20 +34,23 @@ WINE, DIGITS = TASKS["wine"], TASKS["digits"]
 # --- what is measured ----------------------------------------------------------------------------------------
 
 
-def test_each_method_has_each_budget_once_and_the_plain_script_one_longer_search() -> None:
-    planned = plan([*TASKS], METHODS, seeds=5, large_seeds=3, scale=1.0)
+def test_blocks_have_all_methods_but_those_that_cannot_learn_in_so_few_trials() -> None:
+    planned = plan([*TASKS], [*METHODS, AUTOGLUON], seeds=5, large_seeds=3, scale=1.0)
     assert len({cell.key for cell in planned}) == len(planned)
-    dear = [cell.budget_s == max(TASKS[cell.task].budgets) >= 45 for cell in planned]
+    blocks = group_by(planned, lambda cell: (cell.task, cell.seed, cell.budget_s))
+    assert len(blocks) == 5 * 5 + 5 * 3 + 3 * 2
+    for (name, seed, budget_s), block in blocks.items():
+        tables, is_small = (
+            {AUTOGLUON} & ({AUTOGLUON} if name in TABLES else set()),
+            budget_s == TASKS[name].budgets[0],
+        )
+        assert {cell.method for cell in block} == {*METHODS} - (set(LEARNING) if is_small else set()) | tables
+        assert is_small or name in TABLES or seed < 3
+    dear = [cell.task not in TABLES and cell.budget_s == TASKS[cell.task].budgets[1] for cell in planned]
     assert dear == sorted(dear), "they are the last"
     for kind in (False, True):
         ordered = [cell.seed for cell, is_dear in zip(planned, dear, strict=True) if is_dear == kind]
         assert ordered == sorted(ordered)
-    large = Counter((cell.task, cell.method) for cell in planned if cell.budget_s == max(TASKS[cell.task].budgets))
-    assert large["wine", "gain"] == 5 and large["imdb", "gain"] == 3 and large["imdb", PLAIN] == 0
-    assert {cell.method for cell in planned if cell.budget_s == WINE.budgets[0]} == {*METHODS[3:]}
-    plain = {(cell.task, cell.seed): cell.budget_s for cell in planned if cell.method == PLAIN}
-    assert len(plain) == 5 * len(TASKS)
-    assert all(plain[cell.task, cell.seed] >= LONGER * cell.budget_s for cell in planned if cell.method != PLAIN)
 
 
 def test_a_seed_has_a_split_of_its_own_and_no_sample_is_in_two_parts() -> None:
@@ -117,11 +119,11 @@ def test_cells_are_measured_in_their_own_processes_and_a_later_call_goes_on(tmp_
     known = Cell(task="digits", method="random", seed=0, budget_s=2.0, nll=9.0, accuracy=0.5)
     path.write_text(json.dumps(dataclasses.asdict(known)) + '\n{"task": "digits", "meth', encoding="utf-8")
     planned = [
-        Cell(task="digits", method=PLAIN, seed=0, budget_s=3.0),
+        Cell(task="digits", method=PLAIN, seed=0, budget_s=2.0),
         known,
         Cell(task="digits", method="metric", seed=0, budget_s=4.0),
     ]
-    plain, kept, ours = run_cells(planned, path, None, 2, lines.append)
+    plain, kept, ours = run_cells(planned, path, None, lines.append)
     assert kept.nll == 9.0, "it was not measured again"
     assert len(lines) == 2 and not (plain.error or ours.error), lines
     for cell in (plain, ours):
@@ -130,9 +132,9 @@ def test_cells_are_measured_in_their_own_processes_and_a_later_call_goes_on(tmp_
         assert cell.cpu_s >= cell.work_cpu_s - 0.1
     assert plain.trained == len(plain.trace) >= 1 == plain.combined <= ours.combined <= ours.trained
     assert [point[0] for point in plain.trace] == sorted(point[0] for point in plain.trace)
-    assert plain.work_cpu_s and plain.work_cpu_s < 2 * 3.0
+    assert plain.work_cpu_s and plain.work_cpu_s < 2 * LONGER * 2.0
     before = path.read_bytes()
-    assert run_cells(planned, path, None, 2, lines.append) == [plain, kept, ours]
+    assert run_cells(planned, path, None, lines.append) == [plain, kept, ours]
     assert path.read_bytes() == before and len(lines) == 2 and len(read_cells(path)) == 3
 
 
@@ -154,7 +156,7 @@ def of_method(method: str, seed: int, nll: float) -> Cell:
 
 CELLS = [of_method(method, seed, nll) for method, found in NLL.items() for seed, nll in enumerate(found)]
 CELLS += [
-    Cell(task="wine", method=PLAIN, seed=seed, budget_s=13.5, nll=trace[-1][1], trace=trace)
+    Cell(task="wine", method=PLAIN, seed=seed, budget_s=9.0, nll=trace[-1][1], trace=trace)
     for seed, trace in enumerate(TRACES)
 ]
 
@@ -166,7 +168,7 @@ def test_the_plain_script_is_what_it_was_after_so_many_cpu_seconds() -> None:
     scaled = plain_at(long, 11.0, SCALED)
     assert scaled is not None and (scaled.nll, scaled.raw_nll, scaled.method) == (0.28, 0.29, SCALED)
     assert plain_at(long, 1.9) is None
-    plain = {("wine", 0): long}
+    plain = {("wine", 0, 9.0): long}
     assert find_plain_time(CELLS[0], plain) == 11.0 and find_plain_time(CELLS[0], plain, SCALED) == 11.0
     assert find_plain_time(of_method("gain", 0, 0.46), plain, SCALED) == 6.0
     assert find_plain_time(of_method("gain", 0, 0.1), plain) is None
@@ -176,7 +178,7 @@ def test_rows_have_medians_and_paired_intervals_over_seeds() -> None:
     rows = {(row.method, row.budget_s): row for row in method_rows(CELLS)}
     assert rows["metric", 9.0].nll.ends == (0.30, 0.28, 0.35) and rows["metric", 9.0].seeds == 3
     assert rows[PLAIN, 9.0].nll.median == statistics.median([0.50, 0.45, 0.55])
-    assert rows[SCALED, 13.5].nll.ends == (0.28, 0.26, 0.32)
+    assert rows[SCALED, 9.0].nll.ends == (0.45, 0.40, 0.50)
     pairs = {(row.method, row.other): row for row in pair_rows(CELLS)}
     less = np.array(NLL["metric"]) - np.array([0.50, 0.45, 0.55])  # at the 10.5 s that it took
     half = stats.t.ppf(0.975, 2) * less.std(ddof=1) / np.sqrt(3)
