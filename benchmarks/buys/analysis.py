@@ -146,7 +146,7 @@ def plain_at(cell: Cell, cpu_s: float, method: str = PLAIN) -> Cell | None:
         return None
     at_s, nll, scaled_nll, accuracy = points[-1]
     own = scaled_nll if method == SCALED else nll
-    found = {"nll": own, "raw_nll": nll, "scaled_nll": scaled_nll, "best_nll": own}
+    found: dict[str, Any] = {"nll": own, "raw_nll": nll, "scaled_nll": scaled_nll, "best_nll": own}
     found |= {"accuracy": accuracy, "best_accuracy": accuracy, "work_cpu_s": at_s}
     return dataclasses.replace(
         cell, method=method, trained=len(points), combined=1, trace=(), cpu_s=None, wall_s=None, **found

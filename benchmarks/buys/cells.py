@@ -106,7 +106,11 @@ def plan(tasks: Sequence[str], methods: Sequence[str], seeds: int, large_seeds: 
                 continue
             block = [name for name in METHODS if name in methods and name not in left_out]
             block += [AUTOGLUON] * (AUTOGLUON in methods and task.name in TABLES)
-            where = {"task": task.name, "seed": seed, "budget_s": round(scale * task.budgets[place], 3)}
+            where: dict[str, Any] = {
+                "task": task.name,
+                "seed": seed,
+                "budget_s": round(scale * task.budgets[place], 3),
+            }
             (dear if is_dear else cells).extend(Cell(method=name, **where) for name in block)
     return [*cells, *dear]
 
@@ -183,7 +187,7 @@ def _cut_partial_line(path: Path) -> None:
 
 def _warm_up() -> None:
     """Import all that a cell needs, and what is imported where it is used: children have it from the start."""
-    import sklearn.ensemble  # type: ignore[import-untyped]  # noqa: F401  # for the report of a run
+    import sklearn.ensemble  # noqa: F401  # for the report of a run
     import torch
 
     torch.set_num_threads(1)
@@ -260,7 +264,7 @@ def measure(cell: Cell, task: Task, pool: tuple[np.ndarray, np.ndarray], autoglu
 
 def _ask_autogluon(interpreter: str, arrays: Arrays, budget_s: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="buys-") as folder:
-        named = {f"x_{name}": x for name, (x, _) in arrays.items()}
+        named: dict[str, Any] = {f"x_{name}": x for name, (x, _) in arrays.items()}
         named |= {f"label_{name}": label for name, (_, label) in arrays.items()}
         np.savez(f"{folder}/arrays.npz", **named)
         command = [interpreter, str(Path(__file__).with_name("automl.py")), f"{folder}/arrays.npz", str(budget_s)]

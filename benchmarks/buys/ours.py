@@ -31,7 +31,7 @@ _SAMPLERS: dict[str, dict[str, Any]] = {
 METHODS = (*_SAMPLERS, "pbt", "hyper-deep", "deep")
 
 
-class HyperDeep(optuna.samplers.BaseSampler):  # type: ignore[misc]
+class HyperDeep(optuna.samplers.BaseSampler):
     """Random search, then the best configurations again and again in turn (Wenzel et al. 2020).
 
     Each trial of a run has initial weights of its own, and the greedy combination chooses among all of them.
@@ -103,10 +103,11 @@ def search(method: str, task: Task, arrays: Arrays, seed: int, budget_s: float) 
 
 def declare(task: Task, arrays: Arrays, seed: int, chosen: Search) -> Ensemble:
     """The run: models as the plain script trains them, ranked by their validation NLL."""
+    pipelines: dict[str, Any] = dict(make_pipelines(task, arrays))
     return Ensemble(
         name=task.name,
         recipe=Recipe(model=build, loss="cross_entropy", objective="loss"),
-        **make_pipelines(task, arrays),
+        **pipelines,
         search=chosen,
         optimizer="adamw",
         schedule="cosine",

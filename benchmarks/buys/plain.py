@@ -46,9 +46,9 @@ class Loop:
         )
         net.train()
         for _ in range(epochs):
-            for rows in torch.randperm(len(label)).split(size):
+            for rows in torch.randperm(len(label)).split(size):  # type: ignore[no-untyped-call]
                 optimizer.zero_grad()
-                functional.cross_entropy(net(self._prepare(x[rows], augment=True)), label[rows]).backward()
+                functional.cross_entropy(net(self._prepare(x[rows], augment=True)), label[rows]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 schedule.step()
         net.eval()
@@ -58,7 +58,8 @@ class Loop:
     def _predict(self, net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         import torch
 
-        return torch.cat([net(self._prepare(part)).log_softmax(1) for part in x.split(256)])
+        parts = x.split(256)  # type: ignore[no-untyped-call]
+        return torch.cat([net(self._prepare(part)).log_softmax(1) for part in parts])
 
     def _prepare(self, x: torch.Tensor, *, augment: bool = False) -> torch.Tensor:
         """Images as floats, those to learn from cropped and flipped, each at random by itself."""

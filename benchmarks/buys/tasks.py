@@ -156,8 +156,8 @@ def read_pool(task: Task, data: str | None) -> tuple[np.ndarray, np.ndarray]:
     field = "image" if task.name == CIFAR10 else "text"
     file = str(Path(data) / task.name / "train.parquet")
     wanted = 2 * sum(_LARGE.values())
-    source = sources.parquet(file, columns=(field, "label"))
-    source = source.take(min(wanted, len(source)))
+    whole = sources.parquet(file, columns=(field, "label"))
+    source = whole.take(min(wanted, len(whole)))
     pipe = Pipeline(source)
     if task.name == CIFAR10:
         resize = stages.resize("image", size=(_PIXELS, _PIXELS), interpolation="area")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -83,8 +84,9 @@ def test_the_loop_crops_and_flips_each_image_by_itself_and_scales_as_the_pipelin
     found = []
     for before, after in zip(padded, made, strict=True):
         shifts = range(2 * PADDING + 1)
-        cuts = {(i, j): before[:, i : i + 16, j : j + 16] for i in shifts for j in shifts}
-        cuts |= {(i, j, "flipped"): cut.flip(2) for (i, j), cut in [*cuts.items()]}
+        cuts: dict[tuple[int | str, ...], torch.Tensor] = {}
+        cuts |= {(i, j): before[:, i : i + 16, j : j + 16] for i in shifts for j in shifts}
+        cuts |= {(*at, "flipped"): cut.flip(2) for at, cut in [*cuts.items()]}
         found += [at for at, cut in cuts.items() if torch.allclose(loop._prepare(cut[None])[0], after)]
     assert len(found) == len(x) and len({*found}) > 1
     assert {len(at) for at in found} == {2, 3}, "some are flipped, some are not"
@@ -130,7 +132,8 @@ def test_cells_are_measured_in_their_own_processes_and_a_later_call_goes_on(tmp_
         assert cell.nll is not None and cell.accuracy is not None and cell.work_cpu_s and cell.cpu_s
         assert 0 < cell.nll < np.log(10) and cell.accuracy > 0.5
         assert cell.cpu_s >= cell.work_cpu_s - 0.1
-    assert plain.trained == len(plain.trace) >= 1 == plain.combined <= ours.combined <= ours.trained
+    assert plain.trained == len(plain.trace) >= 1 == plain.combined
+    assert ours.combined is not None and 1 <= ours.combined <= ours.trained
     assert [point[0] for point in plain.trace] == sorted(point[0] for point in plain.trace)
     assert plain.work_cpu_s and plain.work_cpu_s < 2 * LONGER * 2.0
     before = path.read_bytes()
@@ -149,8 +152,14 @@ TRACES = [
 
 
 def of_method(method: str, seed: int, nll: float) -> Cell:
-    given = {"nll": nll, "raw_nll": nll + 0.1, "scaled_nll": nll, "accuracy": 0.9, "best_nll": nll + 0.2}
-    more = {"work_cpu_s": 10.5, "trained": 4 + seed, "combined": 2}
+    given: dict[str, Any] = {
+        "nll": nll,
+        "raw_nll": nll + 0.1,
+        "scaled_nll": nll,
+        "accuracy": 0.9,
+        "best_nll": nll + 0.2,
+    }
+    more: dict[str, Any] = {"work_cpu_s": 10.5, "trained": 4 + seed, "combined": 2}
     return Cell(task="wine", method=method, seed=seed, budget_s=9.0, **given, **more)
 
 
