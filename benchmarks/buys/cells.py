@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PLAIN = "optuna"
 #: In the order in which they are measured.
 METHODS = (PLAIN, "gain", "metric", "random", "pbt", "hyper-deep", "deep")
-#: Of the tables alone, where an interpreter that has it is given.
+#: Of the larger budget of the tables, where an interpreter that has it is given.
 AUTOGLUON = "autogluon"
 #: TPE draws its first ten trials at random. The smallest budget has no more: there these are random search.
 LEARNING = ("gain", "metric")
@@ -105,7 +105,7 @@ def plan(tasks: Sequence[str], methods: Sequence[str], seeds: int, large_seeds: 
             if is_dear and seed >= large_seeds:
                 continue
             block = [name for name in METHODS if name in methods and name not in left_out]
-            block += [AUTOGLUON] * (AUTOGLUON in methods and task.name in TABLES)
+            block += [AUTOGLUON] * (AUTOGLUON in methods and task.name in TABLES and place == 1)
             where: dict[str, Any] = {
                 "task": task.name,
                 "seed": seed,

@@ -41,11 +41,9 @@ def test_blocks_have_all_methods_but_those_that_cannot_learn_in_so_few_trials() 
     blocks = group_by(planned, lambda cell: (cell.task, cell.seed, cell.budget_s))
     assert len(blocks) == 5 * 5 + 5 * 3 + 3 * 2
     for (name, seed, budget_s), block in blocks.items():
-        tables, is_small = (
-            {AUTOGLUON} & ({AUTOGLUON} if name in TABLES else set()),
-            budget_s == TASKS[name].budgets[0],
-        )
-        assert {cell.method for cell in block} == {*METHODS} - (set(LEARNING) if is_small else set()) | tables
+        is_small = budget_s == TASKS[name].budgets[0]
+        more = {AUTOGLUON} if name in TABLES and not is_small else set()
+        assert {cell.method for cell in block} == {*METHODS} - (set(LEARNING) if is_small else set()) | more
         assert is_small or name in TABLES or seed < 3
     dear = [cell.task not in TABLES and cell.budget_s == TASKS[cell.task].budgets[1] for cell in planned]
     assert dear == sorted(dear), "they are the last"
