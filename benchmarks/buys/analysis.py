@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,8 +61,8 @@ class PairRow:
         accuracy: percentage points.
         verdict: "better", "worse", or "" where the interval of the NLL has 0 in it.
         won: seeds in which the NLL is lower, of `seeds` that are compared.
-        plain_cpu_s: CPU-seconds after which the plain script had this NLL, the median of seeds in which it came to
-            that within its search; None where it did in none.
+        plain_cpu_s: CPU-seconds after which the plain script had this NLL to its end, the median of seeds in which
+            it came to that; None where it did in none.
         reached: the number of these seeds.  had: both, for people.
     """
 
@@ -220,18 +221,22 @@ def _block(cell: Cell) -> Block:
 
 
 def find_plain_time(cell: Cell, plain: Mapping[Block, Cell], other: str = PLAIN) -> float | None:
-    """The CPU-seconds after which the plain script first had a cell's NLL.
+    """The CPU-seconds after which the plain script had a cell's NLL, or a lower one, and kept it to its end.
+
+    The best model by validation NLL may be worse on the test split than the one before it.
 
     Args:
         plain: its cells by task, seed and budget.  other: `SCALED` for its NLL with a temperature.
 
     Returns:
-        None where it never had, or `other` is another method.
+        None where it did not, or `other` is another method.
     """
     place, long = {PLAIN: 1, SCALED: 2}.get(other), plain.get(_block(cell))
     if place is None or long is None or cell.nll is None:
         return None
-    return next((point[0] for point in long.trace if point[place] <= cell.nll), None)
+    most = cell.nll
+    kept = list(itertools.takewhile(lambda point: point[place] <= most, reversed(long.trace)))
+    return kept[-1][0] if kept else None
 
 
 def is_lower(cell: Cell, other: Cell) -> bool:

@@ -179,6 +179,8 @@ def test_the_plain_script_is_what_it_was_after_so_many_cpu_seconds() -> None:
     assert find_plain_time(CELLS[0], plain) == 11.0 and find_plain_time(CELLS[0], plain, SCALED) == 11.0
     assert find_plain_time(of_method("gain", 0, 0.46), plain, SCALED) == 6.0
     assert find_plain_time(of_method("gain", 0, 0.1), plain) is None
+    lost = dataclasses.replace(long, trace=[*long.trace, [12.0, 0.6, 0.6, 0.8]])
+    assert find_plain_time(CELLS[0], {("wine", 0, 9.0): lost}) is None, "it did not keep it"
 
 
 def test_rows_have_medians_and_paired_intervals_over_seeds() -> None:
