@@ -32,6 +32,7 @@ class MethodRow:
         accuracy: in percent.
         best_nll: of the best single model among those that it trained.
         trained, combined: models trained to their end, and those of the final model.
+        model_cpu_s: what it took for each model trained.
         seeds: that finished; `failed`: that did not.
     """
 
@@ -46,6 +47,7 @@ class MethodRow:
     best_nll: Spread | None
     trained: Spread
     combined: Spread | None
+    model_cpu_s: Spread | None
     seeds: int
     failed: int
 
@@ -125,6 +127,7 @@ def method_rows(cells: Sequence[Cell]) -> list[MethodRow]:
                 best_nll=spread(lambda cell: cell.best_nll),
                 trained=spread(lambda cell: cell.trained),
                 combined=spread(lambda cell: cell.combined),
+                model_cpu_s=spread(lambda cell: (cell.work_cpu_s or 0.0) / cell.trained if cell.trained else None),
                 seeds=len(done),
                 failed=len(alike) - len(done),
             )
@@ -278,7 +281,7 @@ def panels(rows: Sequence[MethodRow]) -> Iterator[Panel]:
 def show(cells: Sequence[Cell], imports: dict[str, float]) -> Outcome:
     """What the study prints, writes and draws; its rows hold the cells, too."""
     rows, pairs = method_rows(cells), pair_rows(cells)
-    columns = "task budget_s method work_cpu_s nll raw_nll accuracy best_nll trained combined seeds"
+    columns = "task budget_s method work_cpu_s nll raw_nll accuracy best_nll trained combined model_cpu_s seeds"
     found = outcome_of(
         rows,
         "Quality by method and CPU-seconds",

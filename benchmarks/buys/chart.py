@@ -57,7 +57,7 @@ def _draw_panel(task: str, rows: Sequence[Row]) -> Iterator[str]:
         value = low + (high - low) * tick / (_TICKS - 1)
         _, y = at(math.exp(min(xs)), value)
         yield f'<line x1="{_LEFT}" x2="{_WIDE - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e8ee"/>'
-        yield f'<text x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end" fill="#5b6875">{value:.3g}</text>'
+        yield f'<text x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end" fill="#5b6875">{value:.2g}</text>'
     for budget_s in dict.fromkeys(row["budget_s"] for row in rows):
         if min(xs) <= math.log(budget_s) <= max(xs):
             x, y = at(budget_s, low)

@@ -186,6 +186,7 @@ def test_the_plain_script_is_what_it_was_after_so_many_cpu_seconds() -> None:
 def test_rows_have_medians_and_paired_intervals_over_seeds() -> None:
     rows = {(row.method, row.budget_s): row for row in method_rows(CELLS)}
     assert rows["metric", 9.0].nll.ends == (0.30, 0.28, 0.35) and rows["metric", 9.0].seeds == 3
+    assert rows["metric", 9.0].model_cpu_s.ends == pytest.approx((10.5 / 5, 10.5 / 6, 10.5 / 4))
     assert rows[PLAIN, 9.0].nll.median == statistics.median([0.50, 0.45, 0.55])
     assert rows[SCALED, 9.0].nll.ends == (0.45, 0.40, 0.50)
     pairs = {(row.method, row.other): row for row in pair_rows(CELLS)}
