@@ -64,6 +64,8 @@ def test_a_seed_has_a_split_of_its_own_and_no_sample_is_in_two_parts() -> None:
     every = np.concatenate([x for x, _ in parts[0].values()])
     assert len(np.unique(every)) == len(numbered[0])
     assert not np.array_equal(parts[0]["test"][1], parts[1]["test"][1])
+    pixels = np.concatenate([x for x, _ in split(DIGITS, pool, 0).values()])
+    assert (pixels.min(), pixels.max()) == (0, 1), "a pixel that is constant where one learns is not blown up"
     learned = split(WINE, read_pool(WINE, None), 0)["train"][0]
     assert np.allclose(learned.mean(0), 0, atol=1e-5) and np.allclose(learned.std(0), 1, atol=1e-3)
 
