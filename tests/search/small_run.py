@@ -73,8 +73,9 @@ class Run:
             self.searcher.tell(member.number, "pruned")
         elif epoch + 1 == EPOCHS:
             metrics = {"accuracy": value, "width": member.params["width"]}
-            self.log(type="finished", member=id, attempt=0, epoch=epoch + 1, metrics=metrics)
-            self.searcher.tell(member.number, "finished", value, metrics=metrics)
+            violated = self.searcher.compute_constraints(member.number, metrics)
+            self.log(type="finished", member=id, attempt=0, epoch=epoch + 1, metrics=metrics, constraints=violated)
+            self.searcher.tell(member.number, "finished", value, metrics=metrics, constraints=violated)
 
     def to_the_end(self) -> Run:
         while self.step():

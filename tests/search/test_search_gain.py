@@ -143,7 +143,7 @@ class Run:
         if predictions is not None:
             path = self.run_dir.predictions(identity.member, "valid")
             save_predictions(path, predictions, np.arange(ROWS), TARGET)
-        metrics = self.trials.final(identity.number, {"accuracy": 0.5})
+        metrics = self.trials.final(identity.number, {"accuracy": 0.5})["metrics"]
         self.log(type="finished", member=identity.member, attempt=0, metrics=metrics)
         self.trials.ended(identity.number, "finished", metrics)
         return dict(metrics)

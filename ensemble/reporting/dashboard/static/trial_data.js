@@ -1,5 +1,6 @@
 /** What the views of a search need of the members: trials, their order, the best so far, what was pruned. No DOM. */
 
+import { cpu, joules, score, visible } from "./format.js";
 import { extent, rankPlaces } from "./scales.js";
 
 const RUNNING = new Set(["running", "placed", "moved", "measuring"]);
@@ -79,6 +80,19 @@ export function paretoFront(trials, run) {
   const judged = trials.filter((each) => each.phase === "finished" && each.value !== null && each.further.every((value) => value !== null));
   const byId = new Map(judged.map((each) => [each.id, each]));
   return { judged, front: (run.front ?? []).filter((id) => byId.has(id)).map((id) => byId.get(id)) };
+}
+
+/** What an objective of a run beyond the first is called. */
+export function objectiveTitle(run, name) {
+  if (name === "energy_j") return `joules (${run.further_origin})`;
+  if (name === "cpu_s") return "CPU-seconds (measured)";
+  return Object.hasOwn(run.figures ?? {}, name) ? run.figures[name].title : visible(name);
+}
+
+/** A value of such an objective in words; on an axis the title says where it is from. */
+export function objectiveAmount(run, name, value, isAxis = false) {
+  if (name === "energy_j") return joules(value, isAxis ? undefined : run.further_origin);
+  return name === "cpu_s" ? cpu(value) : score(value);
 }
 
 /**

@@ -4,10 +4,10 @@ import { Chart } from "../canvas_chart.js";
 import { card } from "../card.js";
 import { chooseKind, rampColour } from "../scales.js";
 import { fill, h, setText } from "../dom.js";
-import { count, cpu, hyperparameters, joules, score, share, value, visible } from "../format.js";
+import { count, hyperparameters, score, share, value, visible } from "../format.js";
 import { ParallelAxes } from "../parallel_axes.js";
 import { HIGHLIGHT, NEUTRAL, STATES } from "../store.js";
-import { asideOf, bestSoFar, collectTrials, orderedParams, paramOf, paretoFront, placesByObjective, plainRange, pruningOf, ranked } from "../trial_data.js";
+import { asideOf, bestSoFar, collectTrials, objectiveAmount, objectiveTitle, orderedParams, paramOf, paretoFront, placesByObjective, plainRange, pruningOf, ranked } from "../trial_data.js";
 
 const MOST_SLICES = 12;
 const MOST_AXES = 14;
@@ -310,17 +310,17 @@ class SearchView {
       return;
     }
     this.acrossLabel.hidden = further.length < 2;
-    if (this.across.children.length !== further.length) fill(this.across, further.map(({ name }) => h("option", { value: name }, this.titleOf(name))));
+    if (this.across.children.length !== further.length) fill(this.across, further.map(({ name }) => h("option", { value: name }, objectiveTitle(run, name))));
     const at = Math.max(0, further.findIndex(({ name }) => name === this.across.value));
     const { name } = further[at];
     const values = judged.map((each) => each.further[at]);
     const on = new Set(front.map((each) => each.id));
-    const mark = (each) => this.mark(each, each.further[at], each.value, further.map((other, i) => `\n${this.titleOf(other.name)}: ${this.amount(other.name, each.further[i])}`).join(""));
+    const mark = (each) => this.mark(each, each.further[at], each.value, further.map((other, i) => `\n${objectiveTitle(run, other.name)}: ${objectiveAmount(run, other.name, each.further[i])}`).join(""));
     const beaten = further.length > 1 ? "Of those that stand out none is beaten in all objectives." : "Of those on the line none is beaten in both.";
     const isEstimated = further.some((each) => each.name === "energy_j") && (run.further_origin ?? "").includes("estimated");
     this.front.read(`Each finished trial by two of its objectives. ${beaten}${isEstimated ? ` ${ESTIMATED}` : ""}`);
     this.front.draw(() => ({
-      x: { kind: chooseKind(values) === "log" ? "log" : "linear", values, pad: 0.05, label: (each) => this.amount(name, each, true), title: this.titleOf(name) },
+      x: { kind: chooseKind(values) === "log" ? "log" : "linear", values, pad: 0.05, label: (each) => objectiveAmount(run, name, each, true), title: objectiveTitle(run, name) },
       y: this.objectiveScale(judged.map((each) => each.value)),
       series: [
         { name: "other trials", colour: STATES.finished, shape: "dot", points: judged.filter((each) => !on.has(each.id)).map(mark) },
@@ -380,24 +380,11 @@ class SearchView {
 
   tabulateFront() {
     const on = new Set(this.judged.front.map((each) => each.id));
-    const { further, objective } = this.page.store.run;
-    const amounts = (each) => further.map(({ name }, i) => this.amount(name, each.further[i]));
+    const { run } = this.page.store;
+    const { further, objective } = run;
+    const amounts = (each) => further.map(({ name }, i) => objectiveAmount(run, name, each.further[i]));
     const rows = [...this.judged.judged].sort((a, b) => a.further[0] - b.further[0]).map((each) => [visible(each.id), ...amounts(each), score(each.value), on.has(each.id) ? "on the front" : ""]);
-    return { head: ["trial", ...further.map(({ name }) => this.titleOf(name)), visible(objective), ""], rows };
-  }
-
-  /** What an objective beyond the first is called. */
-  titleOf(name) {
-    const { figures, further_origin: origin } = this.page.store.run;
-    if (name === "energy_j") return `joules (${origin})`;
-    if (name === "cpu_s") return "CPU-seconds (measured)";
-    return Object.hasOwn(figures ?? {}, name) ? figures[name].title : visible(name);
-  }
-
-  /** A value of such an objective in words; on an axis the title says where it is from. */
-  amount(name, value, isAxis = false) {
-    if (name === "energy_j") return joules(value, isAxis ? undefined : this.page.store.run.further_origin);
-    return name === "cpu_s" ? cpu(value) : score(value);
+    return { head: ["trial", ...further.map(({ name }) => objectiveTitle(run, name)), visible(objective), ""], rows };
   }
 }
 
