@@ -232,6 +232,11 @@ def test_checkpoints_are_reduced_when_nobody_goes_on_from_them(tmp_path: Path) -
         assert "optimizer" not in checkpoint
 
 
+@pytest.fixture
+def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
+
+
 def stop_at(path: Path, kind: str, member: str, verb: str, *named: str) -> Any:
     """Of `on_event`: ask the run once when a member's event comes."""
     asked: list[bool] = []
@@ -244,6 +249,7 @@ def stop_at(path: Path, kind: str, member: str, verb: str, *named: str) -> Any:
     return ask
 
 
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_the_same_declaration_goes_on_with_its_run_and_another_population_does_not(
     undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -257,6 +263,7 @@ def test_the_same_declaration_goes_on_with_its_run_and_another_population_does_n
     assert [m.weights_sha256 for m in after.values()] == [m.weights_sha256 for m in before.values()]
 
 
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_a_run_that_is_cancelled_ends_and_what_has_finished_is_combined(tmp_path: Path) -> None:
     path = tmp_path / "run"
     ensemble.submit(declare(), path, "inline", on_event=stop_at(path, "epoch", "member-6", "cancel")).wait()
@@ -265,6 +272,7 @@ def test_a_run_that_is_cancelled_ends_and_what_has_finished_is_combined(tmp_path
     assert isinstance(state.ended, RunFinished) and state.combined is not None and state.combined.members
 
 
+@pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_a_last_generation_without_anybody_leaves_what_has_finished(tmp_path: Path) -> None:
     path = tmp_path / "run"
     search = Search({"lr": 0.1}, sampler={"name": "pbt", "population": 1, "generations": 3, "quantile": 0})
