@@ -248,9 +248,9 @@ def is_lower(cell: Cell, other: Cell) -> bool:
 
 
 def verdict_rows(pairs: Sequence[PairRow]) -> list[VerdictRow]:
-    """A row for each two methods that are compared."""
-    rows = []
-    for (method, other), own in group_by(pairs, lambda row: (row.method, row.other)).items():
+    """A row for each two methods that are compared; where one seed is all there is, nothing is said."""
+    rows, known = [], [row for row in pairs if row.nll.half is not None]
+    for (method, other), own in group_by(known, lambda row: (row.method, row.other)).items():
         where = {kind: [row.at for row in own if row.verdict == kind] for kind in ("better", "worse", "")}
         better, worse, unclear = ("; ".join(found) or "nowhere" for found in where.values())
         won = f"{sum(row.won for row in own)} of {sum(row.seeds for row in own)}"

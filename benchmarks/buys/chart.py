@@ -18,7 +18,7 @@ from ensemble.bench.results import group_by
 STUDIES = Path(__file__).resolve().parents[2] / "docs" / "studies"
 RECORD, CHART = STUDIES / "figures" / "what-it-buys.json", STUDIES / "what-it-buys.svg"
 _WIDE, _HIGH, _ACROSS = 250, 190, 3
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 30, 36
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 30, 36
 _TICKS = 4
 Row = Mapping[str, Any]
 
@@ -57,7 +57,7 @@ def _draw_panel(task: str, rows: Sequence[Row]) -> Iterator[str]:
         value = low + (high - low) * tick / (_TICKS - 1)
         _, y = at(math.exp(min(xs)), value)
         yield f'<line x1="{_LEFT}" x2="{_WIDE - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e8ee"/>'
-        yield f'<text x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end" fill="#5b6875">{value:.2g}</text>'
+        yield f'<text x="{_LEFT - 5}" y="{y + 4:.1f}" text-anchor="end" fill="#5b6875">{value:.3g}</text>'
     for budget_s in dict.fromkeys(row["budget_s"] for row in rows):
         if min(xs) <= math.log(budget_s) <= max(xs):
             x, y = at(budget_s, low)
