@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import tempfile
 import time
 from typing import TYPE_CHECKING, Any
@@ -50,7 +49,7 @@ class HyperDeep(optuna.samplers.BaseSampler):
         """Nothing: each value is asked for by itself. It is the first call of a trial."""
         done = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
         if not self._kept and done and time.process_time() >= self._until_s:
-            ranked = sorted(done, key=lambda each: each.value or math.inf)
+            ranked = sorted(done, key=lambda each: each.values)
             self._kept = [each.params for each in ranked[:_KEPT]]
         return {}
 

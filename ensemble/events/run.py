@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -45,6 +47,11 @@ class Objective(Struct, frozen=True):
     def is_cost(self) -> bool:
         """Whether its value is the account's, and no metric."""
         return self.name in COSTS
+
+    def read(self, cost: object, metrics: Mapping[str, float | None]) -> float | None:
+        """The value of a trial with this `cost` event and these metrics; None where it has no finite one."""
+        value: float | None = getattr(cost, self.name, None) if self.is_cost else metrics.get(self.name)
+        return value if value is not None and math.isfinite(value) else None
 
 
 class RunStarted(Event):

@@ -396,12 +396,9 @@ class Searcher:
         """The values of a finished trial, whose cost the study then shows; empty where one is not known."""
         for key, shown in describe_cost(cost).items():
             self._storage.set_trial_user_attr(self._trial_id(number), key, shown)
-        found = (
-            getattr(cost, each.name, None) if each.is_cost else metrics.get(each.name)
-            for each in self.search.objectives
-        )
-        values = [value, *(math.nan if each is None else float(each) for each in found)]
-        return values if all(map(math.isfinite, values)) else []
+        further = [each.read(cost, metrics) for each in self.search.objectives]
+        known = [float(each) for each in further if each is not None]
+        return [value, *known] if len(known) == len(further) and math.isfinite(value) else []
 
     def revalue(self, values: Mapping[int, float]) -> None:
         """Replace the values of completed trials, from which the next proposals are made.

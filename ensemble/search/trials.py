@@ -399,9 +399,11 @@ class SearchTrials(Trials):
         """Why no member will have a value of a further objective that is a metric: this one did not report it, and
         none before it has.
         """
-        ended = [m for m in self._state.members.values() if m.state == "finished"]
         for each in self._search.objectives:
-            if each.is_cost or each.name in metrics or any(m.value_of(each) is not None for m in ended):
+            if each.is_cost or each.name in metrics:
+                continue
+            members = self._state.members.values()
+            if any(m.state == "finished" and m.value_of(each) is not None for m in members):
                 continue
             reported = ", ".join(sorted(metrics)) or "nothing"
             hint = "; its log says why it was not measured" if each.name in FOOTPRINTS else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -133,8 +132,7 @@ class MemberState:
 
     def value_of(self, objective: events.Objective) -> float | None:
         """Its value of a further objective of a search; None where that is not known."""
-        value = getattr(self.cost, objective.name, None) if objective.is_cost else self.metrics.get(objective.name)
-        return value if value is None or math.isfinite(value) else None
+        return objective.read(self.cost, self.metrics)
 
     @property
     def place(self) -> str:
