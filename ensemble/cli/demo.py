@@ -1,8 +1,8 @@
 """The spec of `ensemble demo`: eight small networks on the handwritten digits of scikit-learn.
 
 Noise makes the digits harder to read. The members differ in width, depth and learning rate; two are data-parallel
-over two workers. They train in bf16, or in fp32 where bf16 is slower, and read one pipeline, which shifts the
-digits and adds noise in each epoch.
+over two workers, except on a machine with one GPU, which two workers of a member cannot share. They train in
+bf16, or in fp32 where bf16 is slower, and read one pipeline, which shifts the digits and adds noise in each epoch.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def spec(epochs: int = 12, batch_size: int = 64, precision: str = "auto", sharin
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() or has_bf16() else "fp32"
 
+    wide = 1 if torch.cuda.is_available() and torch.cuda.device_count() == 1 else 2
     digits = load_digits()
     grain = np.random.default_rng(0).normal(0.0, GRAIN, digits.images.shape)
     pixels = np.clip(digits.images / 16 * 255 + grain, 0, 255).astype(np.uint8)[:, None]
@@ -93,7 +94,7 @@ def spec(epochs: int = 12, batch_size: int = 64, precision: str = "auto", sharin
     return Ensemble(
         name="demo",
         recipe=Recipe(model=model, loss=loss, optimizer=optimizer, schedule=schedule),
-        members=[Member(params, workers=2) for params in WIDE] + [Member(params) for params in NARROW],
+        members=[Member(params, workers=wide) for params in WIDE] + [Member(params) for params in NARROW],
         train=Pipeline(train, seed=0)
         .map(stages.random_crop("image", size=8, padding=1))
         .map(noise)

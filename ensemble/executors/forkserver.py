@@ -4,8 +4,9 @@ It is run as `python -m ensemble.executors.forkserver N`. Importing torch and wh
 a process about two CPU-seconds and 300 MB. Here that is paid once a run; a worker is a copy of this process, ready
 in milliseconds, and shares the imported pages. Forking is safe because this process has one thread, and never
 begins CUDA, which does not survive a fork: torch is imported, not used, and whoever asks it for GPUs meanwhile is
-answered by NVML. A worker has the variables of its GPU before it asks CUDA for the first time. If something has
-loaded CUDA's library here all the same, workers that train on a GPU become new interpreters after the fork.
+answered by NVML. A worker has the variables of its GPU before it asks CUDA for the first time. Some builds of torch
+load CUDA's library, which does no harm; if something has begun CUDA here all the same, workers that train on a GPU
+become new interpreters after the fork.
 
 Requests arrive over the socket N (`SOCK_SEQPACKET`, JSON messages): `{"fork": n, "env", "log"}` with the worker's
 own socket attached; with `"checks": run_dir` the child is the node's checker (`ensemble.executors.checker_main`),
@@ -18,12 +19,14 @@ server ends; its last message is `{"waited_s"}`, the CPU-seconds of all its work
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import gc
 import importlib
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -40,6 +43,7 @@ from ensemble.meter.memory import release_memory
 from pipelines.ipc import messages
 
 _ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # torch reads it when it is asked whether there are GPUs
+_NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED: what CUDA's library answers before `cuInit`
 PRELOADED = ("torch", "ensemble.store", "ensemble.train.worker")  # every worker needs them
 
 
@@ -166,19 +170,29 @@ def _preload() -> None:
         os.environ[_ASK_NVML] = usual
 
 
-def _work(descriptor: int, checks: str | None, executor: int) -> int:
-    """Be a worker: as this process, or as a new interpreter for a GPU if the fork server has loaded CUDA.
+def _has_begun_cuda() -> bool:
+    """Whether CUDA has begun in this process, so that no fork of it can use a GPU."""
+    found = re.search(r"/\S*/libcuda\.so\S*", Path("/proc/self/maps").read_text(encoding="utf-8"))
+    if found is None:
+        return False
+    count = getattr(ctypes.CDLL(found[0]), "cuDeviceGetCount", None)
+    return count is None or count(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED
+
+
+def _work(descriptor: int, checks: str | None, executor: int, has_begun_cuda: bool) -> int:
+    """Be a worker: as this process, or as a new interpreter for a GPU if the fork server has begun CUDA.
 
     Args:
         descriptor: of the socket.
         checks: the run directory, of a checker.
         executor: process id of the executor.
+        has_begun_cuda: of the fork server.
     """
     if checks is not None:
         from ensemble.executors import checker_main
 
         return checker_main.main(descriptor, executor, checks)
-    if os.environ["CUDA_VISIBLE_DEVICES"] and "/libcuda.so" in Path("/proc/self/maps").read_text(encoding="utf-8"):
+    if has_begun_cuda and os.environ["CUDA_VISIBLE_DEVICES"]:
         os.set_inheritable(descriptor, True)
         os.execv(sys.executable, make_worker_command(descriptor, executor))
     return worker_main.main(descriptor, executor)
@@ -197,11 +211,12 @@ def main(descriptor: int) -> int:
     control.set_inheritable(False)
     with _end_with_executor(control):
         _preload()
+    has_begun_cuda = _has_begun_cuda()
     gc.collect()
     release_memory()
     gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages
     worker = serve(control)
-    return 0 if worker is None else _work(*worker, executor)
+    return 0 if worker is None else _work(*worker, executor, has_begun_cuda)
 
 
 if __name__ == "__main__":

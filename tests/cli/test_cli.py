@@ -587,6 +587,13 @@ def test_without_a_gpu_the_demo_says_in_one_line_what_it_trains_on(caplog: pytes
     assert [record.getMessage() for record in caplog.records] == ["no node has a GPU: members train on the CPU"]
 
 
+@pytest.mark.parametrize("gpus", [0, 1, 2])
+def test_the_demo_fits_a_machine_whatever_its_gpus(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    check_fit(demo.spec(), [Node("here", 2.0, ("G",) * gpus, 8.0, "here")])
+
+
 def test_the_package_is_the_command_and_the_home_directory_is_found(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ensemble", "status", "~/absent"]
     environment = {**os.environ, "HOME": str(tmp_path)}

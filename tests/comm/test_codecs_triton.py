@@ -12,13 +12,14 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 CHILD = Path(__file__).with_name("codec_child.py")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_interpreted_kernels_write_the_bits_of_the_reference() -> None:
     sizes = ["1", "3", "127", "512", "1000", "5003"]
     done = subprocess.run(
         [sys.executable, str(CHILD), "cpu", "triton", *sizes],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,

@@ -104,7 +104,7 @@ def test_lars_for_all_tensors_at_once_is_lars_one_by_one_on_the_cpu() -> None:
     given = [(torch.randn(s), [torch.randn(s) for _ in range(3)]) for s in ((30, 20), (20,), (4, 3, 3, 3))]
     found = {}
     for device in ("cpu", "cuda:0"):
-        parameters = [torch.nn.Parameter(weight.to(device)) for weight, _ in given]
+        parameters = [torch.nn.Parameter(weight.to(device, copy=True)) for weight, _ in given]
         optimizer = LARS(parameters, lr=2.0, weight_decay=1e-3, nesterov=True)
         for step in range(3):
             for parameter, (_, grads) in zip(parameters, given, strict=True):
@@ -170,7 +170,6 @@ def test_two_gpus_are_one_over_nccl(tmp_path: Path) -> None:
 def test_a_rank_says_how_long_it_kept_the_gpu_busy_and_trains_to_the_same_bits(
     tmp_path: Path, own_loop: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ensemble.train.member
     from ensemble.train.gpu_busy import describe_gpu_busy
 
     def loop(member: Any) -> None:
@@ -185,7 +184,7 @@ def test_a_rank_says_how_long_it_kept_the_gpu_busy_and_trains_to_the_same_bits(
     digests = []
     for measured in (True, False):
         if not measured:
-            monkeypatch.setattr(ensemble.train.member, "open_gpu_busy", lambda device: None)
+            monkeypatch.setattr("ensemble.train.state.open_gpu_busy", lambda device: None)
         before = describe_gpu_busy().get("gpu_busy_s", 0.0)
         events: list[dict[str, Any]] = []
         began = time.perf_counter()

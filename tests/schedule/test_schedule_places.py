@@ -71,6 +71,10 @@ def test_a_refusal_names_the_largest_that_would_fit() -> None:
         "member-0 asks for 9 workers x 1 cpus; all 2 nodes together hold workers=6"
     )
     assert explain_unplaceable(identity(workers=6), nodes) is None
+    assert explain_unplaceable(identity(workers=2, gpus_per_worker=0.1), [node("one", gpus="G")]) == (
+        "member-0 asks for 2 workers x 1 cpus, 0.1 GPU on one node; the largest that would fit is workers=1 "
+        "on node one (4 cpus, 1 GPUs, 16.0 GiB); each worker of a member takes a GPU of its own"
+    )
     assert "cpus_per_worker=4 on node big" in (explain_unplaceable(identity(cpus_per_worker=5.0), nodes) or "")
     assert "memory_gb=16.0" in (explain_unplaceable(identity(memory_gb=17.0), nodes) or "")
 

@@ -15,6 +15,11 @@ _TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _CHUNK = 1 << 18  # values at a time where an intermediate result is needed: 1 MiB, which a core's cache holds
 
 
+def _split(values: Tensor) -> range:
+    """Where the parts begin. On a GPU all is one part: each would cost the launch of its kernels."""
+    return range(0, len(values), _CHUNK if values.device.type == "cpu" else len(values))
+
+
 class Cast(Codec):
     """Values in 16 bits. Rounded to the nearest, not at random: the bias is below 2^-11 (fp16), 2^-8 (bf16)."""
 
@@ -32,21 +37,22 @@ class Cast(Codec):
         if error is None and _is_even(wire):
             wire.view(self._dtype).copy_(values)
             return
-        for start in range(0, len(values), _CHUNK):
-            part = values[start : start + _CHUNK]
+        for begin in (parts := _split(values)):
+            part = values[begin : begin + parts.step]
             cast = part.to(self._dtype)
-            wire[2 * start : 2 * start + 2 * len(part)] = cast.view(torch.uint8)
+            wire[2 * begin : 2 * begin + 2 * len(part)] = cast.view(torch.uint8)
             if error is not None:
                 left = part - cast.float()
-                error[start : start + len(part)] = left.nan_to_num_(0.0, 0.0, 0.0)
+                error[begin : begin + len(part)] = left.nan_to_num_(0.0, 0.0, 0.0)
 
     def _decode(self, wire: Tensor, out: Tensor, add: bool) -> None:
         packed = (wire if _is_even(wire) else wire.clone()).view(self._dtype)
         if not add:
             out.copy_(packed)
             return
-        for start in range(0, len(out), _CHUNK):
-            out[start : start + _CHUNK] += packed[start : start + _CHUNK].float()
+        for begin in (parts := _split(out)):
+            end = begin + parts.step
+            out[begin:end] += packed[begin:end].float()
 
 
 def _is_even(wire: Tensor) -> bool:

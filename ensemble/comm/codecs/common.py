@@ -8,7 +8,8 @@ the other, if it is cut at multiples of the granularity.
 A group that holds a NaN or an infinity unpacks to at least one value that is not finite: the skipping of a step
 after an overflow depends on it. The error of such a group is 0, so that residuals stay finite.
 
-All forms of a codec (numba on the CPU, Triton on CUDA, plain torch anywhere) write the same bits.
+All forms of a codec (numba on the CPU, Triton on CUDA, plain torch anywhere) write the same bits, on every device,
+but for those of a NaN itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-_CHUNK = 1 << 20  # values at a time in plain torch: intermediate results are 8 bytes a value
+#: Values at a time in plain torch, whose intermediate results are 8 bytes a value. A GPU has the memory for more,
+#: and each chunk costs it the launches of its kernels.
+_CHUNK, _CHUNK_ON_GPU = 1 << 20, 1 << 23
 
 
 class Codec:
@@ -117,7 +120,8 @@ def split_into_blocks(n: int, wire: Tensor, group: int, size: int) -> Iterator[t
     Args:
         group: values of a group.  size: bytes of its wire.
     """
-    whole, stride = n - n % group, max(1, _CHUNK // group) * group
+    chunk = _CHUNK if wire.device.type == "cpu" else _CHUNK_ON_GPU
+    whole, stride = n - n % group, max(1, chunk // group) * group
     for start in range(0, whole, stride):
         end = min(whole, start + stride)
         yield start, end, wire[start // group * size : end // group * size].view(-1, size)

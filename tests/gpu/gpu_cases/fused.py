@@ -30,6 +30,11 @@ from gpu_cases.networks import MADE_UP
 from pipelines.ipc.child_processes import end_with_parent
 
 _LR = 1e-3
+#: Compiling takes its time, so what decides comes first; the LSTM's graph would be as long as its texts.
+_COMPILED = ("cnn", "resnet", "mlp")
+#: With torch 2.11 convolutions under autocast fail in an eager vmap of a gradient: "Expected grad_output to have
+#: type BFloat16 but got Float".
+_EAGER = ("mlp", "lstm")
 _START_S = 60.0  # for a process to have its network on the device
 _SAME = "stacked members learn as they do alone"
 _NO_TIME = "the time of the case was over"
@@ -57,9 +62,9 @@ def run(setting: Setting) -> Iterator[Row]:
                         f"{name}, {count} members: {way}",
                         functools.partial(_measure_processes, way, workers, name, count, seconds),
                     )
-    for way in ("vmap", "compiled vmap"):  # compiling takes its time: what says most comes first
+    for way, chosen in (("vmap", _EAGER), ("compiled vmap", setting.choose(_COMPILED, names[:1]))):
         for count in setting.choose((8, 32, 1), (2,)):
-            for name in names if setting.on_gpu or way == "vmap" else names[:1]:
+            for name in chosen:
                 what = f"{name}, {count} members: {way}"
                 if setting.on_gpu and time.monotonic() > until:
                     yield row(what, samples_per_s=None, reasons={"samples_per_s": _NO_TIME})
@@ -99,21 +104,25 @@ def _make_batch(setting: Setting, name: str) -> Batch:
     return {key: value.to(setting.device) for key, value in batch.items()}
 
 
-def _compute_loss(setting: Setting, call: Callable[[torch.Tensor], torch.Tensor], batch: Batch) -> torch.Tensor:
-    with torch.autocast(setting.device, torch.bfloat16, enabled=setting.on_gpu):
+def _compute_loss(
+    setting: Setting, call: Callable[[torch.Tensor], torch.Tensor], batch: Batch, exact: bool
+) -> torch.Tensor:
+    with torch.autocast(setting.device, torch.bfloat16, enabled=setting.on_gpu and not exact):
         outputs = call(batch["values"])
     return nn.functional.cross_entropy(outputs.float(), batch["label"])
 
 
-def _make_step(setting: Setting, name: str, seed: int) -> tuple[nn.Module, Callable[[], object]]:
-    """A network of a member by itself, and what takes one step with it."""
+def _make_step(
+    setting: Setting, name: str, seed: int, *, exact: bool = False
+) -> tuple[nn.Module, Callable[[], object]]:
+    """A network of a member by itself, and what takes one step with it, in fp32 if it is to be exact."""
     net, batch = _make_net(setting, name, seed), _make_batch(setting, name)
     params = list(net.parameters())
 
     def step() -> None:
         for each in params:
             each.grad = None
-        _compute_loss(setting, net, batch).backward()  # type: ignore[no-untyped-call]
+        _compute_loss(setting, net, batch, exact).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             torch._foreach_add_(params, [each.grad for each in params], alpha=-_LR)  # type: ignore[misc]
 
@@ -123,7 +132,9 @@ def _make_step(setting: Setting, name: str, seed: int) -> tuple[nn.Module, Calla
 class _Stacked:
     """Members with stacked weights, each tensor [members, ...]."""
 
-    def __init__(self, setting: Setting, name: str, count: int, compiled: bool) -> None:
+    def __init__(
+        self, setting: Setting, name: str, count: int, *, compiled: bool = False, exact: bool = False
+    ) -> None:
         nets, self._batch = [_make_net(setting, name, n) for n in range(count)], _make_batch(setting, name)
         parts = ([dict(net.named_parameters()) for net in nets], [dict(net.named_buffers()) for net in nets])
         self.params, self._buffers = (
@@ -136,7 +147,7 @@ class _Stacked:
             def call(values: torch.Tensor) -> torch.Tensor:
                 return functional_call(skeleton, (params, buffers), (values,))  # type: ignore[no-any-return]
 
-            return _compute_loss(setting, call, self._batch)
+            return _compute_loss(setting, call, self._batch, exact)
 
         grads: Any = torch.vmap(grad(loss))
         self._grads = torch.compile(grads) if compiled else grads
@@ -157,12 +168,13 @@ class _Stacked:
 
 
 def _compare(setting: Setting, name: str) -> Row:
-    stacked, errors = _Stacked(setting, name, 2, compiled=False), list[float]()
+    torch.backends.cudnn.allow_tf32 = False
+    stacked, errors = _Stacked(setting, name, 2, exact=True), list[float]()
     for _ in range(3):
         stacked.step()
     for member in range(2):
         start = dict(_make_net(setting, name, member).named_parameters())
-        net, step = _make_step(setting, name, member)
+        net, step = _make_step(setting, name, member, exact=True)
         for _ in range(3):
             step()
         with torch.no_grad():
@@ -170,10 +182,11 @@ def _compare(setting: Setting, name: str) -> Row:
             moved = sum(float((value - before).square().sum()) for value, before, _ in pairs)
             apart = sum(float((value - other).square().sum()) for value, _, other in pairs)
         errors.append((apart / moved) ** 0.5)
-    return check(f"{name}: {_SAME}", max(errors) < setting.choose(0.1, 1e-2), relative_error=max(errors))
+    return check(f"{name}: {_SAME}", max(errors) < 1e-2, relative_error=max(errors))
 
 
 def _measure_stacked(setting: Setting, what: str, name: str, count: int, seconds: float) -> Row:
+    torch.backends.cudnn.allow_tf32 = True
     torch.compiler.reset()
     begun = time.perf_counter()
     stacked = _Stacked(setting, name, count, compiled="compiled" in what)

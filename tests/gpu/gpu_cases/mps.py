@@ -23,7 +23,7 @@ def run(setting: Setting) -> Iterator[Row]:
         yield check("the service starts", starts)
         if not starts:  # members would take turns
             return
-    for members in setting.choose((4, 16), (2,)):
+    for members in setting.choose((16, 4), (2,)):
         yield attempt(f"{members} at once", functools.partial(_measure, setting, members))
     if not setting.on_gpu:
         raise Absent(f"the service is {NO_GPU}")
