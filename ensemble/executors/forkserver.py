@@ -4,9 +4,9 @@ It is run as `python -m ensemble.executors.forkserver N`. Importing torch and wh
 a process about two CPU-seconds and 300 MB. Here that is paid once a run; a worker is a copy of this process, ready
 in milliseconds, and shares the imported pages. Forking is safe because this process has one thread, and never
 begins CUDA, which does not survive a fork: torch is imported, not used, and whoever asks it for GPUs meanwhile is
-answered by NVML. A worker has the variables of its GPU before it asks CUDA for the first time. Some builds of torch
-load CUDA's library, which does no harm; if something has begun CUDA here all the same, workers that train on a GPU
-become new interpreters after the fork.
+answered by NVML. A worker has the variables of its GPU before it asks CUDA for the first time. Some builds of
+torch load CUDA's library, which does no harm; if something has begun CUDA here all the same, workers that train on
+a GPU become new interpreters after the fork.
 
 Requests arrive over the socket N (`SOCK_SEQPACKET`, JSON messages): `{"fork": n, "env", "log"}` with the worker's
 own socket attached; with `"checks": run_dir` the child is the node's checker (`ensemble.executors.checker_main`),

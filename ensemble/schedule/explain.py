@@ -38,7 +38,7 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
         if together:
             return f"{identity.member} {asked}; all {len(usable)} nodes together hold workers={together}"
     if workers:
-        why = "; each worker of a member takes a GPU of its own" if wants_gpu and identity.workers > workers else ""
+        why = "; each worker of a member takes a GPU of its own" if wants_gpu else ""
         return (
             f"{identity.member} {asked} on one node; the largest that would fit is workers={workers} "
             f"on {_describe_node(best)}{why}"
