@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ensemble.store import StoreError
 from ensemble.store.trust import check_ownership
+from pipelines.environment.processor import read_processor
 
 _FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 #: Of /proc/cpuinfo: what a compiler makes use of.
@@ -61,9 +62,6 @@ def remove_empty(run_dir: Path) -> None:
 @functools.cache
 def _name_processor() -> str:
     """A name of the processor's kind, 12 hexadecimal digits."""
-    try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-    except OSError:
-        first = ""
-    known = [platform.machine(), *(line for line in first.splitlines() if line.startswith(_OF_PROCESSOR))]
+    fields = read_processor()
+    known = [platform.machine(), *(f"{name}: {fields[name]}" for name in _OF_PROCESSOR if name in fields)]
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:12]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import platform
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from ensemble.comm.sparse_gradients import clip_gradients
 from ensemble.spec.identity import Precision
 from ensemble.train.job import Diverged, TrainingError
+from pipelines.environment.processor import has_fast_bf16
 
 #: Overflows in a row after which a member is given up: 65536 halved so often is 6e-8.
 MAX_SKIPPED_IN_A_ROW = 40
@@ -115,7 +115,7 @@ class MixedPrecision:
         dtype = _AUTOCAST.get(self.precision)
         if dtype is None or self._device.type != "cpu":
             return
-        if not has_bf16():
+        if not has_fast_bf16():
             warnings.warn(
                 f"precision={self.precision!r}: this processor has no AVX-512; convolutions and matrix "
                 "products take several times as long without it as in 'fp32'",
@@ -191,12 +191,6 @@ def step_schedule(schedule: Any, *, stepped: bool) -> None:
         # torch warns if the schedule steps before the optimizer, as when the first step was skipped
         warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
         schedule.step()
-
-
-def has_bf16() -> bool:
-    """Whether oneDNN has fast kernels for bf16 on this processor: of x86, those with AVX-512."""
-    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return not is_x86 or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
 @functools.cache

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import platform
 from importlib import metadata
-from pathlib import Path
+
+from pipelines.environment.processor import find_processor
 
 #: Libraries that compute values of samples.
 LIBRARIES = (
@@ -23,14 +24,3 @@ def describe_machine() -> str:
         with contextlib.suppress(metadata.PackageNotFoundError):
             known.append(f"{name} {metadata.version(name)}")
     return ", ".join(known)
-
-
-def find_processor() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )

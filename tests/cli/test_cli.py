@@ -31,6 +31,7 @@ from ensemble.combine import CombineError
 from ensemble.comm import CommunicatorError
 from ensemble.controller.starts import check_fit
 from ensemble.executors import ClusterLostError
+from ensemble.meter.power import Gpu
 from ensemble.schedule import Node
 from ensemble.spec import SpecError
 from ensemble.store import RunDir
@@ -589,8 +590,8 @@ def test_without_a_gpu_the_demo_says_in_one_line_what_it_trains_on(caplog: pytes
 
 @pytest.mark.parametrize("gpus", [0, 1, 2])
 def test_the_demo_fits_a_machine_whatever_its_gpus(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    found = [Gpu(f"GPU-{i}", "G", 80.0, parent=f"GPU-{i}") for i in range(gpus)]
+    monkeypatch.setattr(demo, "list_gpus", lambda: found)
     check_fit(demo.spec(), [Node("here", 2.0, ("G",) * gpus, 8.0, "here")])
 
 
