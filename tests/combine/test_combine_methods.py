@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -112,7 +114,15 @@ def test_temperature_stays_at_one_where_nothing_is_gained() -> None:
 
 def test_temperature_is_bounded_where_the_optimum_is_not() -> None:
     """All sure and wrong: the softer the better, without end."""
-    assert 19 < MATH.fit_calibration([[0.99, 0.01]] * 5, [1] * 5) <= 20
+    assert 19 < MATH.fit_calibration([[0.99, 0.01]] * 5000, [1] * 5000) <= 20
+
+
+def test_few_rows_change_the_temperature_little() -> None:
+    """Nine of ten sure rows right: a hundred such rows say that the pool is too sure, ten may be bad luck."""
+    few, many = (
+        MATH.fit_calibration([[0.999, 0.001]] * 10 * times, ([0] * 9 + [1]) * times) for times in (1, 100)
+    )
+    assert 1.3 < few < 2.5 < 3 < many < math.log(999) / math.log(9)
 
 
 def test_rows_that_are_all_right_leave_the_temperature_alone() -> None:

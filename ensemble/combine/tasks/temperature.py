@@ -18,21 +18,27 @@ from ensemble.combine.metrics import EPSILON, Array
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 """Bounds of T: beyond them a model is broken rather than badly calibrated."""
 
+PRIOR = 0.5
+"""Standard deviation of log T before any row is seen. In parts of the test NLL without a temperature, pools of 4
+small networks have 3.7 times it with the temperature of least NLL on wine (34 rows to fit it on), 1.14 on 300
+digits (75), 0.96 on breast cancer (107), but 1.02, 1.03 and 0.92 with the prior (means of 24 partitions)."""
+
 CHUNK = 2**20
 """Elements that are worked on at once: temporaries stay in the processor's cache."""
 
 
 def fit_temperature_of(logits: Array, target: Array) -> float:
-    """The temperature of least NLL on these rows [k, C], or 1.0 where none is better than 1.
+    """The most probable temperature for these rows [k, C], or 1.0 where none is better than 1.
 
-    It is 1.0, too, where all rows are right: then the NLL has no minimum, it falls as T does, and nothing but a
-    wrong row can tell how sure is too sure.
+    It has the least NLL, summed over the rows, plus (log T)² / (2 `PRIOR`²): of few rows the NLL says little, and
+    where nearly all are right it falls until the pool is far too sure. From some hundred rows on the second term
+    does not count. T is 1.0 where all rows are right: nothing but a wrong row can tell how sure is too sure.
 
-    The NLL is convex in 1/T (it is a log-sum-exp minus a linear term), hence unimodal in log T: a bounded
-    one-dimensional minimisation over log T finds the minimum.
+    The NLL is convex in 1/T (it is a log-sum-exp minus a linear term): a bounded one-dimensional minimisation over
+    log T finds the minimum.
 
-    With one parameter it hardly overfits; still, NLL and ECE on the rows it was fitted on are a little
-    optimistic, and more so when members or weights were chosen on the same rows.
+    NLL and ECE on the rows it was fitted on are a little optimistic, and more so when members or weights were
+    chosen on the same rows.
     """
     from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 
@@ -43,8 +49,9 @@ def fit_temperature_of(logits: Array, target: Array) -> float:
         return 1.0
 
     def loss(log_temperature: float) -> float:
-        beta = math.exp(-log_temperature)
-        return float(sum(_log_sum_exp(chunk * beta).sum() for chunk in chunks) / len(logits) - true * beta)
+        beta, prior = math.exp(-log_temperature), log_temperature**2 / (2 * PRIOR**2)
+        summed = sum(_log_sum_exp(chunk * beta).sum() for chunk in chunks)
+        return float((summed + prior) / len(logits) - true * beta)
 
     found = minimize_scalar(
         loss,
