@@ -126,6 +126,12 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
 }
 
 
+#: The figure of each task that says most of a whole predicted distribution, by which to judge a combination.
+JUDGED_BY = dict.fromkeys(("classification", "multilabel", "gaussian"), "nll") | {
+    "regression": "rmse",
+    "quantiles": "pinball",
+}
+
 #: The metric that ranks a run's members, and how: "max" or "min".
 Ranking = tuple[str, str | None]
 
@@ -171,6 +177,7 @@ class ModelComparison:
         figure: what it is.  value: of the combined model.  best: of the best member, None where not known.
         interval: of `value`, at 95 % (bootstrap); None where there is none.  best_interval: that of `best`.
         is_noise: whether the difference to the best member lies within its own interval; None where not known.
+        difference: interval of `value` less `best`, at 95 % (paired bootstrap); None where there is none.
     """
 
     figure: Figure
@@ -179,6 +186,7 @@ class ModelComparison:
     interval: tuple[float, float] | None
     is_noise: bool | None
     best_interval: tuple[float, float] | None = None
+    difference: tuple[float, float] | None = None
 
     @property
     def is_better(self) -> bool | None:
@@ -222,6 +230,7 @@ def compare(combined: Combined | None, ranking: Ranking | None = None) -> list[M
                 _find_interval(intervals, "ensemble", figure.name),
                 None if noise is None else figure.name in noise,
                 _find_interval(intervals, "best", figure.name),
+                _find_interval(intervals, "difference", figure.name),
             )
         )
     return comparisons

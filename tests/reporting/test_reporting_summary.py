@@ -53,7 +53,7 @@ def test_combined_stands_beside_the_best_and_the_mean_member(events: Any) -> Non
         ("best", "best member"),
         ("mean", "mean of"),
     ):
-        (line,) = [line for line in shown.splitlines() if words in line]
+        (line,) = [line for line in shown.splitlines() if line.startswith(words)]
         for name in ("accuracy", "nll", "ece"):
             assert f"{metrics[key][name]:.4f}" in line
     assert "on the test split" in shown

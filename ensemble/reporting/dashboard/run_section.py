@@ -13,6 +13,7 @@ from ensemble.reporting.model_figures import list_figures, read_task
 from ensemble.reporting.ranking import cost_origin, front_members, other_metrics, varied_parameters
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
+from ensemble.reporting.sections.quality import describe_benefit
 from ensemble.reporting.sections.time_to_solution import summarize
 from ensemble.reporting.sections.training import summarize_budget
 from ensemble.reporting.status import status_gpus
@@ -77,6 +78,7 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
         left_s: seconds left, where they can be told.
     """
     state, members = run.state, run.state.members.values()
+    ranking = (state.objective, state.direction)
     head = describe_head(directory, run)
     is_driven = state.ended is None and run.driver is None and state.started is not None
     found = {
@@ -94,6 +96,7 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
         "ended": None if state.ended is None else state.ended.t,
         "left_s": left_s if is_driven else None,
         "combined": None if state.combined is None else {name: getattr(state.combined, name) for name in COMBINED},
+        "benefit": dict(zip(("text", "tone"), describe_benefit(state.combined, ranking), strict=True)),
         "metrics": [state.objective, *other_metrics(state)],
         "figures": _name_figures(state),
         "params": list(dict.fromkeys(name for member in members for name in member.identity.get("params", {}))),

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.reporting import text
-from ensemble.reporting.model_figures import compare, describe_figure, list_figures, read_task
+from ensemble.reporting.model_figures import (
+    JUDGED_BY,
+    ModelComparison,
+    Ranking,
+    compare,
+    describe_figure,
+    list_figures,
+    read_task,
+)
 from ensemble.reporting.ranking import finite_or_none
 from ensemble.reporting.sections import Line, Table
 from ensemble.spec.splits import describe_overlap
@@ -108,16 +116,64 @@ def describe_figures(state: RunState) -> list[Line]:
     return [("combined", f"{figures}; on the {combined.measured_on}{alone}")]
 
 
+def describe_benefit(combined: Combined | None, ranking: Ranking) -> tuple[str, str]:
+    """Returns whether combining the members has helped, in a sentence, and its tone: "good", "bad" or "".
+
+    Judged by the figure that says most of the whole prediction (`JUDGED_BY`), with the paired 95 % interval of the
+    difference to the best member. The sentence is empty where nothing was combined, or nothing can be compared.
+    """
+    combined = combined or NOT_COMBINED
+    shown = compare(combined, ranking)
+    judged = JUDGED_BY.get(read_task(combined).kind, ranking[0])
+    each = next((each for each in shown if each.figure.name == judged), shown[0] if shown else None)
+    used = [member for member, weight in (combined.weights or {}).items() if weight > 0]
+    if each is None or each.best is None or each.figure.better not in ("higher", "lower") or not used:
+        return "", ""
+    of = len(combined.candidates or used)
+    chosen = f"{len(used)} of {text.count(of, 'member')} {'was' if len(used) == 1 else 'were'} chosen"
+    chosen = f"all {of} members were combined" if len(used) == of > 1 else chosen
+    if len(used) == 1:
+        return f"{chosen}: no gain from combining{_advise(combined)}", "bad" if of > 1 else ""
+    found = f"{chosen}: {each.figure.label} {_describe_gain(each)}"
+    if each.is_noise or each.is_better is None:
+        return f"{found}: no gain is shown{_advise(combined)}", ""
+    return found, each.tone
+
+
+def _describe_gain(each: ModelComparison) -> str:
+    """`0.0782 better than the best member (95 %: 0.0279 … 0.1268), beyond noise`."""
+    assert each.best is not None
+    sign = 1 if each.figure.better == "higher" else -1
+    gain, known = sign * (each.value - each.best), each.difference
+    bounds = sorted(sign * bound for bound in known) if known else None
+    if gain < 0:
+        bounds = sorted(-bound for bound in bounds) if bounds else None
+    interval = "" if bounds is None else f" (95 %: {text.interval((bounds[0], bounds[1]))})"
+    sure = {None: "", True: ", within noise", False: ", beyond noise"}[each.is_noise]
+    return f"{text.score(abs(gain))} {'worse' if gain < 0 else 'better'} than the best member{interval}{sure}"
+
+
+def _advise(combined: Combined) -> str:
+    """What to change where members are too alike."""
+    apart = finite_or_none((combined.uncertainty or {}).get("disagreement"))
+    if apart is None:
+        return "; members that differ more in architecture or data would add more"
+    return (
+        f"; two members name different classes for {100 * apart:.2g} % of the samples: vary architecture or data"
+    )
+
+
 def describe_quality(state: RunState) -> list[Line]:
-    """Returns why there is no combined model, or how sure it is: calibration, uncertainty, conformal sets, samples
-    that are shifted.
+    """Returns why there is no combined model, or whether it helps and how sure it is: calibration, uncertainty,
+    conformal sets, samples that are shifted.
     """
     combined = state.combined or NOT_COMBINED
     if combined.reason and not combined.members:
         return [("combined", f"none: {combined.reason}")]
+    benefit, _ = describe_benefit(combined, (state.objective, state.direction))
     reason = [f"by {combined.method}: {combined.reason}"] if combined.reason else []
     shared = [describe_overlap(row) for row in state.header.overlap or ()]
-    lines = [*reason, *shared, *_describe_calibration(combined), *_describe_decision(combined)]
+    lines = [benefit, *reason, *shared, *_describe_calibration(combined), *_describe_decision(combined)]
     lines += _describe_uncertainty(combined)
     for field in ("conformal", "shifted"):
         for name, figures in list_records(combined, field):

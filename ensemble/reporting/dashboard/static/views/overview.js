@@ -33,12 +33,13 @@ class Overview {
     this.legend = h("div", {});
     const progress = h("section", { class: "card progress", "aria-label": "Progress" },
       h("div", { class: "progress-head" }, this.percent, this.left, this.buttons), this.bar, this.legend);
+    this.benefit = h("p", { class: "benefit", hidden: true });
     this.tiles = new Tiles(page);
     this.facts = h("dl", { class: "facts" });
     this.limits = h("section", { class: "card rest", "aria-label": "What limits the run" }, h("h3", {}, "What limits the run"), this.facts);
     this.chart = new Chart({ title: "Best so far", width: "most", height: 210, pick: (id) => page.go("member", { member: id }) });
     this.notices = h("section", { class: "card", "aria-label": "Last notices" });
-    fill(root, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.chart.card.root, this.limits, this.notices));
+    fill(root, this.benefit, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.chart.card.root, this.limits, this.notices));
   }
 
   update(changed) {
@@ -47,8 +48,16 @@ class Overview {
     if (any("run", "clock", "members")) this.drawProgress(store);
     if (any("run", "quality")) this.drawTiles(store);
     if (any("run")) this.drawFacts(store);
+    if (any("run")) this.drawBenefit(store.run.benefit);
     if (any("curves", "run")) this.drawChart(store);
     if (any("notices")) this.drawNotices(store);
+  }
+
+  /** Whether combining the members has helped, in a sentence. */
+  drawBenefit({ text, tone }) {
+    setText(this.benefit, visible(text));
+    this.benefit.className = `benefit ${tone}`;
+    this.benefit.hidden = text === "";
   }
 
   drawProgress({ run }) {

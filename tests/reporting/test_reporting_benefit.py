@@ -1,0 +1,79 @@
+"""The sentence that says whether combining the members has helped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ensemble.events import Combined
+from ensemble.reporting.sections.quality import describe_benefit
+
+MEMBERS = [f"member-{i}" for i in range(6)]
+
+
+def combined(
+    value: float, best: float, difference: tuple[float, float], used: int = 3, name: str = "nll", **more: Any
+) -> Combined:
+    noise = [name] if difference[0] <= 0 <= difference[1] else []
+    return Combined(
+        method="greedy",
+        members=MEMBERS[:used],
+        split="test",
+        weights={member: float(i < used) for i, member in enumerate(MEMBERS)},
+        candidates=MEMBERS,
+        metrics={"ensemble": {name: value}, "best": {name: best}},
+        intervals={"difference": {name: list(difference)}},
+        noise=noise,
+        **{"task": {"kind": "classification"}, "uncertainty": {"disagreement": 0.021}, **more},
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence", "tone"),
+    [
+        (
+            combined(0.3, 0.341, (-0.06, -0.02)),
+            "3 of 6 members were chosen: NLL 0.0410 better than the best member (95 %: 0.0200 … 0.0600), "
+            "beyond noise",
+            "good",
+        ),
+        (
+            combined(0.35, 0.341, (0.004, 0.02)),
+            "3 of 6 members were chosen: NLL 0.0090 worse than the best member (95 %: 0.0040 … 0.0200), "
+            "beyond noise",
+            "bad",
+        ),
+        (
+            combined(0.335, 0.341, (-0.02, 0.01)),
+            "3 of 6 members were chosen: NLL 0.0060 better than the best member (95 %: −0.0100 … 0.0200), "
+            "within noise: no gain is shown; two members name different classes for 2.1 % of the samples: vary "
+            "architecture or data",
+            "",
+        ),
+        (
+            combined(0.341, 0.341, (0, 0), used=1),
+            "1 of 6 members was chosen: no gain from combining; two members name different classes for 2.1 % of "
+            "the samples: vary architecture or data",
+            "bad",
+        ),
+        (
+            combined(2.0, 2.5, (-0.7, -0.2), 6, "rmse", task={"kind": "regression"}, uncertainty=None),
+            "all 6 members were combined: RMSE 0.5000 better than the best member (95 %: 0.2000 … 0.7000)"
+            ", beyond noise",
+            "good",
+        ),
+        (
+            combined(0.9, 0.8, (0.05, 0.15), name="mine", task={"kind": "free"}, uncertainty=None),
+            "3 of 6 members were chosen: mine 0.1000 better than the best member (95 %: 0.0500 … 0.1500), "
+            "beyond noise",
+            "good",
+        ),
+        (Combined(method=None, members=[], split=None, reason="there is no validation split"), "", ""),
+        (None, "", ""),
+    ],
+    ids=["better", "worse", "within noise", "one alone", "regression", "of one's own", "not combined", "not yet"],
+)
+def test_a_sentence_says_whether_combining_has_helped(found: Combined | None, sentence: str, tone: str) -> None:
+    said, how = describe_benefit(found, ("mine", "max"))
+    assert (said.replace("-", "−"), how) == (sentence.replace("-", "−"), tone)
