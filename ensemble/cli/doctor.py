@@ -66,6 +66,7 @@ def examine(timeout_s: float = IMPORT_S, notify: Callable[[str], object] | None 
         ("GPUs", _gpus),
         ("power", _power),
         ("packages", _packages),
+        ("crops of JPEG files", _decoded_parts),
         ("collectives", lambda: _collectives(probe)),
     ]
     rows: list[Row] = []
@@ -226,6 +227,23 @@ def _packages() -> Iterator[Row]:
             yield _available(label, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield _unavailable(label, f"the package {package} is not installed: pip install {package}")
+
+
+def _decoded_parts() -> Iterator[Row]:
+    from pipelines.prepare.decoded_part import LIBRARY, load_library
+
+    what = "crops of JPEG files"
+    if load_library() is not None:
+        yield _available(what, "decoded in part")
+    elif LIBRARY.exists():
+        yield _unavailable(
+            what, "the package's libjpeg-turbo cannot be loaded, or decodes otherwise than simplejpeg"
+        )
+    else:
+        yield _unavailable(
+            what,
+            "files are decoded whole: a C compiler or libjpeg-turbo (libjpeg-dev) was absent at the installation",
+        )
 
 
 def _collectives(probe: _Probe) -> Iterator[Row]:

@@ -38,6 +38,7 @@ EXPECTED = {
     "/dev/shm",
     "file locks",
     "GPUs",
+    "crops of JPEG files",
     "MPS",
     "RAPL",
     "AMD energy driver",
