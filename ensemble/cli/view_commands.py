@@ -35,7 +35,7 @@ def status(options: argparse.Namespace) -> int:
     rows = reporting.status_rows(run)
     if options.json != "-":
         print_lines(options, reporting.status_head(run), *reporting.status_lines(run, rows, find_width()))
-        print_lines(options, *reporting.status_notes(run))
+        print_lines(options, *reporting.status_notes(run, find_width()))
     write_json(options, reporting.status_json(run, rows))
     if gone is not None:
         print(gone, file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -71,16 +72,15 @@ def status_head(run: RunProjection) -> str:
 
 
 def _list_failures(state: RunState, most: int = 10) -> list[str]:
-    """Why members failed, a line for each."""
-    failed = [member for member in state.members.values() if member.error]
-    lines: list[str] = []
-    said: dict[str | None, str] = {}
-    for member in failed[:most]:
-        when = "failed" if member.state == "failed" else "failed before"
-        first = said.setdefault(member.error, member.id)
-        error = member.error if first == member.id else f"as {first} did"
-        lines.append(f"{member.id}: {when} ({member.reason}): {error}")
-    return lines + ([f"and {len(failed) - most} more"] if len(failed) > most else [])
+    """Why members failed, a line for each cause, the most frequent first."""
+    causes: dict[str, list[str]] = {}
+    for member in state.members.values():
+        if member.error:
+            when = "failed" if member.state == "failed" else "failed before"
+            causes.setdefault(f"{when} ({member.reason}): {member.error}", []).append(member.id)
+    ordered = sorted(causes.items(), key=lambda cause: -len(cause[1]))
+    lines = [f"{text.names(members)}: {cause}" for cause, members in ordered[:most]]
+    return lines + ([f"and {text.count(len(ordered) - most, 'other cause')}"] if len(ordered) > most else [])
 
 
 def _list_early_stops(state: RunState, most: int = 10) -> list[str]:
@@ -103,14 +103,17 @@ def status_gpus(state: RunState) -> list[str]:
     return lines
 
 
-def status_notes(run: RunProjection) -> list[str]:
+def status_notes(run: RunProjection, width: int | None = None) -> list[str]:
     """Returns the lines below the table of members: failures, what members wait for, bottlenecks, models a minute,
     the figures of the combined model, energy.
+
+    Args:
+        width: columns of the terminal, at which they are wrapped; None: a line each.
     """
     state, ledger = run.state, run.ledger
     quality = [*describe_figures(state), *describe_quality(state)]
     has_energy = ledger.run.energy_j is not None or state.ended is not None
-    return [
+    notes = [
         *map(describe_hole, state.holes),
         *([ATTEMPTS] if any(member.attempts > 1 for member in state.members.values()) else []),
         *_list_failures(state),
@@ -124,6 +127,10 @@ def status_notes(run: RunProjection) -> list[str]:
         *([f"energy: {describe_energy(ledger)}"] if has_energy else []),
         *([FULL] if knows_full_joules(ledger) else []),
     ]
+    if width is None:
+        return notes
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return [part for note in notes for part in wrapper.wrap(note)]
 
 
 def status_rows(run: RunProjection) -> list[dict[str, Any]]:

@@ -60,6 +60,12 @@ def count(many: int, what: str) -> str:
     return f"{many} {what}" if many == 1 else f"{many} {what}s"
 
 
+def names(given: Sequence[str], most: int = 4) -> str:
+    """`member-0, member-1, member-2, member-3 and 5 more`."""
+    rest = f" and {len(given) - most} more" if len(given) > most else ""
+    return ", ".join(given[:most]) + rest
+
+
 def attempted(word: str, attempts: int) -> str:
     """A member's state, with the number of its attempts where there are several: `finished (2)`."""
     return f"{word} ({attempts})" if attempts > 1 else word

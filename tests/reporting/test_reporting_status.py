@@ -123,6 +123,24 @@ def test_the_head_tells_how_the_run_stands() -> None:
     assert "digits · finished, with failures ·" in status_head(project(runs.list_run()))
 
 
+def test_failures_of_one_cause_are_one_line_and_notes_keep_to_the_width() -> None:
+    events = runs.list_run(until=9.0)
+    names = [e["member"] for e in events if e["type"] == "member"][:6]
+    failed = {"v": 2, "t": 9.5, "type": "failed", "attempt": 1, "reason": "error", "retry": False}
+    events += [
+        failed | {"member": name, "error": "ValueError: the labels are of another kind"} for name in names[:5]
+    ]
+    events.append(failed | {"member": names[5], "error": "KeyError: 'image'"})
+    first, second = [line for line in status_notes(project(events)) if "failed (error)" in line]
+    assert (
+        first == f"{', '.join(names[:4])} and 1 more: failed (error): ValueError: the labels are of another kind"
+    )
+    assert second == f"{names[5]}: failed (error): KeyError: 'image'"
+    wrapped = status_notes(project(events), 60)
+    assert max(map(len, wrapped)) <= 60
+    assert " ".join(" ".join(wrapped).split()) == " ".join(" ".join(status_notes(project(events))).split())
+
+
 def test_a_node_that_cannot_be_used_is_named_until_it_can() -> None:
     why = {"detail": "No space left on device", "retry_s": 60.0}
     events = [*runs.list_run(until=9.0), {"v": 2, "t": 9.5, "type": "node_unusable", "node": "full", **why}]
