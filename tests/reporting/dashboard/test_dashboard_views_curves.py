@@ -37,6 +37,28 @@ def test_few_members_have_a_line_each_and_the_best_a_ring(tab: Any, open_page: O
     assert tab.locator(f"{VIEW} figure[data-metric=loss] [data-mark=training]").count() == len(drawn_members(tab))
 
 
+def test_a_member_that_diverged_flattens_no_other_and_is_marked_where_it_leaves(tab: Any, open_page: Open) -> None:
+    documents = make_documents(8)
+    curves = documents["curves"]["members"]
+    wild = next(name for name, curve in curves.items() if len(curve["epoch"]) > 1)
+    curves[wild]["values"]["loss"][1:] = [1e6] * (len(curves[wild]["epoch"]) - 1)
+    open_page(documents, "#curves")
+    loss, tick = f"{VIEW} figure[data-metric=loss]", tab.get_by_label("outliers")
+
+    def heights() -> dict[str, float]:
+        lines = tab.locator(f"{loss} .strong-marks g[data-mark=line], {loss} .strong-marks g[data-mark=best]")
+        found = lines.evaluate_all("all => all.map(each => [each.dataset.member, each.getBBox().height])")
+        return {name: height for name, height in found if name != wild}
+
+    marks = tab.locator(f"{loss} [data-mark=leaving]")
+    assert [mark.get_attribute("data-member") for mark in marks.all()] == [wild] and not tick.is_checked()
+    assert "Triangles" in tab.locator(f"{loss} figcaption").inner_text()
+    apart = max(heights().values())
+    tick.check()
+    assert marks.count() == 0 and max(heights().values()) < apart / 20, "the axis reaches a million"
+    assert tab.locator(f"{ACCURACY} [data-mark=leaving]").count() == 0
+
+
 def test_of_many_members_only_the_selected_and_the_best_are_strong(tab: Any, open_page: Open) -> None:
     documents = make_documents(60)
     names = [name for name, curve in documents["curves"]["members"].items() if curve["epoch"]]

@@ -12,6 +12,7 @@ import { Stage } from "./stage.js";
 const BOTTOM = 40;
 const TOP = 10;
 const RIGHT = 16;
+const MOST_LEAVING = 50; // lines that are marked where they leave the axis
 
 /**
  * A chart. `options`: `label` (accessible name), `height`, `onHover(id or null)`, `onPick(id)`, `onZoom(span or null)`,
@@ -102,6 +103,7 @@ export class LineChart extends Stage {
     const clip = svg("clipPath", { id: this.clipId() }, svg("rect", { x: left, y: 0, width: Math.max(0, right - left + 8), height: height - BOTTOM + 4 }));
     fill(this.marks, svg("defs", {}, clip),
       svg("g", { "clip-path": `url(#${this.clipId()})` }, this.drawBand(), strong.map((series) => this.drawLine(series)), this.hoverMark),
+      this.model.series.slice(-MOST_LEAVING).map((series) => this.drawLeaving(series)),
       this.box);
     this.showHovered();
   }
@@ -141,6 +143,16 @@ export class LineChart extends Stage {
         .map(([x, y]) => svg("circle", { cx: this.x.at(x).toFixed(1), cy: this.y.at(y).toFixed(1), r: 2.2, fill: colour })),
       series.best && last >= 0 && this.isDrawable(ys[last])
         && svg("circle", { class: "best-ring", cx: this.x.at(xs[last]), cy: this.y.at(ys[last]), r: 5.5, fill: "none", stroke: colour, "stroke-width": 2 }));
+  }
+
+  /** A triangle at the edge of the axis where a line leaves it for the first time; null: it does not. */
+  drawLeaving({ id, xs, ys, colour }) {
+    const [{ lo, hi }, { left, right }] = [this.model.y, this.area];
+    const at = ys.findIndex((y, i) => this.isDrawable(y) && (y < lo || y > hi) && this.x.at(xs[i]) >= left && this.x.at(xs[i]) <= right);
+    if (at < 0) return null;
+    const [x, up] = [this.x.at(xs[at]), ys[at] > hi ? 1 : -1];
+    const y = this.y.at(up > 0 ? hi : lo);
+    return svg("path", { "data-mark": "leaving", "data-member": id, fill: colour, d: `M${x - 5},${y + 8 * up}L${x},${y}L${x + 5},${y + 8 * up}Z` });
   }
 
   isDrawable(value) {

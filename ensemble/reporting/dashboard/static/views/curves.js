@@ -11,9 +11,10 @@ import { HIGHLIGHT, SERIES } from "../store.js";
 const OTHERS = { train_loss: "training loss", lr: "learning rate", samples_per_s: "samples/s" };
 const MANY = 100; // members from which on quartiles are drawn unless told otherwise
 const MOST_STRONG = 40; // selected members drawn one by one; more lie on the canvas in their colours
-const OUTLYING = 0.02; // share of values left outside at each end where outliers are left away
+const FENCE = 3; // interquartile ranges beyond the quartiles, outside of which a value is an outlier
+const FLAT = 4; // times the span without outliers, from which on the whole span shows nothing of the others
 const HEIGHT = 330;
-const settings = { metrics: null, axis: "epoch", log: false, weight: 0, quartiles: null, outliers: true, zoom: null };
+const settings = { metrics: null, axis: "epoch", log: false, weight: 0, quartiles: null, outliers: null, zoom: null };
 
 export const curvesView = {
   id: "curves",
@@ -54,12 +55,13 @@ class CurvesView {
     setText(shown, String(settings.weight));
     this.reset = h("button", { type: "button", class: "minor", hidden: true, onclick: () => this.set({ zoom: null }) }, "whole range");
     this.samples = h("div", { class: "slot" });
+    this.outliers = tick("outliers", true, (outliers) => this.set({ outliers }));
     fill(this.controls,
       this.samples,
       tick("log axis", settings.log, (log) => this.set({ log })),
       h("label", { class: "choice" }, h("span", {}, "smoothing"), slider, shown),
       tick("quartiles", settings.quartiles ?? this.store.members.size >= MANY, (quartiles) => this.set({ quartiles })),
-      tick("outliers", settings.outliers, (outliers) => this.set({ outliers })),
+      this.outliers,
       this.reset);
   }
 
@@ -195,7 +197,8 @@ class CurvesView {
       if (this.grid.children[i] !== root) this.grid.insertBefore(root, this.grid.children[i] ?? null);
     });
     const strong = this.strong(ids);
-    for (const metric of settings.metrics) this.drawPanel(metric, ids, strong);
+    const all = settings.metrics.map((metric) => this.drawPanel(metric, ids, strong));
+    this.outliers.querySelector("input").checked = !all.includes(false);
   }
 
   makePanel(metric) {
@@ -227,13 +230,14 @@ class CurvesView {
     box.read(absent ?? this.reading(metric, lines, front, quartiles));
     if (absent !== null || box.asTable) {
       box.update();
-      return;
+      return null;
     }
     const whole = settings.axis === "epoch";
     const kind = { epoch: "whole", samples: "number" }[settings.axis] ?? "time";
     const [lo, hi] = settings.zoom ?? [whole ? range.x[0] : Math.min(0, range.x[0]), Math.max(range.x[1], range.x[0] + (whole ? 1 : 1e-6))];
-    const span = settings.outliers ? range.y : inner(series, range.y, settings.log);
-    const [low, high] = limits(span, settings.log);
+    const most = inner(series, range.y, settings.log);
+    const shown = settings.outliers ?? length(range.y, settings.log) <= FLAT * length(most, settings.log);
+    const [low, high] = limits(shown ? range.y : most, settings.log);
     chart.draw({
       series,
       band: quartiles ? band(lines, bandPositions(lines)) : [],
@@ -242,6 +246,8 @@ class CurvesView {
       paleness: lines.length <= 30 ? 0.5 : store.selection.size || quartiles ? 0.22 : 0.5,
       zoomed: settings.zoom !== null,
     });
+    if (!shown) box.read(`${this.reading(metric, lines, front, quartiles)} Triangles: lines that leave the axis; "outliers" shows them whole.`);
+    return shown;
   }
 
   line(id, metric, strong) {
@@ -299,10 +305,18 @@ class CurvesView {
   }
 }
 
-/** The span of most values: a share of them at each end lies outside. */
+/** The span of all values but outliers; quartiles tell them, so that a few members that diverged do not count. */
 function inner(series, whole, log) {
   const values = series.flatMap(({ ys }) => ys).filter((value) => value !== null && value !== undefined && (!log || value > 0));
-  if (values.length < 50) return whole;
-  const sorted = Float64Array.from(values).sort();
-  return [quantile(sorted, OUTLYING), quantile(sorted, 1 - OUTLYING)];
+  if (values.length < 8) return whole;
+  const sorted = Float64Array.from(log ? values.map(Math.log) : values).sort();
+  const [lower, upper] = [quantile(sorted, 0.25), quantile(sorted, 0.75)];
+  const reach = FENCE * (upper - lower);
+  const kept = sorted.filter((value) => value >= lower - reach && value <= upper + reach);
+  return [kept[0], kept.at(-1)].map((value) => (log ? Math.exp(value) : value));
+}
+
+/** How long a span is on its axis; never 0. */
+function length([lo, hi], log) {
+  return Math.max(log ? Math.log(hi / lo) : hi - lo, Number.MIN_VALUE);
 }
