@@ -175,8 +175,11 @@ def _has_begun_cuda() -> bool:
     found = re.search(r"/\S*/libcuda\.so\S*", Path("/proc/self/maps").read_text(encoding="utf-8"))
     if found is None:
         return False
-    count = getattr(ctypes.CDLL(found[0]), "cuDeviceGetCount", None)
-    return count is None or count(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED
+    try:
+        count = ctypes.CDLL(found[0]).cuDeviceGetCount
+    except (AttributeError, OSError):  # it was replaced on the disk, or is another library of that name
+        return True
+    return int(count(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED
 
 
 def _work(descriptor: int, checks: str | None, executor: int, has_begun_cuda: bool) -> int:
