@@ -198,7 +198,7 @@ def measure(study: Study, arguments: Sequence[str], report: Report) -> Finished:
 
 def describe_machine() -> str:
     """The cores that this process may use, the processor, and torch's version."""
-    from pipelines.verification.machine import find_processor
+    from pipelines.environment.processor import find_processor
 
     cores = f"{len(os.sched_getaffinity(0))} cores of {find_processor()}"
     return f"{cores}, {platform.system()}, torch {metadata.version('torch')}"
