@@ -1,4 +1,4 @@
-"""Stages that decode image files."""
+"""Stages that decode image files, or make them smaller."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pipelines.stages._sample import (
     check_size,
     get_value,
     load_jpeg_decoder,
+    load_jpeg_encoder,
     load_opencv,
     to_chw,
 )
@@ -57,6 +58,36 @@ class DecodeImage(Transform):
         if _is_jpeg(data):
             return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, None, self.max_pixels)}
         return {**sample, self.field: _decode_other(self.field, data, self.mode, self.max_pixels)}
+
+
+@known_as("pipelines.stages.shrink_jpeg")
+@dataclass(frozen=True)
+class ShrinkJpeg(Transform):
+    """See `shrink_jpeg`."""
+
+    field: str
+    shorter: int
+    quality: int
+    max_pixels: int = MAX_PIXELS
+
+    def __call__(self, sample: Sample) -> Sample:
+        data = _get_bytes(sample, self.field)
+        if not _is_jpeg(data):
+            return sample
+        try:
+            rows, columns, space, _ = load_jpeg_decoder()[0](data)
+        except ValueError as error:
+            raise PipelineError(f"field {self.field!r}: cannot decode JPEG: {error}") from error
+        if min(rows, columns) <= self.shorter:
+            return sample
+        mode, subsampling = ("GRAY", "444") if space.upper() == "GRAY" else ("RGB", "420")
+        image = _decode_jpeg(self.field, data, mode, (self.shorter, self.shorter), self.max_pixels)
+        factor = self.shorter / min(rows, columns)
+        size = (max(1, round(columns * factor)), max(1, round(rows * factor)))
+        cv2 = load_opencv()
+        small = cv2.resize(image.transpose(1, 2, 0), size, interpolation=cv2.INTER_AREA)
+        pixels = small.reshape(*small.shape[:2], -1)
+        return {**sample, self.field: bytes(load_jpeg_encoder()(pixels, self.quality, mode, subsampling))}
 
 
 def decode_jpeg(
@@ -106,6 +137,34 @@ def decode_image(field: str, mode: str = "RGB", max_pixels: int = MAX_PIXELS) ->
         PipelineError: an argument is invalid.
     """
     return DecodeImage(field, _check_mode("decode_image", mode), _check_max_pixels("decode_image", max_pixels))
+
+
+def shrink_jpeg(field: str, shorter: int, quality: int = 90, max_pixels: int = MAX_PIXELS) -> ShrinkJpeg:
+    """Makes a JPEG file of a smaller image: bytes to bytes, to be decoded by the next stage.
+
+    What a cache keeps of a pipeline with this stage is its result (`Feeder(cache=)`). It is encoded with 4:2:0
+    chroma, grey files as grey. Files whose shorter side is not longer than `shorter`, and files of other formats,
+    stay as they are. Labels in pixels (boxes, masks) do not follow. A sample fails if a file that is to be made
+    smaller is damaged or truncated.
+
+    Args:
+        field: holds the bytes.
+        shorter: pixels of the shorter side of the result, which keeps the aspect ratio.
+        quality: of the JPEG, 1 to 100.
+        max_pixels: largest height x width of an image, checked in its header before it is decoded.
+
+    Raises:
+        PipelineError: an argument is invalid.
+
+    Examples:
+        >>> pipe = pipe.map(shrink_jpeg("image", 256)).map(stages.decode_jpeg("image"))
+    """
+    return ShrinkJpeg(
+        field,
+        check_integer("shrink_jpeg: shorter", shorter, 1),
+        check_integer("shrink_jpeg: quality", quality, 1, 100),
+        _check_max_pixels("shrink_jpeg", max_pixels),
+    )
 
 
 def _check_max_pixels(stage: str, max_pixels: int) -> int:

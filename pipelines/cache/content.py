@@ -1,0 +1,115 @@
+"""What a cache keeps of a pipeline: up to which stage, in which size, and how many bytes that will be."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+from pipelines.cache import codec, file
+from pipelines.description import PipelineDescription
+from pipelines.errors import PipelineError, SampleError
+from pipelines.prepare.draw_watch import find_own_generators
+from pipelines.prepare.global_generators import preserve_states
+from pipelines.prepare.inference import prepare_first_sample
+from pipelines.prepare.sample_maker import SampleMaker
+from pipelines.prepare.torch_threads import limit_torch_threads
+from pipelines.stages._decode import DecodeImage, DecodeJpeg, ShrinkJpeg
+from pipelines.stages._joint import TvTransform
+
+Format = Literal["jpeg", "raw"]
+FORMATS = ("jpeg", "raw")
+_PROBES = 128
+_QUALITY = 90
+
+
+def shrink_images(pipeline: PipelineDescription, shorter: int) -> Any:
+    """Returns the pipeline with `stages.shrink_jpeg` before the stage that decodes, for a cache of smaller images.
+
+    Its samples are other ones, and so is its fingerprint. A pipeline that has the stage already is returned as it is.
+
+    Args:
+        shorter: pixels of the shorter side of what is decoded.
+
+    Raises:
+        PipelineError: it is not clear which images to make smaller, or labels may lie in them.
+        SampleError: the first record cannot be read.
+    """
+    still = pipeline.stages[: count_still_stages(pipeline)]
+    decoders = [i for i, stage in enumerate(still) if type(stage.call) in (DecodeJpeg, DecodeImage)]
+    if len(decoders) != 1:
+        what = "no stage decode_jpeg or decode_image" if not decoders else f"{len(decoders)} stages that decode"
+        raise PipelineError(f"of images of {shorter} pixels: the pipeline has {what} before its first random stage")
+    joint = next((stage for stage in pipeline.stages if isinstance(stage.call, TvTransform)), None)
+    if joint is not None:
+        raise PipelineError(
+            f"of images of {shorter} pixels: boxes and masks, of which {joint.name} takes care, would not follow; "
+            "map a transform before it that resizes all of them"
+        )
+    decoder: Any = still[decoders[0]].call
+    known = next((stage.call for stage in still if isinstance(stage.call, ShrinkJpeg)), None)
+    if known is not None:
+        if (known.field, known.shorter) != (decoder.field, shorter):
+            raise PipelineError(f"of images of {shorter} pixels: the pipeline has {known!r} already")
+        return pipeline
+    field = still[decoders[0]].field
+    return pipeline.insert(decoders[0], ShrinkJpeg(decoder.field, shorter, _QUALITY, decoder.max_pixels), field=field)
+
+
+def count_still_stages(pipeline: PipelineDescription) -> int:
+    """Counts the stages before the first random one."""
+    return next((i for i, stage in enumerate(pipeline.stages) if stage.random), len(pipeline.stages))
+
+
+def count_cached_stages(pipeline: PipelineDescription, form: Format | None = None) -> int:
+    """Counts the leading stages to apply to a sample before it is cached: those before the first random stage.
+
+    Fewer if a sample cannot be encoded there; a warning says so.
+
+    Args:
+        form: of images that `stages.shrink_jpeg` makes smaller: "jpeg", the default, keeps what it makes, "raw"
+            what the stages after it make.
+
+    Raises:
+        PipelineError: there is no such stage.
+    """
+    still = count_still_stages(pipeline)
+    if not still:
+        what = f"its first stage, {pipeline.stages[0].name}, is random" if pipeline.stages else "it has no stages"
+        raise PipelineError(f"the cache has nothing to keep of this pipeline: {what}")
+    shrunk = [i + 1 for i in range(still) if isinstance(pipeline.stages[i].call, ShrinkJpeg)]
+    if form is not None and not shrunk:
+        raise PipelineError(
+            f"cache_format={form!r} is for images that stages.shrink_jpeg makes smaller, and the pipeline has no "
+            "such stage before its first random one"
+        )
+    if shrunk and form != "raw":
+        still = shrunk[-1]
+    reasons: list[str] = []
+    for stages in range(still, 0, -1):
+        said = codec.encode(0, prepare_first_sample(pipeline, stages))
+        if not isinstance(said, str):
+            if reasons:
+                warnings.warn(
+                    f"kept are samples up to {pipeline.stages[stages - 1].name}: {reasons[0]}", stacklevel=5
+                )
+            return stages
+        reasons.append(f"after {pipeline.stages[stages - 1].name} {said}, which cannot be kept")
+    raise PipelineError(f"the cache has nothing to keep of this pipeline: {reasons[0]}")
+
+
+def estimate_bytes(pipeline: PipelineDescription, stages: int) -> int:
+    """Bytes of a cache of all samples after the first `stages` stages, from some that are prepared for it.
+
+    They are evenly spread over the source; those that cannot be prepared are left out.
+    """
+    n = len(pipeline.source)
+    maker, sizes, probes = SampleMaker(pipeline), [], min(n, _PROBES)
+    with limit_torch_threads(), preserve_states(own=find_own_generators(pipeline)):
+        for index in ((2 * number + 1) * n // (2 * probes) for number in range(probes)):
+            try:
+                encoded = codec.encode(index, maker.make(index, 0, last=stages))
+            except SampleError:
+                continue
+            sizes.append(0 if isinstance(encoded, str) else sum(memoryview(each).nbytes for each in encoded))
+    pipeline.source.forget()
+    return file.records_offset(n) + (n * sum(sizes) // len(sizes) if sizes else 0)
