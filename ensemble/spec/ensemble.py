@@ -109,11 +109,11 @@ class Ensemble(MemberPipelines):
         capacity: samples in the feeder's ring; None chooses.
         cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that
             later epochs do not decode; None keeps nothing.
-        cache_size: pixels to which the shorter side of the training images is reduced before they are kept; smaller
-            ones stay as they are. Members train with other samples then. `train` must decode JPEG files by a stage of
-            ours; see `stages.shrink_jpeg`.
-        cache_format: what is kept of images with `cache_size`: "jpeg" (quality 90; each epoch decodes it), or "raw",
-            which takes less CPU time and about nine times the space. The samples are the same.
+        cache_size: pixels to which the shorter side of training images is reduced before they are kept; smaller
+            ones stay as they are. The samples are other ones then, whoever prepares them: `train` gets a stage
+            `shrink_jpeg` before that which decodes.
+        cache_format: what is kept of images with `cache_size`: "jpeg" (of quality 90, decoded each epoch), or
+            "raw", which takes less CPU time and about nine times the space. The samples are the same.
         cache_bytes: largest size of a feeder's cache; None is a quarter of the free memory, or `cache_dir_bytes`.
         cache_dir: with cache="disk", a local directory; a later run reuses its content.
         cache_dir_bytes: largest size of all caches in it: the least recently used that no process has open are
@@ -321,7 +321,9 @@ class Ensemble(MemberPipelines):
             if getattr(self, name) is not None and self.cache is None:
                 raise SpecError(f"Ensemble.{name} is given without a cache: give cache='memory' or 'disk' too")
         if self.cache_size is not None and self.sharing == "independent":
-            raise SpecError("Ensemble.cache_size is for shared pipelines: with sharing='independent' nothing is kept")
+            raise SpecError(
+                "Ensemble.cache_size is for shared pipelines: with sharing='independent' nothing is kept"
+            )
         if self.cache_format is not None and self.cache_size is None:
             raise SpecError("Ensemble.cache_format is of images that cache_size= makes smaller: give that too")
         if (self.cache == "disk") != (self.cache_dir is not None):

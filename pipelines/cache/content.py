@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pipelines.cache import codec, file
 from pipelines.description import PipelineDescription
@@ -13,32 +13,36 @@ from pipelines.prepare.global_generators import preserve_states
 from pipelines.prepare.inference import prepare_first_sample
 from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.torch_threads import limit_torch_threads
-from pipelines.stages._decode import DecodeImage, DecodeJpeg, ShrinkJpeg
+from pipelines.stages._decode import DecodeImage, DecodeJpeg, ShrinkJpeg, get_image_bytes, is_jpeg
 from pipelines.stages._joint import TvTransform
+from pipelines.stages._sample import get_value
 
 Format = Literal["jpeg", "raw"]
 FORMATS = ("jpeg", "raw")
+Described = TypeVar("Described", bound=PipelineDescription)
 _PROBES = 128
 _QUALITY = 90
 
 
-def shrink_images(pipeline: PipelineDescription, shorter: int) -> Any:
+def shrink_images(pipeline: Described, shorter: int) -> Described:
     """Returns the pipeline with `stages.shrink_jpeg` before the stage that decodes, for a cache of smaller images.
 
-    Its samples are other ones, and so is its fingerprint. A pipeline that has the stage already is returned as it is.
+    Its samples are other ones, and so is its fingerprint. A pipeline that has the stage already is returned.
 
     Args:
         shorter: pixels of the shorter side of what is decoded.
 
     Raises:
         PipelineError: it is not clear which images to make smaller, or labels may lie in them.
-        SampleError: the first record cannot be read.
+        SampleError: the first record cannot be prepared.
     """
     still = pipeline.stages[: count_still_stages(pipeline)]
     decoders = [i for i, stage in enumerate(still) if type(stage.call) in (DecodeJpeg, DecodeImage)]
     if len(decoders) != 1:
         what = "no stage decode_jpeg or decode_image" if not decoders else f"{len(decoders)} stages that decode"
-        raise PipelineError(f"of images of {shorter} pixels: the pipeline has {what} before its first random stage")
+        raise PipelineError(
+            f"of images of {shorter} pixels: the pipeline has {what} before its first random stage"
+        )
     joint = next((stage for stage in pipeline.stages if isinstance(stage.call, TvTransform)), None)
     if joint is not None:
         raise PipelineError(
@@ -52,7 +56,16 @@ def shrink_images(pipeline: PipelineDescription, shorter: int) -> Any:
             raise PipelineError(f"of images of {shorter} pixels: the pipeline has {known!r} already")
         return pipeline
     field = still[decoders[0]].field
-    return pipeline.insert(decoders[0], ShrinkJpeg(decoder.field, shorter, _QUALITY, decoder.max_pixels), field=field)
+    first = prepare_first_sample(pipeline, decoders[0])
+    data = get_image_bytes(first if field is None else get_value(first, field), decoder.field)
+    if not is_jpeg(data):
+        raise PipelineError(
+            f"of images of {shorter} pixels: the first one is no JPEG file; to keep other formats smaller, decode "
+            f"them and map stages.resize({decoder.field!r}, shorter={shorter}) before the first random stage"
+        )
+    return pipeline.insert(
+        decoders[0], ShrinkJpeg(decoder.field, shorter, _QUALITY, decoder.max_pixels), field=field
+    )
 
 
 def count_still_stages(pipeline: PipelineDescription) -> int:

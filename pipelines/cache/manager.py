@@ -79,7 +79,7 @@ class CacheManager:
         self._folder: CacheFolder | None = None
         if where == "memory":
             free = available_bytes()
-            self.limit = free // 4 if limit is None else limit
+            self.limit = find_limit(where, limit)
             if self.limit > free:
                 raise PipelineError(
                     f"cache_bytes asks for {self.limit / 2**20:.0f} MiB of memory, {free / 2**20:.0f} MiB are free"
@@ -189,8 +189,8 @@ class CacheManager:
         if (expected := self._estimate_bytes()) is not None and expected > self.limit:
             warnings.warn(
                 f"the cache has room for about {self.limit / expected:.0%} of the samples: all need about "
-                f"{expected / 2**20:.0f} MiB, and its limit is {self.limit / 2**20:.0f} MiB; the others are prepared "
-                "each epoch",
+                f"{expected / 2**20:.0f} MiB, its limit is {self.limit / 2**20:.0f} MiB; the others are prepared "
+                "in each epoch",
                 stacklevel=2,
             )
 
@@ -253,9 +253,24 @@ def open_cache(
         return None
 
 
-def check_options(
-    where: Any, limit: Any, directory: Any, directory_limit: Any = None, form: Any = None
-) -> None:
+def find_limit(
+    where: Where,
+    limit: int | None,
+    directory: str | os.PathLike[str] | None = None,
+    directory_limit: int | None = None,
+) -> int:
+    """The largest size of a cache in bytes, now; of one on disk also before its directory exists."""
+    if where == "memory":
+        return available_bytes() // 4 if limit is None else limit
+    assert directory is not None
+    path = os.path.abspath(os.path.expanduser(os.fspath(directory)))
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    room = CacheFolder(path, directory_limit).limit
+    return room if limit is None else min(limit, room)
+
+
+def check_options(where: Any, limit: Any, directory: Any, directory_limit: Any = None, form: Any = None) -> None:
     """Checks the options of a cache.
 
     Raises:
