@@ -41,27 +41,28 @@ def shrink_images(pipeline: Described, shorter: int) -> Described:
     if len(decoders) != 1:
         what = "no stage decode_jpeg or decode_image" if not decoders else f"{len(decoders)} stages that decode"
         raise PipelineError(
-            f"of images of {shorter} pixels: the pipeline has {what} before its first random stage"
+            f"there are no images to make smaller: the pipeline has {what} before its first random stage"
         )
-    joint = next((stage for stage in pipeline.stages if isinstance(stage.call, TvTransform)), None)
-    if joint is not None:
+    joint = [stage.call for stage in pipeline.stages if isinstance(stage.call, TvTransform)]
+    if any(call.masks or call.boxes or call.keypoints for call in joint):
         raise PipelineError(
-            f"of images of {shorter} pixels: boxes and masks, of which {joint.name} takes care, would not follow; "
-            "map a transform before it that resizes all of them"
+            "images cannot be made smaller alone, their boxes, masks or keypoints would not follow: map a "
+            "tv_transform that resizes all of them before the first random stage"
         )
     decoder: Any = still[decoders[0]].call
     known = next((stage.call for stage in still if isinstance(stage.call, ShrinkJpeg)), None)
     if known is not None:
         if (known.field, known.shorter) != (decoder.field, shorter):
-            raise PipelineError(f"of images of {shorter} pixels: the pipeline has {known!r} already")
+            raise PipelineError(f"the pipeline makes images smaller already, by {known!r}")
         return pipeline
     field = still[decoders[0]].field
     first = prepare_first_sample(pipeline, decoders[0])
     data = get_image_bytes(first if field is None else get_value(first, field), decoder.field)
     if not is_jpeg(data):
         raise PipelineError(
-            f"of images of {shorter} pixels: the first one is no JPEG file; to keep other formats smaller, decode "
-            f"them and map stages.resize({decoder.field!r}, shorter={shorter}) before the first random stage"
+            "the first image is no JPEG file; to keep images of other formats smaller, map "
+            f"stages.resize({decoder.field!r}, shorter={shorter}) between {still[decoders[0]].name} and the first "
+            "random stage"
         )
     return pipeline.insert(
         decoders[0], ShrinkJpeg(decoder.field, shorter, _QUALITY, decoder.max_pixels), field=field

@@ -100,7 +100,9 @@ def test_a_decoder_after_the_cache_decodes_what_the_crop_keeps() -> None:
         assert list(find_decoded_parts(pipeline.stages)) == [2]
 
 
-def test_size_is_part_of_the_fingerprint_and_format_is_not(tmp_path: Path) -> None:
+def test_size_is_part_of_the_fingerprint_and_format_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named = Pipeline(sources.arrays(image=np.zeros((4, 3), np.uint8)), seed=4)
     stage = stages.shrink_jpeg
     stems = [named.map(each) for each in (stage("image", 64), stage("image", 65), stage("image", 64, quality=80))]
@@ -116,6 +118,12 @@ def test_size_is_part_of_the_fingerprint_and_format_is_not(tmp_path: Path) -> No
         with Feeder(pipeline, cache="disk", cache_dir=tmp_path, cache_format=form) as feeder:  # type: ignore[arg-type]
             assert reading(pipeline, feeder, epochs=1) == reading(pipeline, epochs=1)
         assert feeder.stats()["cache"]["hits"] == hits, "no cache of another size or format is read"
+    other = tmp_path / "libraries" / "simplejpeg-0.0.1.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Name: simplejpeg\nVersion: 0.0.1\n")
+    monkeypatch.syspath_prepend(other.parent)
+    with Feeder(small(), cache="disk", cache_dir=tmp_path) as feeder:
+        assert feeder.stats()["cache"]["samples"] == 0, "nor of another version of the library"
 
 
 def test_damage_on_disk_is_noticed_and_prepared_again(tmp_path: Path) -> None:
@@ -164,7 +172,6 @@ def png(image: Any) -> bytes:
 
 
 PNG = [png(np.zeros((80, 80, 3), np.uint8))]
-TWICE = whole().map(stages.decode_jpeg("other"))
 
 
 @pytest.mark.parametrize(
@@ -176,9 +183,12 @@ TWICE = whole().map(stages.decode_jpeg("other"))
             Pipeline(data()).map(stages.decode_jpeg("image")).map(stages.decode_image("mask")),
             "has 2 stages that decode",
         ),
-        (whole().map(stages.tv_transform(abs, images="image", boxes="boxes")), "boxes and masks"),
-        (small(shorter=48), "the pipeline has .*shorter=48.* already"),
-        (whole(PNG, stages.decode_image("image")), "the first one is no JPEG file.*shorter=64"),
+        (
+            whole().map(stages.tv_transform(abs, images="image", boxes="boxes")),
+            "boxes, masks or keypoints would not follow",
+        ),
+        (small(shorter=48), "smaller already, by .*shorter=48"),
+        (whole(PNG, stages.decode_image("image")), "the first image is no JPEG file.*shorter=64"),
     ],
 )
 def test_what_cannot_be_made_smaller_is_refused(pipeline: Pipeline, said: str) -> None:

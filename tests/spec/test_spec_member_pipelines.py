@@ -42,7 +42,7 @@ def nothing(params: dict[str, Any]) -> Any:
         (
             of_length,
             {"members": [{"n": 4}], "cache": "memory", "cache_size": 64},
-            "Ensemble.cache_size=64: .* no stage decode_jpeg or decode_image before its first random stage",
+            "Ensemble.cache_size=64: there are no images to make smaller: .* no stage decode_jpeg",
         ),
         (
             of_length,
