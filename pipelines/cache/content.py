@@ -14,6 +14,7 @@ from pipelines.prepare.inference import prepare_first_sample
 from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.prepare.torch_threads import limit_torch_threads
 from pipelines.stages._decode import DecodeImage, DecodeJpeg, ShrinkJpeg, get_image_bytes, is_jpeg
+from pipelines.stages._geometry import Crop, Resize
 from pipelines.stages._joint import TvTransform
 from pipelines.stages._sample import get_value
 
@@ -55,6 +56,13 @@ def shrink_images(pipeline: Described, shorter: int) -> Described:
         if (known.field, known.shorter) != (decoder.field, shorter):
             raise PipelineError(f"the pipeline makes images smaller already, by {known!r}")
         return pipeline
+    for stage in pipeline.stages:
+        size = _find_size(stage.call)
+        if size > shorter:
+            raise PipelineError(
+                f"{stage.name} makes images of {size} pixels, for which those of {shorter} would be enlarged: "
+                f"keep {size} at least"
+            )
     field = still[decoders[0]].field
     first = prepare_first_sample(pipeline, decoders[0])
     data = get_image_bytes(first if field is None else get_value(first, field), decoder.field)
@@ -67,6 +75,12 @@ def shrink_images(pipeline: Described, shorter: int) -> Described:
     return pipeline.insert(
         decoders[0], ShrinkJpeg(decoder.field, shorter, _QUALITY, decoder.max_pixels), field=field
     )
+
+
+def _find_size(call: Any) -> int:
+    """Pixels of the longer side of what a stage makes of an image, of the shorter if it keeps the ratio."""
+    size = getattr(call, "size", None) or (getattr(call, "shorter", 0),)
+    return max(size) if isinstance(call, Crop | Resize) else 0
 
 
 def count_still_stages(pipeline: PipelineDescription) -> int:

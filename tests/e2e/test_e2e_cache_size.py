@@ -15,7 +15,7 @@ from ensemble.store import StoreError
 
 @pytest.mark.more
 def test_a_run_that_is_resumed_ends_as_members_alone_do_and_refuses_another_size(tmp_path: Path) -> None:
-    kept: dict[str, Any] = {"cache": "disk", "cache_dir": str(tmp_path / "cache"), "cache_size": 12}
+    kept: dict[str, Any] = {"cache": "disk", "cache_dir": str(tmp_path / "cache"), "cache_size": 16}
     alone = trained(tmp_path / "alone", declared(**kept, epochs=EPOCHS + 1), "inline")
     assert alone != trained(tmp_path / "whole", declared(epochs=EPOCHS + 1), "inline")
     run_dir = tmp_path / "run"
@@ -27,11 +27,11 @@ def test_a_run_that_is_resumed_ends_as_members_alone_do_and_refuses_another_size
     again = of_kind(run_dir, "feeder")[-1]["cache"]
     assert again["samples"] == SAMPLES == again["hits"], "of the first run"
     with pytest.raises(StoreError, match=r"data|fingerprint"):
-        ensemble.submit(declared(**{**kept, "cache_size": 14}, epochs=EPOCHS + 1), run_dir, executor="local")
+        ensemble.submit(declared(**{**kept, "cache_size": 17}, epochs=EPOCHS + 1), run_dir, executor="local")
 
 
 def test_a_dry_run_says_what_a_cache_needs(tmp_path: Path) -> None:
-    kept: dict[str, Any] = {"cache": "disk", "cache_dir": str(tmp_path / "cache"), "cache_size": 12}
+    kept: dict[str, Any] = {"cache": "disk", "cache_dir": str(tmp_path / "cache"), "cache_size": 16}
     small = ensemble.dry_run(declared(**kept), tmp_path / "run", executor="local")
     cache = small.pipeline["cache"]
     assert cache["stages"] == ["ShrinkJpeg"] and cache["limit"] > 2**20 and not (tmp_path / "cache").exists()

@@ -187,6 +187,10 @@ PNG = [png(np.zeros((80, 80, 3), np.uint8))]
             whole().map(stages.tv_transform(abs, images="image", boxes="boxes")),
             "boxes, masks or keypoints would not follow",
         ),
+        (
+            whole().map(stages.resize("image", (8, 80))),
+            "Resize makes images of 80 pixels, for which those of 64 would be enlarged",
+        ),
         (small(shorter=48), "smaller already, by .*shorter=48"),
         (whole(PNG, stages.decode_image("image")), "the first image is no JPEG file.*shorter=64"),
     ],
