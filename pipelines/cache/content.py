@@ -57,7 +57,7 @@ def shrink_images(pipeline: Described, shorter: int) -> Described:
             raise PipelineError(f"the pipeline makes images smaller already, by {known!r}")
         return pipeline
     for stage in pipeline.stages:
-        size = _find_size(stage.call)
+        size = _find_size(stage.call, decoder.field)
         if size > shorter:
             raise PipelineError(
                 f"{stage.name} makes images of {size} pixels, for which those of {shorter} would be enlarged: "
@@ -77,10 +77,10 @@ def shrink_images(pipeline: Described, shorter: int) -> Described:
     )
 
 
-def _find_size(call: Any) -> int:
-    """Pixels of the longer side of what a stage makes of an image, of the shorter if it keeps the ratio."""
+def _find_size(call: Any, field: str) -> int:
+    """Pixels of the longer side of what a stage makes of an image, of the shorter if it keeps the ratio; else 0."""
     size = getattr(call, "size", None) or (getattr(call, "shorter", 0),)
-    return max(size) if isinstance(call, Crop | Resize) else 0
+    return max(size) if isinstance(call, Crop | Resize) and call.field == field else 0
 
 
 def count_still_stages(pipeline: PipelineDescription) -> int:
