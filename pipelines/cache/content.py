@@ -78,7 +78,7 @@ def shrink_images(pipeline: Described, shorter: int) -> Described:
 
 
 def _find_size(call: Any, field: str) -> int:
-    """Pixels of the longer side of what a stage makes of an image, of the shorter if it keeps the ratio; else 0."""
+    """Pixels of the longer side of what a stage makes of a field, of the shorter if it keeps the ratio; or 0."""
     size = getattr(call, "size", None) or (getattr(call, "shorter", 0),)
     return max(size) if isinstance(call, Crop | Resize) and call.field == field else 0
 
