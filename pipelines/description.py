@@ -119,6 +119,19 @@ class PipelineDescription(ABC):
         longer._declared = declare_fields(fields, has_slots=bool(find_slots(longer.stages))) if fields else None
         return longer
 
+    def insert(self, position: int, call: Callable[..., Any], *, field: str | None = None) -> Self:
+        """Returns the pipeline with one more stage before the stage at `position`; see `map`.
+
+        The fields after the last stage have to stay the same.
+        """
+        longer = self._copy()
+        stage = make_stage(call, field, None, None)
+        longer.stages = (*self.stages[:position], stage, *self.stages[position:])
+        changed = _derive_tokens(self._tokens[position:], stage.description.digest)
+        longer._tokens = (*self._tokens[: position + 1], *changed)
+        longer.poison_records = PoisonRecords()
+        return longer
+
     def check_skipped(self, skipped: int, n: int, indices: Sequence[int]) -> None:
         """Check how many records of an epoch were left out so far.
 
@@ -195,10 +208,7 @@ class PipelineDescription(ABC):
         other = self._copy()
         other.source = source
         numbering = hashlib.sha256(repr((field, tuple(names))).encode("utf-8", "surrogatepass")).hexdigest()
-        # The same tokens for every copy: pipelines that share stages go on to share them.
-        other._tokens = tuple(
-            hashlib.sha256(f"{token} {numbering}".encode()).hexdigest()[:32] for token in self._tokens
-        )
+        other._tokens = _derive_tokens(self._tokens, numbering)
         other.id = None if self.id is None else f"{self.id}, classes {numbering}"
         return other
 
@@ -387,3 +397,8 @@ class PipelineDescription(ABC):
         ordered.shuffle = False
         ordered._inferred = self._inferred
         return ordered
+
+
+def _derive_tokens(tokens: Sequence[str], change: str) -> tuple[str, ...]:
+    """Tokens after a change, the same for every copy: pipelines that share stages go on to share them."""
+    return tuple(hashlib.sha256(f"{token} {change}".encode()).hexdigest()[:32] for token in tokens)

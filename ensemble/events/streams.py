@@ -12,7 +12,7 @@ class Feeder(Event):
         fullness: `ring`: share of the ring that is full, `workers`: share of the workers that are busy,
             `link`: the same of the link between nodes, `waiting`: share of the time in which
             some consumer waited, `full`: in which the ring had no room for another block.
-        cache: `samples`, `bytes`, `limit`, `hits`, `wrong`.
+        cache: `samples`, `bytes`, `limit`, `hits`, `wrong`, `expected_bytes` (of all samples, estimated).
         group: `generation`, `nodes`, `design`, `preparers`, `link_bps`, `sent_bytes`, `received`,
             `lost_groups`, `pid`.
     """

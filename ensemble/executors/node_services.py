@@ -236,6 +236,7 @@ class NodeServices:
             cache_bytes=ensemble.cache_bytes,
             cache_dir=ensemble.cache_dir,
             cache_dir_bytes=ensemble.cache_dir_bytes,
+            cache_format=ensemble.cache_format,
             peers=peers,
             design="auto" if peers is None else ensemble.sharing,
             address=make_feeder_address(self.directory, cohort),

@@ -112,4 +112,21 @@ def describe_pipelines(ensemble: Ensemble, identities: Sequence[Identity], unsha
         "own": [{"members": members, "stages": list(stages)} for stages, members in own.items() if stages],
         "fingerprint": first.fingerprint if len(set(pipelines.values())) == 1 else None,
         "why_unsure": next((why for each in pipelines.values() if (why := each.why_unsure)), None),
+        "cache": None if ensemble.cache is None or unshared is not None else _describe_cache(ensemble),
+    }
+
+
+def _describe_cache(ensemble: Ensemble) -> dict[str, Any]:
+    """What the feeders' caches keep, and how many bytes that takes; some samples are prepared for it."""
+    from pipelines.cache.content import count_cached_stages, estimate_bytes
+    from pipelines.cache.manager import find_limit
+
+    assert ensemble.cache is not None
+    pipeline, options = ensemble.stream, (ensemble.cache_bytes, ensemble.cache_dir, ensemble.cache_dir_bytes)
+    stages = count_cached_stages(pipeline, ensemble.cache_format)
+    return {
+        "where": ensemble.cache,
+        "stages": [stage.name for stage in pipeline.stages[:stages]],
+        "expected_bytes": estimate_bytes(pipeline, stages),
+        "limit": find_limit(ensemble.cache, *options),
     }

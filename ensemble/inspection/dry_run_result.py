@@ -33,7 +33,8 @@ class DryRun:
             label), `None` where the data have no integer target.
         pipeline: `shared` (stages that are prepared once for all), `unshared` (why nothing is, or None), `own` (by
             group of members that do more: their further stages), `fingerprint`, `why_unsure`, `prepare_s`
-            (CPU-seconds a sample, measured).
+            (CPU-seconds a sample, measured), `cache` (None, or `where`, the `stages` after which samples are kept,
+            `expected_bytes` of all samples, estimated from some that were prepared, and the `limit` now).
         members: a row for each group of members of one architecture and one set of options: `members` (names),
             `params` (of the first), `varied` (other hyperparameters in the group), `workers`, `parameters`,
             `checkpoint_bytes`, `batch_size`, `steps` (of an epoch), `epochs`, `evaluations` (batches of splits
@@ -113,6 +114,11 @@ def _data(found: DryRun, width: int | None) -> Iterator[str]:
     yield f"fingerprint of the data: {sure}"
     if pipeline["prepare_s"] is not None:
         yield f"preparation: {1e3 * pipeline['prepare_s']:.3g} ms of CPU time a sample, measured"
+    if (cache := pipeline["cache"]) is not None:
+        share = min(1.0, cache["limit"] / cache["expected_bytes"])
+        room = f"of at most {text.memory(cache['limit'])} now" if share == 1 else f"room for {share:.0%} of them"
+        where, last = "on disk" if cache["where"] == "disk" else "in memory", cache["stages"][-1]
+        yield f"cache {where}: samples after {last}, {text.memory(cache['expected_bytes'])} estimated, {room}"
 
 
 def _members(found: DryRun, width: int | None) -> Iterator[str]:

@@ -109,6 +109,11 @@ class Ensemble(MemberPipelines):
         capacity: samples in the feeder's ring; None chooses.
         cache: "memory" or "disk": the feeders keep samples as they are before the first random stage, so that
             later epochs do not decode; None keeps nothing.
+        cache_size: pixels to which the shorter side of training images is reduced before they are kept; smaller
+            ones stay as they are. The samples are other ones then, whoever prepares them: `train` gets a stage
+            `shrink_jpeg` before that which decodes.
+        cache_format: what is kept of images with `cache_size`: "jpeg" (of quality 90, decoded each epoch), or
+            "raw", which takes less CPU time and about nine times the space. The samples are the same.
         cache_bytes: largest size of a feeder's cache; None is a quarter of the free memory, or `cache_dir_bytes`.
         cache_dir: with cache="disk", a local directory; a later run reuses its content.
         cache_dir_bytes: largest size of all caches in it: the least recently used that no process has open are
@@ -197,6 +202,8 @@ class Ensemble(MemberPipelines):
     prep_workers: int = 1
     capacity: int | None = None
     cache: Literal["memory", "disk"] | None = None
+    cache_size: int | None = None
+    cache_format: Literal["jpeg", "raw"] | None = None
     cache_bytes: int | None = None
     cache_dir: str | None = None
     cache_dir_bytes: int | None = None
@@ -258,6 +265,8 @@ class Ensemble(MemberPipelines):
 
     def _compare_splits(self) -> None:
         self._number_classes()
+        if not callable(self.train):
+            object.__setattr__(self, "train", self._shrink(self.train))
         if self.test is None or self.allow_overlap:
             return
         for row in self.list_overlaps():
@@ -308,8 +317,15 @@ class Ensemble(MemberPipelines):
         task = as_task("Recipe.task", getattr(self.recipe, "task", None))
         if self.thresholds is not None and task is not None and task.kind not in LABELS:
             raise SpecError(f"Ensemble.thresholds are of classes and labels; the task is {task.kind}")
-        if self.cache_bytes is not None and self.cache is None:
-            raise SpecError("Ensemble.cache_bytes is given without a cache: give cache='memory' or 'disk' too")
+        for name in ("cache_bytes", "cache_size"):
+            if getattr(self, name) is not None and self.cache is None:
+                raise SpecError(f"Ensemble.{name} is given without a cache: give cache='memory' or 'disk' too")
+        if self.cache_size is not None and self.sharing == "independent":
+            raise SpecError(
+                "Ensemble.cache_size is for shared pipelines: with sharing='independent' nothing is kept"
+            )
+        if self.cache_format is not None and self.cache_size is None:
+            raise SpecError("Ensemble.cache_format is of images that cache_size= makes smaller: give that too")
         if (self.cache == "disk") != (self.cache_dir is not None):
             raise SpecError("Ensemble.cache_dir is needed with cache='disk', and only with that")
         if self.cache_dir_bytes is not None and self.cache_dir is None:

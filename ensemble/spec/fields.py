@@ -53,7 +53,7 @@ def _check_combine(where: str, value: Any) -> None:
 ENSEMBLE_FIELDS = {
     **MEMBER_FIELDS,
     **dict.fromkeys(("prep_workers", "checkpoint_every"), count(1)),
-    **dict.fromkeys(("capacity", "cache_bytes", "cache_dir_bytes"), count(None)),
+    **dict.fromkeys(("capacity", "cache_bytes", "cache_dir_bytes", "cache_size"), count(None)),
     **dict.fromkeys(
         ("allow_overlap", "calibrate", "drop_last", "elastic", "keep_data", "mps", "out_of_fold"), flag(False)
     ),
@@ -67,6 +67,7 @@ ENSEMBLE_FIELDS = {
     "coverage": number(0.9, above=True, below=1),
     "thresholds": one_of("f1", "f1_macro", "balanced_accuracy"),
     "cache": one_of("memory", "disk"),
+    "cache_format": one_of("jpeg", "raw"),
     "stall_policy": one_of("wait", "detach"),
     "devices": one_of("auto", "cpu", "cuda"),
     "sharing": one_of("auto", "node", "single", "multi", "all", "independent"),

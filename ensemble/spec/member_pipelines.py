@@ -56,6 +56,7 @@ class MemberPipelines:
     members: Sequence[Any] | None
     seed: int
     out_of_fold: bool
+    cache_size: int | None
 
     @property
     def target(self) -> str:
@@ -175,7 +176,25 @@ class MemberPipelines:
     def pipeline(self, params: Mapping[str, Any]) -> Pipeline:
         """The training pipeline of a member with these hyperparameters."""
         pipeline = make_pipeline(self.train, params)
-        return self._number(pipeline) if callable(self.train) and self.classes else pipeline
+        if not callable(self.train):
+            return pipeline
+        return self._shrink(self._number(pipeline) if self.classes else pipeline)
+
+    def _shrink(self, train: Pipeline) -> Pipeline:
+        """A training pipeline whose images are as large as `cache_size` says.
+
+        Raises:
+            SpecError: it does not decode JPEG files before its first random stage.
+        """
+        from pipelines import PipelineError
+        from pipelines.cache.content import shrink_images
+
+        if self.cache_size is None:
+            return train
+        try:
+            return shrink_images(train, self.cache_size)
+        except PipelineError as error:
+            raise SpecError(f"Ensemble.cache_size={self.cache_size}: {error}") from error
 
     def _distinct_pipelines(self) -> list[Pipeline]:
         """The members' pipelines without repetitions; of a search, those of a few points of its space."""

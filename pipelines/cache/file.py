@@ -66,12 +66,13 @@ class Cache:
 
     Attributes:
         hits, added, wrong: number of samples read from the cache, added to it, and that failed their digest.
+        added_bytes: of those that were added.
     """
 
     def __init__(self, fd: int, n: int, stages: int, limit: int, room: Room | None = None) -> None:
         self.stages = stages
-        self.hits = self.added = self.wrong = 0
-        self._flushed = (0, 0, 0)
+        self.hits = self.added = self.wrong = self.added_bytes = 0
+        self._flushed = (0, 0, 0, 0)
         self._fd = fd
         self._n = n
         self._limit = limit
@@ -120,17 +121,18 @@ class Cache:
         os.pwrite(self._fd, _WORD.pack(self._next), _index_offset(index))
         self._next += size
         self.added += 1
+        self.added_bytes += size
 
     def _stop_adding(self, why: str) -> None:
         self._too_large = 0
         self._next = self._end
         warnings.warn(f"nothing is added to the cache any more: {why}", stacklevel=4)
 
-    def flush_counts(self) -> tuple[int, int, int] | None:
-        """`hits`, `added` and `wrong` since the last call; None where there were none."""
-        now = self.hits, self.added, self.wrong
+    def flush_counts(self) -> tuple[int, ...] | None:
+        """`hits`, `added`, `wrong` and `added_bytes` since the last call; None where there were none."""
+        now = self.hits, self.added, self.wrong, self.added_bytes
         before, self._flushed = self._flushed, now
-        return None if now == before else (now[0] - before[0], now[1] - before[1], now[2] - before[2])
+        return None if now == before else tuple(n - b for n, b in zip(now, before, strict=True))
 
     def find_missing(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Returns those of these indices, int64 [n], whose samples are not cached."""

@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pipelines.cache import codec, file
+from pipelines.cache import file
+from pipelines.cache.content import FORMATS, Format, count_cached_stages
 from pipelines.cache.folder import LIMIT, CacheFolder, open_directory
 from pipelines.cache.reopened import find_difference
 from pipelines.checks import check_path
@@ -20,7 +21,6 @@ from pipelines.description import PipelineDescription
 from pipelines.environment.machine_limits import available_bytes
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import SCHEME
-from pipelines.prepare.inference import prepare_first_sample
 from pipelines.verification.machine import describe_machine
 from pipelines.verification.reader import Finding
 
@@ -29,6 +29,7 @@ Where = Literal["memory", "disk"]
 #: Parts of a pipeline that change nothing of a cached sample.
 _NOT_CACHED = ("seed", "shuffle", "sampling", "on_error")
 
+_KNOWN = 32  # samples from which the size of all is told
 _MAX_TEXT = 400  # bytes of each text in the header, which has 2048 in all
 
 
@@ -47,6 +48,7 @@ class CacheManager:
         directory: of the files, for `"disk"`.
         directory_limit: largest size of all caches in the directory (`CacheFolder`).
         owner: closes the cache when it is closed itself.
+        form: see `count_cached_stages`.
 
     Attributes:
         fd: descriptor of the file.
@@ -66,17 +68,18 @@ class CacheManager:
         directory: str | os.PathLike[str] | None = None,
         directory_limit: int | None = None,
         owner: contextlib.ExitStack | None = None,
+        form: Format | None = None,
     ) -> None:
-        check_options(where, limit, directory, directory_limit)
+        check_options(where, limit, directory, directory_limit, form)
         self.difference: Finding | None = None
-        self.stages = count_cached_stages(pipeline)
+        self.stages = count_cached_stages(pipeline, form)
         self._n = len(pipeline.source)
         least = file.records_offset(self._n)
         self.fd, self._used = -1, -1
         self._folder: CacheFolder | None = None
         if where == "memory":
             free = available_bytes()
-            self.limit = free // 4 if limit is None else limit
+            self.limit = find_limit(where, limit)
             if self.limit > free:
                 raise PipelineError(
                     f"cache_bytes asks for {self.limit / 2**20:.0f} MiB of memory, {free / 2**20:.0f} MiB are free"
@@ -111,9 +114,11 @@ class CacheManager:
                 )
             raise PipelineError(f"cache_bytes must be above {least} for {self._n} samples, got {self.limit}")
         found = 0 if where == "memory" else file.count_samples(self.fd, self._n)
-        self._counts = {"hits": 0, "added": found, "wrong": 0}
+        found_bytes = file.count_used_bytes(self.fd) - least
+        self._counts = {"hits": 0, "added": found, "wrong": 0, "added_bytes": found_bytes}
+        self._is_room_known = False
         self._lock = threading.Lock()
-        self._last: dict[str, int] | None = None
+        self._last: dict[str, int | None] | None = None
         if owner is not None:
             owner.callback(self.close)
 
@@ -174,27 +179,45 @@ class CacheManager:
                 os.close(fd)
         self.fd = self._used = -1
 
-    def add_counts(self, hits: int, added: int, wrong: int) -> None:
-        """Adds the counts that a worker reports."""
-        for name, count in (("hits", hits), ("added", added), ("wrong", wrong)):
+    def add_counts(self, *counts: int) -> None:
+        """Adds the counts that a worker reports (`file.Cache.flush_counts`)."""
+        for name, count in zip(self._counts, counts, strict=True):
             self._counts[name] += count
+        if self._is_room_known or self._counts["added"] < min(_KNOWN, self._n):
+            return
+        self._is_room_known = True
+        if (expected := self._estimate_bytes()) is not None and expected > self.limit:
+            warnings.warn(
+                f"the cache has room for about {self.limit / expected:.0%} of the samples: all need about "
+                f"{expected / 2**20:.0f} MiB, its limit is {self.limit / 2**20:.0f} MiB; the others are prepared "
+                "in each epoch",
+                stacklevel=2,
+            )
+
+    def _estimate_bytes(self) -> int | None:
+        """Bytes of all samples, from those that were added so far; None where there are none."""
+        added, size = self._counts["added"], self._counts["added_bytes"]
+        return file.records_offset(self._n) + self._n * size // added if added else None
 
     def worker_arguments(self) -> dict[str, Any]:
         """Returns the arguments of `file.Cache`, except the descriptor, and those of its folder, for a worker."""
         folder = None if self._folder is None else [self._folder.path, self._folder.limit]
         return {"n": self._n, "stages": self.stages, "limit": self.limit, "folder": folder}
 
-    def stats(self) -> dict[str, int]:
-        """Counts: `samples` cached, `bytes` in use of the `limit`, `hits`, and `wrong` ones (damaged records)."""
+    def stats(self) -> dict[str, int | None]:
+        """Counts: `samples` cached, `bytes` in use of the `limit`, `hits`, and `wrong` ones (damaged records).
+
+        `expected_bytes` is the size with all samples, estimated from those that are kept; None before the first.
+        """
         with self._lock:
             return dict(self._last) if self._last is not None else self._read_stats()
 
-    def _read_stats(self) -> dict[str, int]:
+    def _read_stats(self) -> dict[str, int | None]:
         counts = self._counts
         samples = max(0, counts["added"] - counts["wrong"])
         return {
             "samples": samples, "bytes": file.count_used_bytes(self.fd), "limit": self.limit,
-            "hits": counts["hits"], "wrong": counts["wrong"],
+            "hits": counts["hits"], "wrong": counts["wrong"], "expected_bytes": self._estimate_bytes(),
         }  # fmt: skip
 
     def close(self) -> None:
@@ -214,6 +237,7 @@ def open_cache(
     directory: str | os.PathLike[str] | None,
     directory_limit: int | None,
     owner: contextlib.ExitStack,
+    form: Format | None = None,
 ) -> CacheManager | None:
     """Opens the cache of a feeder; None without one, also where the disk has no room for it, which a warning says.
 
@@ -223,23 +247,43 @@ def open_cache(
     if where is None:
         return None
     try:
-        return CacheManager(pipeline, where, limit, directory, directory_limit, owner)
+        return CacheManager(pipeline, where, limit, directory, directory_limit, owner, form)
     except NoRoom as error:
         warnings.warn(f"the feeder goes on without a cache: {error}", stacklevel=3)
         return None
 
 
-def check_options(where: Any, limit: Any, directory: Any, directory_limit: Any = None) -> None:
+def find_limit(
+    where: Where,
+    limit: int | None,
+    directory: str | os.PathLike[str] | None = None,
+    directory_limit: int | None = None,
+) -> int:
+    """The largest size of a cache in bytes, now; of one on disk also before its directory exists."""
+    if where == "memory":
+        return available_bytes() // 4 if limit is None else limit
+    assert directory is not None
+    path = os.path.abspath(os.path.expanduser(os.fspath(directory)))
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    room = CacheFolder(path, directory_limit).limit
+    return room if limit is None else min(limit, room)
+
+
+def check_options(where: Any, limit: Any, directory: Any, directory_limit: Any = None, form: Any = None) -> None:
     """Checks the options of a cache.
 
     Raises:
         PipelineError: an option is invalid; says what is valid.
     """
-    if where is None and (limit, directory) != (None, None):
-        name = "cache_bytes" if directory is None else "cache_dir"
+    if where is None and (limit, directory, form) != (None, None, None):
+        given = {"cache_bytes": limit, "cache_dir": directory, "cache_format": form}
+        name = next(name for name in ("cache_dir", "cache_bytes", "cache_format") if given[name] is not None)
         raise PipelineError(f"{name}= is for a feeder that keeps samples: give cache='memory' or cache='disk' too")
     if where not in (None, "memory", "disk"):
         raise PipelineError(f"cache must be 'memory', 'disk' or None, got {where!r}")
+    if form not in (None, *FORMATS):
+        raise PipelineError(f"cache_format must be 'jpeg', 'raw' or None, got {form!r}")
     for name, value in (("cache_bytes", limit), ("cache_dir_bytes", directory_limit)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise PipelineError(f"{name} must be a positive integer, got {value!r}")
@@ -253,31 +297,6 @@ def check_options(where: Any, limit: Any, directory: Any, directory_limit: Any =
         )
     if directory is not None:
         check_path("cache_dir", directory)
-
-
-def count_cached_stages(pipeline: PipelineDescription) -> int:
-    """Counts the leading stages to apply to a sample before it is cached: those before the first random stage.
-
-    Fewer if a sample cannot be encoded there; a warning says so.
-
-    Raises:
-        PipelineError: there is no such stage.
-    """
-    still = next((i for i, stage in enumerate(pipeline.stages) if stage.random), len(pipeline.stages))
-    if not still:
-        what = f"its first stage, {pipeline.stages[0].name}, is random" if pipeline.stages else "it has no stages"
-        raise PipelineError(f"the cache has nothing to keep of this pipeline: {what}")
-    reasons: list[str] = []
-    for stages in range(still, 0, -1):
-        said = codec.encode(0, prepare_first_sample(pipeline, stages))
-        if not isinstance(said, str):
-            if reasons:
-                warnings.warn(
-                    f"kept are samples up to {pipeline.stages[stages - 1].name}: {reasons[0]}", stacklevel=5
-                )
-            return stages
-        reasons.append(f"after {pipeline.stages[stages - 1].name} {said}, which cannot be kept")
-    raise PipelineError(f"the cache has nothing to keep of this pipeline: {reasons[0]}")
 
 
 def _open_earlier(own: str, n: int, key: str) -> int | None:

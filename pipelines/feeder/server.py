@@ -81,6 +81,8 @@ class Feeder:
             memory, or `cache_dir_bytes`.
         cache_dir: for `"disk"`: a directory that later feeders of the same fingerprint use again.
         cache_dir_bytes: see `pipelines.cache.folder.CacheFolder`.
+        cache_format: of images that `stages.shrink_jpeg` makes smaller: "jpeg", the default, keeps what it makes;
+            "raw" what the stages after it make, for less CPU time and more space.
         overwrite_released: overwrite released samples at once, for tests.
         peers: where to meet the feeders of other nodes, to share one stream with them; the ring then holds whole
             blocks. While there are none this node prepares everything itself.
@@ -115,6 +117,7 @@ class Feeder:
         cache_bytes: int | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_dir_bytes: int | None = None,
+        cache_format: Literal["jpeg", "raw"] | None = None,
         overwrite_released: bool = False,
         peers: Peers | None = None,
         design: str = "auto",
@@ -130,7 +133,7 @@ class Feeder:
         check_flag("replacement", replacement)
         check_flag("overwrite_released", overwrite_released)
         check_resident(resident)
-        manager.check_options(cache, cache_bytes, cache_dir, cache_dir_bytes)
+        manager.check_options(cache, cache_bytes, cache_dir, cache_dir_bytes, cache_format)
         preparers = check_peers(peers, design, preparers)
         address = None if address is None else check_path("address", address)
         check_threads(threads, pipeline)
@@ -158,7 +161,7 @@ class Feeder:
         try:
             self.address = self._open_listener(address)
             self._cache = manager.open_cache(
-                pipeline, cache, cache_bytes, cache_dir, cache_dir_bytes, self._resources
+                pipeline, cache, cache_bytes, cache_dir, cache_dir_bytes, self._resources, cache_format
             )
             _ = pipeline.layouts  # inferred here once, not by every worker
             self._buffers = Buffers(pipeline, self._stream, resident or {}, overwrite_released=overwrite_released)

@@ -13,7 +13,7 @@ with the descriptor of a sample cache, `target` with the descriptor of a buffer,
 for a record that must not be prepared, `PREPARE` (target, start, stop). Worker to feeder: `ready` once, `DONE`
 (target, start, stop, CPU nanoseconds so far), before it `skipped` with the error of each record that could not be
 prepared and, with a cache, `CACHED` (samples of the block that were read from it, were added to it, were invalid
-in it).
+in it; bytes that were added).
 
 Feeder and link (`pipelines.multinode.link_main`): `TRANSFERRED` (start, stop) for a block that is ready to be
 sent, was received or was sent.
@@ -47,7 +47,7 @@ READY = struct.Struct("<cq")
 PREPARE = struct.Struct("<cqqq")
 DONE = struct.Struct("<cqqqq")
 TRANSFERRED = struct.Struct("<cqq")
-CACHED = struct.Struct("<cqqq")
+CACHED = struct.Struct("<cqqqq")
 
 _PREFIX = "feeder-"
 _MAX_PATH_BYTES = 107  # bytes of a socket's path; unix(7)

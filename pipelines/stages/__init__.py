@@ -7,7 +7,7 @@ the stage works on. Images are numpy arrays [C, H, W]. A stage that cannot be ap
 """
 
 from pipelines.stages._declared import binary, ragged, text
-from pipelines.stages._decode import decode_image, decode_jpeg
+from pipelines.stages._decode import decode_image, decode_jpeg, shrink_jpeg
 from pipelines.stages._fields import drop, rename, select
 from pipelines.stages._geometry import center_crop, random_crop, random_flip, random_resized_crop, resize
 from pipelines.stages._joint import tv_transform
@@ -34,6 +34,7 @@ __all__ = [
     "resize",
     "scale",
     "select",
+    "shrink_jpeg",
     "text",
     "tokenize",
     "tv_transform",

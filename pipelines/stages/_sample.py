@@ -112,6 +112,14 @@ def load_jpeg_decoder() -> Any:
     return simplejpeg.decode_jpeg_header, simplejpeg.decode_jpeg
 
 
+@functools.cache
+def load_jpeg_encoder() -> Any:
+    """simplejpeg's function that makes a file."""
+    import simplejpeg
+
+    return simplejpeg.encode_jpeg
+
+
 # What OpenCV computes with; booleans and 64-bit integers it does not know.
 OPENCV_DTYPES = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float64")))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.stages._decode import DecodeImage, DecodeJpeg
+from pipelines.stages._decode import DecodeImage, DecodeJpeg, ShrinkJpeg
 from pipelines.stages._fields import Drop, Rename, Select
 from pipelines.stages._geometry import CenterCrop, Resize
 from pipelines.stages._sample import Transform
@@ -28,6 +28,7 @@ _CLASSES: dict[str, type[Transform]] = {
     "resize": Resize,
     "scale": Scale,
     "select": Select,
+    "shrink_jpeg": ShrinkJpeg,
     "tokenize": Tokenize,
 }
 _NAMES = {cls: name for name, cls in _CLASSES.items()}

@@ -50,6 +50,7 @@ MADE: dict[str, Any] = {
     "resize": stages.resize("x", 8),
     "scale": stages.scale("x"),
     "select": stages.select("x"),
+    "shrink_jpeg": stages.shrink_jpeg("x", 8),
     "tokenize": stages.tokenize("x", ("a", "b")),
     "tv_transform": stages.tv_transform(abs, images="x"),
 }

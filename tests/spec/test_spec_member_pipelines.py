@@ -38,6 +38,22 @@ def nothing(params: dict[str, Any]) -> Any:
         (of_length, {"members": [{"n": 4}], "cache_bytes": 0}, "Ensemble.cache_bytes must be at least 1"),
         (of_length, {"members": [{"n": 4}], "cache": "disk"}, "Ensemble.cache_dir is needed with cache='disk'"),
         (of_length, {"members": [{"n": 4}], "cache_dir": "x"}, "and only with that"),
+        (of_length, {"members": [{"n": 4}], "cache_size": 64}, "Ensemble.cache_size is given without a cache"),
+        (
+            of_length,
+            {"members": [{"n": 4}], "cache": "memory", "cache_size": 64},
+            "Ensemble.cache_size=64: there are no images to make smaller: .* no stage decode_jpeg",
+        ),
+        (
+            of_length,
+            {"members": [{"n": 4}], "cache": "memory", "cache_format": "raw"},
+            "of images that cache_size=",
+        ),
+        (
+            of_length,
+            {"members": [{"n": 4}], "cache": "memory", "cache_size": 64, "sharing": "independent"},
+            "cache_size is for shared pipelines",
+        ),
         (of_length, {"members": [{"n": 4}], "drop_last": True}, "an epoch of 4 samples has no whole batch of 32"),
     ],
 )

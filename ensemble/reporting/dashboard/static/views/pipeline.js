@@ -142,7 +142,7 @@ class PipelineView {
     const reuse = whole.prepared ? whole.consumed / whole.prepared : null;
     const waits = whole.nodes.length > 1;
     const bad = whole.skipped ? h("p", { class: "warn", "data-mark": "bad" }, `${count(whole.skipped, "bad record")} skipped`) : null;
-    const cache = whole.caches.map((each) => `${number(each.samples)} kept (${memory(each.bytes)} of ${memory(each.limit)}), ${number(each.hits)} read again`).join("; ");
+    const cache = whole.caches.map((each) => `${number(each.samples)} kept (${memory(each.bytes)} of ${memory(each.limit)}${each.expected_bytes > each.limit ? `, all need ${memory(each.expected_bytes)}` : ""}), ${number(each.hits)} read again`).join("; ");
     const members = whole.members || attached;
     return h("ol", { class: "flow" },
       box("source", "Source", samples ? `${number(samples)} samples` : null, [samples ? "an epoch" : "read record by record", bad], null, slow),
