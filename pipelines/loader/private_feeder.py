@@ -200,8 +200,8 @@ class PrivateFeeder:
 
     def _handle_events(self, timeout_s: float | None) -> None:
         """Assign blocks, and wait so long for reports of workers."""
-        due_s = self._pool.tick()
         self._pool.dispatch()
+        due_s = self._pool.tick()
         limits = [seconds for seconds in (timeout_s, due_s) if seconds is not None]
         for key, _ in self._selector.select(max(0.0, min(limits)) if limits else None):
             key.data(key.fileobj)

@@ -180,16 +180,17 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _read_python_mark() -> Any:
-    """The memory of Python's global generator, and its second Gaussian number; its state where that cannot be read."""
-    generator = getattr(random.random, "__self__", None)
+    """The memory of Python's global generator, and its second Gaussian number; else its state."""
+    generator: Any = getattr(random.random, "__self__", None)
     if type(generator) is random.Random and _is_python_known():
-        return ctypes.string_at(id(generator) + object.__basicsize__, _MT19937_BYTES), generator.gauss_next
+        memory = ctypes.string_at(id(generator) + object.__basicsize__, _MT19937_BYTES)
+        return memory, vars(generator).get("gauss_next")
     return random.getstate()
 
 
 @functools.cache
 def _is_python_known() -> bool:
-    """Whether Python's generator has the place, then its 624 words, in memory (CPython's Modules/_randommodule.c)."""
+    """Whether Python's generator has its place, then its 624 words, in memory (CPython: _randommodule.c)."""
     if sys.implementation.name != "cpython" or random.Random.__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
         return False
     generator = random.Random(1)

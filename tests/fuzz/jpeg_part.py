@@ -1,9 +1,10 @@
 """Fuzzes `pipelines/prepare/jpeg_part.c` under AddressSanitizer, UBSan, LeakSanitizer and a limit on memory.
 
-`make fuzz`, or `python tests/fuzz/jpeg_part.py --minutes 60 --seed 7`. Photographs (of `$ENSEMBLE_DATA`, else pictures drawn
-here) and small pieces of them in all subsamplings are damaged, and random parts compared with the whole image that the same
-library decodes: no error may be missed, no bit differ, nothing be read or written outside or leaked. A finding has a number:
-`--seed S --first N --count 1` repeats it with the same data.
+`make fuzz`, or `python tests/fuzz/jpeg_part.py --minutes 60 --seed 7`. Photographs (of `$ENSEMBLE_DATA`, else
+pictures drawn here) and small pieces of them in all subsamplings are damaged, and random parts compared with the
+whole image that the same library decodes: no error may be missed, no bit differ, nothing be read or written
+outside or leaked. A finding has a number: `--seed S --first N --count 1` repeats it with the same data, and
+finding.jpg is its file.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno
 
 
 def read_photographs(rng: np.random.Generator) -> list[bytes]:
-    if "ENSEMBLE_DATA" in os.environ:
-        with tarfile.open(Path(os.environ["ENSEMBLE_DATA"], "photos", "photos.tar")) as archive:
+    if data := os.environ.get("ENSEMBLE_DATA"):
+        with tarfile.open(Path(data, "photos", "photos.tar")) as archive:
             return [archive.extractfile(each).read() for each in archive if each.isfile()]  # type: ignore[union-attr]
     drawn = (rng.integers(0, 256, (24, 32, 3)).repeat(16, 0).repeat(16, 1) for _ in range(20))
     noisy = (np.clip(each + rng.normal(0, 9, each.shape), 0, 255).astype(np.uint8) for each in drawn)
@@ -65,7 +66,8 @@ def build(folder: Path, library: str | None, include: str | None) -> Path:
     libjpeg = library or subprocess.check_output(["gcc", "-print-file-name=libjpeg.a"], text=True).strip()
     wrapped = "-Wl,--wrap=jpeg_get_small,--wrap=jpeg_get_large"
     includes = [f"-I{each}" for each in (include, SOURCES) if each]
-    command = ["gcc", "-O1", "-g", "-Wall", *SANITIZERS, *includes, HERE / "jpeg_part_fuzz.c", libjpeg, wrapped, "-o", program]
+    sources = [HERE / "jpeg_part_fuzz.c", libjpeg]
+    command = ["gcc", "-O1", "-g", "-Wall", *SANITIZERS, *includes, *sources, wrapped, "-o", program]
     subprocess.run(command, check=True)
     return program
 
