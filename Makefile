@@ -15,7 +15,7 @@ JOBS ?= auto
 
 # Goals named together run in the order given, also with -j: tests and demo measure time and want the cores.
 .NOTPARALLEL:
-.PHONY: help setup horovod demo docs check compiled test test-more test-all chaos dist lock clean
+.PHONY: help setup horovod demo docs check compiled test test-more test-all chaos fuzz dist lock clean
 
 help:
 	@echo "make demo      train, share, meter and combine an ensemble; about a minute"
@@ -25,6 +25,7 @@ help:
 	@echo "make check     lint and types only"
 	@echo "make test-all  every test but the chaos tests: before a release"
 	@echo "make chaos     seeded plans of what is killed and stops: a hundred of the pipeline, 30 of whole runs"
+	@echo "make fuzz      damaged JPEG files through the library in C, under the sanitizers of gcc; MINUTES=10 SEED=0"
 	@echo "make setup     only make .venv        make clean     remove what make made"
 	@echo "make dist      build the wheel and the source distribution into dist/"
 	@echo "make lock      resolve deploy/requirements.lock again, from pyproject.toml and constraints.txt"
@@ -82,6 +83,11 @@ test-all: check compiled
 
 chaos: $(READY)
 	$(BIN)/python -m pytest -m chaos
+
+MINUTES ?= 10
+SEED ?= 0
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz/jpeg_part.py --minutes $(MINUTES) --seed $(SEED)
 
 dist: $(READY)
 	$(BIN)/python -m build --no-isolation .

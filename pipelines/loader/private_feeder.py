@@ -186,7 +186,8 @@ class PrivateFeeder:
 
     def _wait(self, position: int, epoch: int, step: int) -> None:
         """Wait until all positions below this one are prepared."""
-        self._handle_events(0.0)
+        if self._stream.ready >= position:
+            self._handle_events(0.0)
         until = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         while self._stream.ready < position:
             left_s = None if until is None else until - time.monotonic()
@@ -204,7 +205,6 @@ class PrivateFeeder:
         limits = [seconds for seconds in (timeout_s, due_s) if seconds is not None]
         for key, _ in self._selector.select(max(0.0, min(limits)) if limits else None):
             key.data(key.fileobj)
-        self._pool.dispatch()
 
 
 def _close(pid: int, pool: WorkerPool, buffers: Buffers, selector: selectors.BaseSelector) -> None:

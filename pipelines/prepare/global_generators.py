@@ -31,7 +31,7 @@ SEEDED: dict[str | None, frozenset[str]] = {
     "global": frozenset((PYTHON, NUMPY, TORCH)),
 }
 
-_MT19937_BYTES = 4 * 624 + 4
+_MT19937_BYTES = 4 * 624 + 4  # of numpy and Python: its 624 words, and the place in them
 
 States = dict[str, Any]
 Own = Mapping[str, Any]
@@ -74,7 +74,9 @@ def read_marks(names: Set[str], own: Own) -> States:
 
     A draw of numpy that only uses up the second of a pair of Gaussian numbers does not show.
     """
-    found = read_states(names - {NUMPY, TORCH}, own)
+    found = read_states(names - {PYTHON, NUMPY, TORCH}, own)
+    if PYTHON in names:
+        found[PYTHON] = _read_python_mark()
     if NUMPY in names:
         found[NUMPY] = _read_numpy_mark()
     torch = _get_torch() if TORCH in names else None
@@ -175,6 +177,27 @@ def _is_equal(one: Any, other: Any) -> bool:
     if hasattr(one, "numpy"):
         one, other = one.numpy(), other.numpy()
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
+
+
+def _read_python_mark() -> Any:
+    """The memory of Python's global generator, and its second Gaussian number; else its state."""
+    generator: Any = getattr(random.random, "__self__", None)
+    if type(generator) is random.Random and _is_python_known():
+        memory = ctypes.string_at(id(generator) + object.__basicsize__, _MT19937_BYTES)
+        return memory, vars(generator).get("gauss_next")
+    return random.getstate()
+
+
+@functools.cache
+def _is_python_known() -> bool:
+    """Whether Python's generator has its place, then its 624 words, in memory (CPython: _randommodule.c)."""
+    if sys.implementation.name != "cpython" or random.Random.__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
+        return False
+    generator = random.Random(1)
+    generator.getrandbits(96)
+    *words, place = generator.getstate()[1]
+    expected = np.array([place, *words], np.uint32).tobytes()
+    return ctypes.string_at(id(generator) + object.__basicsize__, _MT19937_BYTES) == expected
 
 
 def _read_numpy_mark() -> Any:

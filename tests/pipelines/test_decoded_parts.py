@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +197,21 @@ def test_the_rows_below_the_part_are_decoded_for_their_errors(library: ctypes.CD
     with pytest.raises(ValueError):
         simplejpeg.decode_jpeg(broken)
     assert decode_part(library, broken, (320, 64), (0, 0, 16, 16), "RGB") is None
+
+
+@pytest.mark.more
+def test_the_fuzzer_runs_and_finds_nothing(tmp_path: Path) -> None:
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    for name in ("libasan.so", "libubsan.so", "libjpeg.a"):
+        found = subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True)
+        if not Path(found.strip()).is_absolute():
+            pytest.skip(f"gcc has no {name}")
+    program = Path(__file__).parents[1] / "fuzz" / "jpeg_part.py"
+    environment = {name: value for name, value in os.environ.items() if name != "ENSEMBLE_DATA"}
+    given = [sys.executable, program, "--count", "3000"]
+    done = subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "seed 0: 3000 files" in done.stdout, done.stdout + done.stderr
 
 
 JPEG, CROP = stages.decode_jpeg("image"), stages.center_crop("image", 8)

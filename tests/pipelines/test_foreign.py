@@ -15,6 +15,7 @@ from tv import import_torchvision
 
 from pipelines import Feeder, Pipeline, PipelineError, sources
 from pipelines.errors import ForeignRandomness
+from pipelines.prepare.global_generators import find_changes, preserve_states, read_marks
 
 import_torchvision()
 from torchvision import transforms as v1  # noqa: E402
@@ -73,6 +74,16 @@ def test_a_stage_that_draws_from_a_global_generator_is_refused_by_name(
     for use in (lambda: pipe.fields, lambda: pipe.loader(4), lambda: Feeder(pipe)):
         with pytest.raises(PipelineError, match=f"the stage {stage.__name__} draws from {whose}, .*; {how}"):
             next(iter(use()))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: random.gauss(0, 1), lambda: random.getrandbits(1)])
+def test_every_draw_from_pythons_generator_changes_its_mark(draw: Callable[[], float]) -> None:
+    with preserve_states({PYTHON}):
+        for _ in range(700):  # more than there are words; of two Gaussian numbers the second draws nothing
+            before = read_marks({PYTHON}, {})
+            assert read_marks({PYTHON}, {}) == before
+            draw()
+            assert find_changes(before, read_marks({PYTHON}, {})) == {PYTHON}
 
 
 def abs_x(sample: dict[str, Any]) -> dict[str, Any]:
