@@ -208,8 +208,9 @@ class StreamClient:
                 self._announce()
                 if self._on_wait is not None:
                     self._on_wait()
-            elif any(descriptor == self._connection.fileno() for descriptor, _ in happened):
-                self._receive()
+            for descriptor, _ in happened:
+                if descriptor == self._connection.fileno():
+                    self._receive()
             # After the messages: a new ring, sent before more was ready, has words of its own.
             self._ready = self._ring_words[READY]
 

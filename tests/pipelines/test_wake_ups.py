@@ -1,0 +1,37 @@
+"""One wake-up serves all readers of a ring: nobody sleeps through it, and nobody waits for one who was killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from chaos_plan import pipeline
+from wake_ups import N, SIZES, digest
+
+from pipelines.ipc.child_processes import child_environment
+
+LIMIT_S = 300.0
+MORE, MANY = range(1, 6), range(100, 150)
+
+
+@pytest.mark.parametrize(
+    ("seed", "epochs"),
+    [
+        (0, 20),
+        *(pytest.param(seed, 200, marks=pytest.mark.more) for seed in MORE),
+        *(pytest.param(seed, 200, marks=pytest.mark.chaos) for seed in MANY),
+    ],
+)
+def test_a_killed_reader_or_feeder_takes_no_wake_up_along(seed: int, epochs: int) -> None:
+    script = str(Path(__file__).with_name("wake_ups.py"))
+    storm = subprocess.run(
+        [sys.executable, "-W", "ignore", script, str(seed), str(epochs)],
+        env=child_environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert storm.returncode == 0, storm.stderr
+    for size, spared in zip(SIZES, json.loads(storm.stdout), strict=True):
+        assert spared["digest"] == digest(pipeline("noise", N, 0.0).loader(size, range(epochs)))
+        assert spared["stats"]["shared_batches"] > 0
