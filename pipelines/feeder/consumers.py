@@ -191,8 +191,8 @@ class Consumers:
     def publish(self) -> None:
         """Publish how far the stream is and can go, and wake the consumers if more is ready.
 
-        They sleep on if every one of them waits for later samples. A want only grows: what is read here may be older
-        than what the consumer has written, and then it is lower and the consumer is woken to no purpose.
+        They sleep on if every one of them waits for later samples. A want only grows: what is read here may be
+        older than what the consumer has written; then it is lower, and the consumer is woken to no purpose.
         """
         ready, words = self._stream.ready, self._ring_words
         words[LIMIT] = self._stream.limit

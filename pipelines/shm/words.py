@@ -1,9 +1,9 @@
 """Words of shared memory between a feeder and its consumers, in place of a message for each batch.
 
-A ring's memory ends with a page that only the feeder writes: the positions up to which samples are ready, and up to
-which they can be prepared before consumers release more. Each consumer has a page of its own, which only it writes
-and the feeder reads: what it has released, what it waits for, and since when. A word is aligned, so it is stored and
-loaded whole; there is no lock, and whoever is killed leaves nothing that another waits for.
+A ring's memory ends with a page that only the feeder writes: the positions up to which samples are ready, and up
+to which they can be prepared before consumers release more. Each consumer has a page of its own, which only it
+writes and the feeder reads: what it has released, what it waits for, and since when. A word is aligned, so it is
+stored and loaded whole; there is no lock, and whoever is killed leaves nothing that another waits for.
 
 Consumers wait for the feeder's eventfd, which it writes after `READY` and nobody reads. Each registers it with an
 epoll instance of its own, edge-triggered (EPOLLET of epoll(7)): a write between a look at `READY` and the wait is

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from chaos_plan import pipeline
-from wake_ups import N, SIZES, digest
+from wake_ups import SIZES, N, digest
 
 from pipelines.ipc.child_processes import child_environment
 

@@ -1,8 +1,8 @@
 """A storm: readers and feeders of a small ring are killed at random moments, some of them within a wake-up.
 
-`python tests/pipelines/wake_ups.py SEED EPOCHS` prints a JSON line: what the readers that were spared have read, as
-one digest each, and their `stats()`. They wait for the feeder without a time limit: a wake-up that is lost, or
-somebody who waits for one who is dead, is a run that does not end.
+`python tests/pipelines/wake_ups.py SEED EPOCHS` prints a JSON line: what the readers that were spared have read,
+as one digest each, and their `stats()`. They wait for the feeder without a time limit (`chaos_processes`): a
+wake-up that is lost, or somebody who waits for one who is dead, is a run that does not end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from chaos_plan import pipeline
 from chaos_processes import Child, Say, record
 
 from pipelines import Feeder, attach
-from pipelines.loader import stream_client
 
 N, CAPACITY, BLOCK = 62, 24, 4
 SIZES = (4, 4, 7)  # batches of those that are spared
@@ -42,7 +41,6 @@ def _feed(address: str, expect: int, say: Say, listening: int) -> None:
 
 
 def _read(address: str, size: int, epochs: Any, say: Say, listening: int) -> None:
-    stream_client._WAIT_S = 1e6
     loader = attach(address, pipeline("noise", N, 0.0), size, epochs, name=str(os.getpid()))
     batches = iter(loader)
     first = next(batches)
