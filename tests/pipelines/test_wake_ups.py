@@ -20,9 +20,9 @@ MORE, MANY = range(1, 6), range(100, 150)
 @pytest.mark.parametrize(
     ("seed", "epochs"),
     [
-        (0, 20),
-        *(pytest.param(seed, 200, marks=pytest.mark.more) for seed in MORE),
-        *(pytest.param(seed, 200, marks=pytest.mark.chaos) for seed in MANY),
+        (0, 60),
+        *(pytest.param(seed, 400, marks=pytest.mark.more) for seed in MORE),
+        *(pytest.param(seed, 400, marks=pytest.mark.chaos) for seed in MANY),
     ],
 )
 def test_a_killed_reader_or_feeder_takes_no_wake_up_along(seed: int, epochs: int) -> None:

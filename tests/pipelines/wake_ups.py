@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import os
 import random
@@ -17,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from chaos_processes import Child, Say, record
 
 from pipelines import Feeder, attach
 
+# The ring has room for one batch and a block, so there is no later wake-up that makes up for one that is lost.
 N, CAPACITY, BLOCK = 62, 24, 4
-SIZES = (4, 4, 7)  # batches of those that are spared
+SIZES = (20, 20, 17)  # batches of those that are spared
 
 
 def digest(batches: Any) -> str:
@@ -42,10 +43,13 @@ def _feed(address: str, expect: int, say: Say, listening: int) -> None:
 
 def _read(address: str, size: int, epochs: Any, say: Say, listening: int) -> None:
     loader = attach(address, pipeline("noise", N, 0.0), size, epochs, name=str(os.getpid()))
-    batches = iter(loader)
-    first = next(batches)
-    say(has_begun=True)
-    say(digest=digest(itertools.chain([first], batches)), stats=loader.stats())
+
+    def tell() -> Iterator[Any]:
+        for batch in loader:
+            say(step=batch.step)
+            yield batch
+
+    say(digest=digest(tell()), stats=loader.stats())
 
 
 def _listen(child: Child) -> list[dict[str, Any]]:
@@ -70,22 +74,25 @@ def storm(seed: int, epochs: int) -> list[dict[str, Any]]:
         while not _listen(feeder):
             time.sleep(0.001)
         spared = [fork(_read, address, size, range(epochs)) for size in SIZES]
-        begun: set[Child] = set()
-        while len(begun) < len(spared):
-            begun.update(child for child in spared if _listen(child))
-            time.sleep(0.001)
+        heard: set[Child] = set()  # since they were all heard
         ended: dict[Child, dict[str, Any]] = {}
         try:
             while len(ended) < len(spared):
-                victim = fork(_read, address, draw.choice((3, 4, 8)), 1000)
+                victim = fork(_read, address, draw.choice((4, 16, 20)), 1000)
                 time.sleep(draw.expovariate(1 / 0.02))
-                for child in (victim, *[feeder] * (draw.random() < 0.03)):
+                for child in spared:
+                    said = _listen(child)
+                    heard.update([child] * bool(said))
+                    ended.update((child, each) for each in said if "digest" in each)
+                killed = [victim]
+                if len(heard) == len(spared):  # the feeder's end would help those who have slept through a wake-up
+                    heard = set(ended)
+                    killed += [feeder] * (draw.random() < 0.1)
+                for child in killed:
                     child.close()
                     children.remove(child)
                 if feeder not in children:
                     feeder = fork(_feed, address, 0)
-                for child in spared:
-                    ended.update((child, said) for said in _listen(child) if "digest" in said)
             return [ended[child] for child in spared]
         finally:
             for child in children:
