@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -27,11 +30,17 @@ MORE, MANY = range(1, 6), range(100, 150)
 )
 def test_a_killed_reader_or_feeder_takes_no_wake_up_along(seed: int, epochs: int) -> None:
     script = str(Path(__file__).with_name("wake_ups.py"))
-    storm = subprocess.run(
-        [sys.executable, "-W", "ignore", script, str(seed), str(epochs)],
-        env=child_environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-    assert storm.returncode == 0, storm.stderr
-    for size, spared in zip(SIZES, json.loads(storm.stdout), strict=True):
+    command = [sys.executable, "-W", "ignore", script, str(seed), str(epochs)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=child_environment(), stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as storm:
+        try:
+            said, errors = storm.communicate(timeout=LIMIT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # they have ended, as they should
+                os.killpg(storm.pid, signal.SIGKILL)
+    assert storm.returncode == 0, errors
+    for size, spared in zip(SIZES, json.loads(said), strict=True):
         assert spared["digest"] == digest(pipeline("noise", N, 0.0).loader(size, range(epochs)))
         assert spared["stats"]["shared_batches"] > 0
