@@ -20,6 +20,8 @@ from pipelines.checks import MOST_RANKS, check_integer, check_name, shorten_repr
 from pipelines.errors import PipelineError
 from pipelines.ipc import messages
 from pipelines.order.stream import Stream, min_capacity
+from pipelines.shm.ring import Layout
+from pipelines.shm.words import LIMIT, READY, RELEASED, SINCE, WANT, create_words, map_ring_words
 from pipelines.verification.machine import describe_machine
 from pipelines.workers.buffers import Buffer, Buffers
 
@@ -37,9 +39,10 @@ class Consumer:
         name, rank: its member, and its rank there.
         local_world: how many of the member's ranks read this feeder.
         is_counted: whether what it releases counts for its member.
-        want: it waits until all positions below are ready; 0 if it does not wait.
-        last_heard: when its last message arrived (time.monotonic).
-        is_admitted: whether it has a place in the stream.
+        words: what it says of itself (`pipelines.shm.words`); None before it has a place in the stream.
+        released, want: of its words, at the last look: all positions below are released; it waits, or has waited,
+            until all positions below are ready.
+        last_heard: when it last sent a message or had released more (time.monotonic).
     """
 
     connection: socket.socket
@@ -47,9 +50,15 @@ class Consumer:
     rank: int = 0
     local_world: int = 1
     is_counted: bool = False
+    words: memoryview | None = None
+    released: int = 0
     want: int = 0
     last_heard: float = field(default_factory=time.monotonic)
-    is_admitted: bool = False
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether it has a place in the stream."""
+        return self.words is not None
 
 
 class _Hello(NamedTuple):
@@ -140,6 +149,14 @@ class Consumers:
         self._waiting_since: float | None = None
         self._on_join = on_join
         self._has_peers = has_peers
+        self._map_ready(buffers.ring_buffer)
+        self._wake_up = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def _map_ready(self, ring: Buffer) -> None:
+        """Publish in a ring's memory what is ready there."""
+        layout = Layout(ring.pipeline.fields, ring.capacity)
+        self._ring_words = map_ring_words(ring.fd, layout, writable=True)
+        self._ring_words[READY] = self._stream.ready
 
     def accept(self, connection: socket.socket) -> None:
         """Admit a new connection if it comes from a process of the same user."""
@@ -160,21 +177,29 @@ class Consumers:
             here.setdefault(consumer.name, set()).add(consumer.rank)
         return len({c.name for c in self._admitted() if len(here[c.name]) >= c.local_world})
 
-    def is_any_waiting(self) -> bool:
-        """Whether any consumer waits for samples."""
+    def waits_since(self) -> float | None:
+        """Since when some consumer waits for samples (time.monotonic); None if none does."""
         ready = self._stream.ready
-        return any(c.want > ready for c in self._all)
+        waiting = [c.words[SINCE] for c in self._all if c.want > ready and c.words is not None]
+        return min(waiting) / 1e9 if waiting else None
 
     def _admitted(self) -> Iterator[Consumer]:
         return (consumer for consumer in self._all if consumer.is_admitted)
 
     # --- messages to consumers --------------------------------------------------------------------------
 
-    def notify_ready(self) -> None:
-        """Notify the consumers whose samples are ready."""
-        for consumer in self._all:
-            if consumer.want and consumer.want <= self._stream.ready:
-                self._send_ready(consumer)
+    def publish(self) -> None:
+        """Publish how far the stream is and can go, and wake the consumers if more is ready.
+
+        They sleep on if every one of them waits for later samples. A want only grows: what is read here may be
+        older than what the consumer has written; then it is lower, and the consumer is woken to no purpose.
+        """
+        ready, words = self._stream.ready, self._ring_words
+        words[LIMIT] = self._stream.limit
+        if ready != words[READY]:
+            words[READY] = ready
+            if any(c.words[WANT] <= ready for c in self._all if c.words is not None):
+                os.eventfd_write(self._wake_up, 1)
 
     def send_resident(self, buffer: Buffer) -> None:
         """Send a complete resident set to the consumers that requested it."""
@@ -189,6 +214,7 @@ class Consumers:
 
     def replace_ring(self, ring: Buffer) -> None:
         """Send the ring's new memory to all its readers."""
+        self._map_ready(ring)
         for consumer in list(self._admitted()):
             try:
                 messages.send(consumer.connection, messages.NEW_RING)
@@ -201,6 +227,25 @@ class Consumers:
         """End all connections."""
         for consumer in self._all:
             consumer.connection.close()
+        os.close(self._wake_up)
+
+    # --- what consumers release and want ----------------------------------------------------------------
+
+    def look(self) -> None:
+        """Take over what all consumers have released and want."""
+        for consumer in self._all:
+            if consumer.words is not None:
+                self._look_at(consumer, consumer.words)
+
+    def _look_at(self, consumer: Consumer, words: memoryview) -> None:
+        reader, released = self._stream.readers[consumer], words[RELEASED]
+        if released > consumer.released:
+            consumer.released, consumer.last_heard = released, time.monotonic()
+            before = reader.position
+            self._stream.release(consumer, released)
+            if consumer.is_counted:
+                self.consumed += self._buffers.count_good(before, reader.position)
+        consumer.want = words[WANT] if reader.position < reader.stop else 0
 
     # --- stalled consumers ------------------------------------------------------------------------------
 
@@ -251,11 +296,8 @@ class Consumers:
             )
             consumer.last_heard = time.monotonic()
             if consumer.is_admitted:
-                _, released, want = messages.WANT.unpack(message)
-                self._record_release(consumer, released)
-                consumer.want = want
-                if want and want <= self._stream.ready:
-                    self._send_ready(consumer)
+                if message != messages.LOOK:
+                    raise PipelineError("not a reader's")
             else:
                 request = messages.unpack(message)
                 if request["kind"] == "hello":
@@ -263,6 +305,8 @@ class Consumers:
                 else:
                     self._handle_resident(consumer, request)
         except messages.ConnectionLost:
+            if consumer.words is not None:
+                self._look_at(consumer, consumer.words)  # for the last time
             self._forget_joining(consumer)
             self._drop(consumer)
         except (PipelineError, ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
@@ -294,13 +338,23 @@ class Consumers:
         consumer.is_counted = not any(
             other.name == consumer.name and other.is_counted for other in self._admitted()
         )
-        consumer.is_admitted = True
+        try:
+            theirs, consumer.words = create_words()
+        except OSError as error:
+            stream.leave(consumer)
+            self._refuse(consumer, f"the feeder has no room for another: {error}", retry=True, first_epoch=first)
+            return
         self._count_members()
+        self.publish()  # the stream may have moved to its position
         held = pipeline.describe_samples() if goes_on or request["fields"] is None else {}
         held |= {"prepared_by": pipeline.token, "machine": describe_machine(), "has_peers": self._has_peers}
         held["poison"] = list(pipeline.poison_records.codes.items())[:_MAX_POISON]
+        held["lead"] = min(stream.capacity // 2, stream.capacity - stream.block_size)
         welcome = messages.pack("welcome", capacity=stream.capacity, first_epoch=first, position=position, **held)
-        messages.send(consumer.connection, welcome, ring.read_only_fd)
+        try:
+            messages.send(consumer.connection, welcome, ring.read_only_fd, theirs, self._wake_up)
+        finally:
+            os.close(theirs)
         self._on_join()
 
     def _assign_epoch(self, consumer: Consumer) -> int:
@@ -350,19 +404,6 @@ class Consumers:
             held = buffer.pipeline.describe_samples()
             answer = messages.pack("resident", capacity=buffer.capacity, machine=describe_machine(), **held)
             messages.send(consumer.connection, answer, buffer.read_only_fd)
-
-    def _record_release(self, consumer: Consumer, position: int) -> None:
-        reader = self._stream.readers[consumer]
-        before = reader.position
-        self._stream.release(consumer, position)
-        if consumer.is_counted:
-            self.consumed += self._buffers.count_good(before, reader.position)
-
-    def _send_ready(self, consumer: Consumer) -> None:
-        consumer.want = 0
-        # The end of a consumer is noticed at its end-of-file.
-        with contextlib.suppress(messages.ConnectionLost):
-            messages.send(consumer.connection, messages.READY.pack(b"Y", self._stream.ready))
 
     def _refuse(
         self,

@@ -281,8 +281,10 @@ class Feeder:
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._on_wake)
         try:
             while not self._is_closing:
+                self._consumers.look()
                 self._pool.dispatch()
-                self._statistics.record(None if self._group is None else self._group.link_level)
+                self._consumers.publish()
+                self._record_levels()
                 for key, _ in self._selector.select(self._timeout_s()):
                     key.data(key.fileobj)
                 self._buffers.poison_released()
@@ -365,10 +367,14 @@ class Feeder:
             self._consumers.send_resident(buffer)
 
     def _on_block_ready(self, block: Block) -> None:
-        """Record that a block of the ring can be read, and notify its readers."""
+        """Record that a block of the ring can be read, and how long its readers have waited for it."""
         self._statistics.has_delivered = True
-        if self._stream.complete(block):
-            self._consumers.notify_ready()
+        self._consumers.look()
+        self._record_levels()
+        self._stream.complete(block)
+
+    def _record_levels(self) -> None:
+        self._statistics.record(None if self._group is None else self._group.link_level)
 
     def _measure_rates(self) -> NodeRates:
         """What this node reports to its group."""

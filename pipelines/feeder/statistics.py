@@ -34,10 +34,16 @@ class QueueLevels:
         self._levels: dict[str, float] = {}
         self._sums: dict[str, float] = {}
 
-    def record(self, **levels: float) -> None:
-        """Set the levels from now on; no levels while there is nothing to measure."""
+    def record(self, since: float | None = None, /, **levels: float) -> None:
+        """Set the levels from now on; no levels while there is nothing to measure.
+
+        Args:
+            since: a moment of the clock from which they hold already, if none was set later.
+        """
+        if levels == self._levels:
+            return
         with self._lock:
-            self._accumulate()
+            self._accumulate(since)
             self._levels = levels
 
     def seconds(self, name: str) -> float:
@@ -59,9 +65,11 @@ class QueueLevels:
             self._accumulate()
             return self._span_s
 
-    def _accumulate(self) -> None:
-        """Add the present levels up to now."""
+    def _accumulate(self, until: float | None = None) -> None:
+        """Add the present levels up to a moment, by default now."""
         now = self._clock()
+        if until is not None:
+            now = min(now, max(until, self._since))
         if self._levels:
             self._span_s += now - self._since
         for name, level in self._levels.items():
@@ -83,6 +91,7 @@ class FeederStatistics:
         self._stream, self._consumers, self._pool = stream, consumers, pool
         self._before = (time.monotonic(), 0, 0.0)
         self._known = (0.0, 0.0)
+        self._is_waiting = False
 
     def record(self, link_level: float | None) -> None:
         """Record the present levels.
@@ -96,15 +105,17 @@ class FeederStatistics:
             self.levels.record()
             return
         low = min([reader.position for reader in reading])
+        waits_since = self._consumers.waits_since()
         levels = {
             RING: max(0, stream.ready - low) / stream.capacity,
             WORKERS: self._pool.busy_fraction,
-            WAITING: float(self._consumers.is_any_waiting()),
+            WAITING: float(waits_since is not None),
             FULL: float(stream.ready + stream.block_size > low + stream.capacity),
         }
         if link_level is not None:
             levels[LINK] = link_level
-        self.levels.record(**levels)
+        self.levels.record(None if self._is_waiting else waits_since, **levels)
+        self._is_waiting = waits_since is not None
 
     def measure_demand(self) -> tuple[float, float]:
         """Measure the readers' demand over at least half a second.

@@ -3,9 +3,9 @@
 The sockets are SOCK_SEQPACKET: a message arrives whole, and the end of a peer is an empty message at once. Rare
 messages are JSON with a version; those for each batch or block are structs. Nothing is unpickled.
 
-Consumer to feeder: one `hello`, then a `WANT` for each batch: the consumer has released the positions below
-`released`, and asks for a `READY` when those below `want` are ready (0: no `READY`). Feeder to consumer: `welcome`
-with the ring's descriptor, or `refused`; then one `READY` for each `want`. When the ring continues in new memory:
+Consumer to feeder: one `hello`; then `LOOK` when the feeder may sleep and has to look at the consumer's words
+(`pipelines.shm.words`), which take the place of a message for each batch. Feeder to consumer: `welcome` with the
+descriptors of the ring, the consumer's words and the wake-up, or `refused`. When the ring continues in new memory:
 `ring`, then `memory` with its descriptor.
 
 Feeder to worker: `note` with the descriptor of the memory in which the worker notes its present sample, `cache`
@@ -38,12 +38,11 @@ from pipelines.errors import PipelineError
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 1024
 MAX_STRUCT_BYTES = 64  # no struct is larger
 
-WANT = struct.Struct("<cqq")
-READY = struct.Struct("<cq")
+LOOK = b"L"
 PREPARE = struct.Struct("<cqqq")
 DONE = struct.Struct("<cqqqq")
 TRANSFERRED = struct.Struct("<cqq")
@@ -99,7 +98,7 @@ def receive(connection: socket.socket, max_bytes: int = MAX_MESSAGE_BYTES) -> by
 
     Raises:
         ConnectionLost: the peer has ended.
-        NothingReceived: no message arrived within the socket's timeout, or the kernel's (`set_receive_timeout`).
+        NothingReceived: no message arrived within the socket's timeout.
     """
     try:
         message = connection.recv(max_bytes)
@@ -123,28 +122,27 @@ def _is_of_handler(error: OSError) -> bool:
 
 
 def _receive_error(error: OSError) -> NothingReceived | ConnectionLost:
-    """The error that `receive` raises for an error of the socket; the kernel's timeout is a `BlockingIOError`."""
-    return NothingReceived() if isinstance(error, TimeoutError | BlockingIOError) else ConnectionLost(str(error))
-
-
-def set_receive_timeout(connection: socket.socket, timeout_s: float) -> None:
-    """Set the kernel's timeout for `receive`: one system call, where a Python timeout takes two."""
-    seconds, rest = divmod(timeout_s, 1)
-    connection.settimeout(None)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", int(seconds), int(rest * 1e6)))
+    """The error that `receive` raises for an error of the socket."""
+    return NothingReceived() if isinstance(error, TimeoutError) else ConnectionLost(str(error))
 
 
 def receive_with_descriptor(connection: socket.socket) -> tuple[bytes, int | None]:
     """One message and the descriptor sent with it, or None; raises as `receive` does."""
+    message, descriptors = receive_with_descriptors(connection, 1)
+    return message, descriptors[0] if descriptors else None
+
+
+def receive_with_descriptors(connection: socket.socket, most: int) -> tuple[bytes, list[int]]:
+    """One message and the descriptors sent with it, so many at most; raises as `receive` does."""
     try:
-        message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
+        message, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, most)
     except OSError as error:
         if _is_of_handler(error):
             raise
         raise _receive_error(error) from error
     if not message:
         raise ConnectionLost(_PEER_ENDED)
-    return message, descriptors[0] if descriptors else None
+    return message, descriptors
 
 
 def receive_json(connection: socket.socket) -> tuple[dict[str, Any], int | None]:
@@ -153,13 +151,13 @@ def receive_json(connection: socket.socket) -> tuple[dict[str, Any], int | None]
     return unpack(message), descriptor
 
 
-def send(connection: socket.socket, message: bytes, descriptor: int | None = None) -> None:
+def send(connection: socket.socket, message: bytes, *descriptors: int) -> None:
     """Send one message; raises `ConnectionLost` when the peer is gone."""
     try:
-        if descriptor is None:
-            connection.send(message)
+        if descriptors:
+            socket.send_fds(connection, [message], descriptors)
         else:
-            socket.send_fds(connection, [message], [descriptor])
+            connection.send(message)
     except OSError as error:
         if _is_of_handler(error):
             raise

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +18,7 @@ from pipelines.samples.fields import GOOD, INDEX, OK, Field, describe_fields
 from pipelines.samples.memory_order import copy_in_layout
 from pipelines.samples.structure import Inferred, Structure
 from pipelines.shm.ring import Layout, RingView
+from pipelines.shm.words import LIMIT, READY, RELEASED, SINCE, WANT, map_ring_words, map_words
 from pipelines.verification.reader import StreamOrigin
 from pipelines.verification.served import ServedSample
 
@@ -42,6 +45,7 @@ class StreamRefused(Exception):
 
 
 _WAIT_S = 1.0
+_MOST_DESCRIPTORS = 3
 OnWait = Callable[[], None]
 Answer = TypeVar("Answer")
 
@@ -58,7 +62,7 @@ def _retry_on_timeout(receive: Callable[[], Answer], on_wait: OnWait | None) -> 
 
 def _request(
     address: str, request: bytes, on_wait: OnWait | None = None
-) -> tuple[socket.socket, dict[str, Any], int | None]:
+) -> tuple[socket.socket, dict[str, Any], list[int]]:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     messages.close_in_children(connection)
     # Without `on_wait` it blocks until there is an answer.
@@ -70,7 +74,10 @@ def _request(
             raise messages.ConnectionLost(f"no feeder at {address}: {error}") from error
         try:
             messages.send(connection, request)
-            answer, descriptor = _retry_on_timeout(lambda: messages.receive_json(connection), on_wait)
+            message, descriptors = _retry_on_timeout(
+                lambda: messages.receive_with_descriptors(connection, _MOST_DESCRIPTORS), on_wait
+            )
+            answer = messages.unpack(message)
         except messages.ConnectionLost as lost:
             raise messages.ConnectionLost(f"no feeder at {address} any more: {lost}") from lost
         except ValueError as error:
@@ -81,7 +88,7 @@ def _request(
     except BaseException:
         connection.close()
         raise
-    return connection, answer, descriptor
+    return connection, answer, descriptors
 
 
 def _parse_samples(answer: dict[str, Any]) -> Inferred:
@@ -113,9 +120,10 @@ def _find_fields(pipeline: PipelineDescription, answer: dict[str, Any]) -> dict[
     return pipeline.fields
 
 
-def _leave(connection: socket.socket, reader: RingReader) -> None:
+def _leave(connection: socket.socket, reader: RingReader, events: select.epoll) -> None:
     reader.keep()
     connection.close()
+    events.close()
 
 
 class StreamClient:
@@ -140,30 +148,37 @@ class StreamClient:
         self, address: str, pipeline: PipelineDescription, on_wait: OnWait | None = None, **place: Any
     ) -> None:
         hello = messages.pack("hello", **pipeline.describe_for_peers(), **place)
-        self._connection, answer, descriptor = _request(address, hello, on_wait)
+        self._connection, answer, descriptors = _request(address, hello, on_wait)
+        self._events = select.epoll()
         try:
             self._on_wait = on_wait
             pipeline.poison_records.codes.update(map(tuple, answer["poison"]))
-            assert descriptor is not None
-            if on_wait is not None:
-                messages.set_receive_timeout(self._connection, _WAIT_S)
+            memory, words, wake_up = descriptors
             self.first_epoch: int = answer["first_epoch"]
             self.capacity: int = answer["capacity"]
             self.position: int = answer["position"]
             self.stages = answer.get("stages", len(pipeline.stages))
             own = pipeline.take_stages(self.stages).token
             self.stream = _describe_stream(answer, answer["prepared_by"] == own, self._connection)
+            self._lead: int = answer["lead"]
+            self._announced = self.position
             layout = Layout(self._find_fields(pipeline, answer), self.capacity)
-            self._reader = RingReader(RingView(descriptor, layout, wraps=True), pipeline.poison_records)
+            self._reader = RingReader(RingView(memory, layout, wraps=True), pipeline.poison_records)
+            self._ring_words = map_ring_words(memory, layout, writable=False)
+            self._words = map_words(words, writable=True)
+            self._events.register(self._connection, select.EPOLLIN)
+            # It stays registered while the feeder has it open.
+            self._events.register(wake_up, select.EPOLLIN | select.EPOLLET)
         except BaseException:
             self._connection.close()
+            self._events.close()
             raise
         finally:
-            if descriptor is not None:
+            for descriptor in descriptors:
                 os.close(descriptor)
         # A loader that was not closed leaves the stream with its last reference.
-        self._detach = weakref.finalize(self, _leave, self._connection, self._reader)
-        self._ready = 0
+        self._detach = weakref.finalize(self, _leave, self._connection, self._reader, self._events)
+        self._ready = self._ring_words[READY]  # at the last look; the samples below it can be read
 
     def _find_fields(self, pipeline: PipelineDescription, answer: dict[str, Any]) -> dict[str, Field]:
         """The fields of the samples in the ring; also the layouts of those that are to be completed here."""
@@ -179,23 +194,30 @@ class StreamClient:
 
         What the consumer wrote into the last batch is undone.
         """
-        if want <= self._ready:
-            self.release(released)
-            return
-        self._send_release(released, want)
+        self._release(released)
+        if want > self._ready:
+            self._words[SINCE] = time.monotonic_ns()
+            self._words[WANT] = want
+        # The feeder looks at these words with each block that it prepares. It has to be woken where it may prepare
+        # nothing before it knows what was released, or where others keep it from preparing what is wanted.
+        if self._ring_words[READY] > self._announced + self._lead or want > self._ring_words[LIMIT]:
+            self._announce()
         while self._ready < want:
-            try:
-                answer = messages.receive(self._connection, messages.MAX_STRUCT_BYTES)
-            except messages.NothingReceived:
-                assert self._on_wait is not None
-                self._on_wait()
-                continue
-            if len(answer) == messages.READY.size:
-                _, self._ready = messages.READY.unpack(answer)
-            elif answer == messages.NEW_RING:
-                self._switch_ring()
-            else:
-                raise messages.ConnectionLost("the feeder has detached this consumer")
+            happened = self._events.poll(_WAIT_S)
+            if not happened:
+                self._announce()
+                if self._on_wait is not None:
+                    self._on_wait()
+            for descriptor, _ in happened:
+                if descriptor == self._connection.fileno():
+                    self._receive()
+            # After the messages: a new ring, sent before more was ready, has words of its own.
+            self._ready = self._ring_words[READY]
+
+    def _receive(self) -> None:
+        if messages.receive(self._connection, messages.MAX_STRUCT_BYTES) != messages.NEW_RING:
+            raise messages.ConnectionLost("the feeder has detached this consumer")
+        self._switch_ring()
 
     def _switch_ring(self) -> None:
         """Continue in the ring's new memory; batches read so far stay in the old one."""
@@ -206,18 +228,26 @@ class StreamClient:
         old.close()
         try:
             self._reader.view = RingView(descriptor, old.layout, wraps=True)
+            self._ring_words = map_ring_words(descriptor, old.layout, writable=False)
         finally:
             os.close(descriptor)
 
     def release(self, position: int) -> None:
         """Release all positions below `position`, and undo what was written into the last batch."""
-        self._send_release(position, 0)
+        self._release(position)
+        self._announce()
 
-    def _send_release(self, position: int, want: int) -> None:
+    def _release(self, position: int) -> None:
+        if self._connection.fileno() < 0:  # a copy in a forked process: the place is its parent's
+            raise messages.ConnectionLost("this process was forked from the consumer")
         self._reader.release()
         if position > self.position:
-            self.position = position
-        messages.send(self._connection, messages.WANT.pack(b"W", position, want))
+            self._words[RELEASED] = self.position = position
+
+    def _announce(self) -> None:
+        """Have the feeder look at this consumer's words."""
+        messages.send(self._connection, messages.LOOK)
+        self._announced = self.position
 
     def read_status(self, start: int, stop: int) -> bytes:
         """The status of the positions [start, stop) (`RingReader.read_status`)."""
@@ -281,10 +311,9 @@ def request_resident(
         StreamRefused: the feeder has no such set, or another pipeline under that name.
     """
     request = messages.pack("resident", key=key, **pipeline.describe_for_peers())
-    connection, answer, descriptor = _request(address, request, on_wait)
+    connection, answer, (descriptor,) = _request(address, request, on_wait)
     stream = _describe_stream(answer, answer["token"] == pipeline.token, connection)
     connection.close()
-    assert descriptor is not None
     try:
         return RingView(descriptor, Layout(_find_fields(pipeline, answer), answer["capacity"])), stream
     finally:

@@ -81,11 +81,11 @@ class LinkProcess:
             self._process.wait()
             self._process = None
 
-    def send(self, message: bytes, descriptor: int | None = None) -> None:
+    def send(self, message: bytes, *descriptors: int) -> None:
         """Send a message without waiting; the end of the process is noticed at its end-of-file."""
         if self._connection is not None:
             try:
-                messages.send(self._connection, message, descriptor)
+                messages.send(self._connection, message, *descriptors)
             except messages.ConnectionLost as lost:
                 self.is_blocked = isinstance(lost.__cause__, BlockingIOError)
 

@@ -86,6 +86,11 @@ class Stream:
         low = min(self.low, self.ready)
         return min(low, *(start for start, _ in self.sending)) if self.sending else low
 
+    @property
+    def limit(self) -> int:
+        """What lies below can be prepared before readers release more."""
+        return (self.retained_from + self.capacity) // self.block_size * self.block_size
+
     def max_batch_size(self) -> int:
         """The largest global batch for which the ring always has room, in samples."""
         return self.capacity - self.block_size

@@ -58,14 +58,13 @@ class PrivateMapping:
         self.nbytes = sum(length for _, length in placed)
         # Reserve the whole address range first, so that no other mapping can be in it.
         aside = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        self.address = _map(None, self.nbytes, _PROT_NONE, aside, -1, 0)
-        unmap = weakref.finalize(self, _unmap, self.address, self.nbytes, _raise_data_limit(self.nbytes))
-        unmap.atexit = False  # a thread may still read then
+        self.address = map_memory(None, self.nbytes, _PROT_NONE, aside, -1, 0)
+        unmap = unmap_at_end(self, self.address, self.nbytes, _raise_data_limit(self.nbytes))
         here = self.address
         for offset, length in placed:
             over = mmap.MAP_PRIVATE | _MAP_NORESERVE | _MAP_FIXED
             try:
-                _map(here, length, mmap.PROT_READ | mmap.PROT_WRITE, over, fd, offset)
+                map_memory(here, length, mmap.PROT_READ | mmap.PROT_WRITE, over, fd, offset)
             except OSError:
                 unmap()
                 raise
@@ -116,7 +115,17 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def _map(address: int | None, length: int, protection: int, flags: int, fd: int, offset: int) -> int:
+def unmap_at_end(
+    owner: object, address: int, nbytes: int, raised: int = 0
+) -> weakref.finalize[[int, int, int], object]:
+    """Unmap memory with the last reference to `owner`, and take back by how much the limit was raised for it."""
+    unmap = weakref.finalize(owner, _unmap, address, nbytes, raised)
+    unmap.atexit = False  # a thread may still read then
+    return unmap
+
+
+def map_memory(address: int | None, length: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    """mmap(2); raises `OSError`."""
     found: int | None = _libc().mmap(address, length, protection, flags, fd, offset)
     if found is None or found == _FAILED:
         raise OSError(ctypes.get_errno(), "mmap: " + os.strerror(ctypes.get_errno()))

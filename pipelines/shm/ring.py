@@ -41,6 +41,7 @@ class Layout:
     Attributes:
         fields: name -> field, `index` and `_ok` included.
         offsets: name -> first byte, a multiple of the page size.
+        words_offset: of the page after the columns (`pipelines.shm.words`).
         nbytes: of the whole memory.
     """
 
@@ -55,7 +56,8 @@ class Layout:
             self.offsets[name] = offset
             self.row_bytes[name] = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
             offset += self.column_bytes(name)
-        self.nbytes = max(offset, PAGE)
+        self.words_offset = offset
+        self.nbytes = offset + PAGE
 
     def column_bytes(self, name: str) -> int:
         """Bytes from a column's start to the next one's: whole pages."""

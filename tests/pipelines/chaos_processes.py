@@ -20,6 +20,9 @@ from typing import Any, Protocol
 from chaos_plan import Member, Plan
 
 from pipelines import Batch, Feeder, attach, resident
+from pipelines.loader import stream_client
+
+stream_client._WAIT_S = 1e6  # no wake-up may be left to the time limit
 
 Record = list[Any]
 CACHE = "cache"

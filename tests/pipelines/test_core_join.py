@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import mmap
 import os
 import socket
-import struct
 import threading
 import time
 from functools import partial
@@ -37,6 +37,8 @@ from pipelines import Pipeline, PipelineError, attach, sources
 from pipelines.fingerprint import SCHEME
 from pipelines.ipc import messages
 from pipelines.order.stream import min_capacity
+from pipelines.shm import words
+from pipelines.shm.ring import Layout
 
 # --- the gate --------------------------------------------------------------------------------------------
 
@@ -267,20 +269,20 @@ def test_a_feeder_of_another_version_is_refused_in_words(tmp_path: Path) -> None
             connection, _ = listener.accept()
             with connection:
                 connection.recv(1 << 16)
-                connection.send(json.dumps({"v": 2, "kind": "welcome"}).encode())
+                connection.send(json.dumps({"v": 1, "kind": "welcome"}).encode())
 
         server = threading.Thread(target=answer)
         server.start()
         with pytest.raises(
             PipelineError,
-            match=r"no feeder of this version at .*: a peer sent a message of version 2: .* version 1",
+            match=r"no feeder of this version at .*: a peer sent a message of version 1: .* version 2",
         ):
             attach(address, pipe("numpy"), 8)
         server.join()
 
 
 HELLO: dict[str, Any] = {
-    "v": 1, "kind": "hello", "scheme": SCHEME, "tokens": ["t"], "parts": [], "why_unsure": None, "fields": [],
+    "v": 2, "kind": "hello", "scheme": SCHEME, "tokens": ["t"], "parts": [], "why_unsure": None, "fields": [],
     "name": "x", "rank": 0, "world": 1, "batch_size": 8, "first_epoch": 0, "place": 0, "epochs": 1,
 }  # fmt: skip
 GARBAGE = [
@@ -290,11 +292,11 @@ GARBAGE = [
     b"[" * 50_000,
     b'"text"',
     b"[1]",
-    json.dumps({**HELLO, "v": 2}).encode(),
-    json.dumps({"v": 1, "kind": "resident"}).encode(),
-    json.dumps({"v": 1, "kind": "resident", "key": ["a"]}).encode(),
-    json.dumps({"v": 1}).encode(),
-    messages.WANT.pack(b"W", 0, 5),
+    json.dumps({**HELLO, "v": 1}).encode(),
+    json.dumps({"v": 2, "kind": "resident"}).encode(),
+    json.dumps({"v": 2, "kind": "resident", "key": ["a"]}).encode(),
+    json.dumps({"v": 2}).encode(),
+    messages.LOOK,
     b"0" * 200_000,
 ]
 # What nobody can be or read, and how that is called.
@@ -363,12 +365,14 @@ def test_a_reader_can_neither_write_to_the_memory_that_it_is_given_nor_make_it_s
         with connected(feeder.address) as connection:
             hello: dict[str, Any] = {**fitting(pipeline), "epochs": 3}
             if what == "resident set":
-                hello = {"v": 1, "kind": "resident", "key": "still", **pipe("still").describe_for_peers()}
+                hello = {"v": 2, "kind": "resident", "key": "still", **pipe("still").describe_for_peers()}
             connection.send(json.dumps(hello).encode())
-            answer, (given, *_), _, _ = socket.recv_fds(connection, 1 << 16, 1)
+            answer, (given, *others), _, _ = socket.recv_fds(connection, 1 << 16, 3)
             assert json.loads(answer)["kind"] == ("resident" if what == "resident set" else "welcome")
             if what == "renewed ring":
-                given = renewed(feeder, connection, pipeline, given)
+                given = renewed(feeder, connection, pipeline, given, others[0])
+        for other in others:
+            os.close(other)
         memory = [given]
         with contextlib.suppress(PermissionError):  # root may open it again to write
             memory.append(os.open(f"/proc/self/fd/{given}", os.O_RDWR))
@@ -387,21 +391,23 @@ def test_a_reader_can_neither_write_to_the_memory_that_it_is_given_nor_make_it_s
         assert feeder.stats()["failure"] is None
 
 
-def renewed(feeder: Feeder, connection: socket.socket, pipeline: Pipeline, given: int) -> int:
+def renewed(feeder: Feeder, connection: socket.socket, pipeline: Pipeline, given: int, own: int) -> int:
     """Another stands still until the stream goes on without it, in new memory; which this one is given."""
     idle = attach(feeder.address, pipeline, 8, range(3), name="idle")
     batches = iter(idle)
     next(batches)
-    connection.send(messages.WANT.pack(b"W", 0, 16))
-    assert messages.is_struct(connection.recv(64), messages.READY, b"Y")
-    connection.send(messages.WANT.pack(b"W", 16, 24))  # the ring has 16: the idle one is in the way
+    ring_words = words.map_ring_words(given, Layout(pipeline.fields, 16), writable=False)
+    wait_until(lambda: ring_words[words.READY] == 16)
+    mine = words.map_words(own, writable=True)
+    mine[words.RELEASED], mine[words.WANT] = 16, 24  # the ring has 16: the idle one is in the way
+    connection.send(messages.LOOK)
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
         if descriptors:
             os.close(given)
             idle.close()
             return descriptors[0]
-        assert message == messages.NEW_RING or messages.is_struct(message, messages.READY, b"Y")
+        assert message == messages.NEW_RING
 
 
 def test_a_feeder_survives_whatever_is_said_to_it() -> None:
@@ -418,15 +424,24 @@ def test_a_feeder_survives_whatever_is_said_to_it() -> None:
                 said = json.loads(connection.recv(1 << 16))
                 assert said["kind"] in ("refused", "welcome"), said
         connect().close()
-        for nonsense in (b"", b"x" * 17, struct.pack("<cqq", b"W", -(2**63), 2**63 - 1)):
+        for nonsense in (b"", b"x" * 17, b"{}"):
             with connect() as connection:
                 connection.send(json.dumps(fit).encode())
                 assert json.loads(connection.recv(1 << 16))["kind"] == "welcome"
                 connection.send(nonsense)
+        for values in itertools.product((2**63 - 1, -(2**63), 0), repeat=3):
+            with connect() as connection:
+                connection.send(json.dumps(fit).encode())
+                _, given, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+                own = words.map_words(given[1], writable=True)
+                own[words.RELEASED], own[words.WANT], own[words.SINCE] = values
+                connection.send(messages.LOOK)
+                for descriptor in given:
+                    os.close(descriptor)
         with connect() as greedy:  # asks and asks and never reads the answers
             greedy.send(json.dumps({**fit, "name": "greedy"}).encode())
             for _ in range(3000):
-                greedy.send(messages.WANT.pack(b"W", 0, 1))
+                greedy.send(messages.LOOK)
         assert shared(Job(epochs=(0, 3)), feeder.address)[0] == alone(Job(epochs=(0, 3)))
         assert feeder.stats()["failure"] is None and feeder.stats()["restarts"] == 0
 

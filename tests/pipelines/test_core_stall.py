@@ -174,6 +174,15 @@ def test_levels_count_for_as_long_as_they_last() -> None:
     fullness.record()
     clock.now = 9.0
     assert fullness.recorded_s == 4.0, "without levels nothing is recorded"
+    fullness.record(ring=0.0)
+    clock.now = 14.0
+    fullness.record(11.0, ring=1.0)
+    assert fullness.recorded_s == 9.0 and fullness.seconds("ring") == 3.0 + 3.0, (
+        "it has lasted for a while already"
+    )
+    clock.now = 15.0
+    fullness.record(2.0, ring=0.0)
+    assert fullness.seconds("ring") == 6.0, "not before the last record"
 
 
 def test_levels_that_are_noted_while_another_reads_are_not_lost() -> None:

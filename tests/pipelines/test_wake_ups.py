@@ -1,0 +1,46 @@
+"""One wake-up serves all readers of a ring: nobody sleeps through it, and nobody waits for one who was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from chaos_plan import pipeline
+from wake_ups import SIZES, N, digest
+
+from pipelines.ipc.child_processes import child_environment
+
+LIMIT_S = 300.0
+MORE, MANY = range(1, 6), range(100, 150)
+
+
+@pytest.mark.parametrize(
+    ("seed", "epochs"),
+    [
+        (0, 60),
+        *(pytest.param(seed, 400, marks=pytest.mark.more) for seed in MORE),
+        *(pytest.param(seed, 400, marks=pytest.mark.chaos) for seed in MANY),
+    ],
+)
+def test_a_killed_reader_or_feeder_takes_no_wake_up_along(seed: int, epochs: int) -> None:
+    script = str(Path(__file__).with_name("wake_ups.py"))
+    command = [sys.executable, "-W", "ignore", script, str(seed), str(epochs)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=child_environment(), stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as storm:
+        try:
+            said, errors = storm.communicate(timeout=LIMIT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # they have ended, as they should
+                os.killpg(storm.pid, signal.SIGKILL)
+    assert storm.returncode == 0, errors
+    for size, spared in zip(SIZES, json.loads(said), strict=True):
+        assert spared["digest"] == digest(pipeline("noise", N, 0.0).loader(size, range(epochs)))
+        assert spared["stats"]["shared_batches"] > 0
