@@ -8,6 +8,8 @@ bf16, or in fp32 where bf16 is slower, and read one pipeline, which shifts the d
 from __future__ import annotations
 
 import importlib.util
+import os
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +92,8 @@ def schedule(opt: torch.optim.Optimizer, params: dict[str, Any], steps: int) -> 
 
 def spec(epochs: int = 12, batch_size: int = 64, precision: str = "auto", sharing: str = "auto") -> Ensemble:
     """The demo as an `Ensemble`."""
-    gpus = {gpu.parent for gpu in list_gpus()}
+    has_cuda = "+cpu" not in metadata.version("torch") and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    gpus = {gpu.parent for gpu in list_gpus()} if has_cuda else set()
     if precision == "auto":
         precision = "bf16" if gpus or has_fast_bf16() else "fp32"
     wide = 1 if len(gpus) == 1 else 2

@@ -176,7 +176,7 @@ def _has_begun_cuda() -> bool:
     if found is None:
         return False
     try:
-        count = ctypes.CDLL(found[0]).cuDeviceGetCount
+        count = ctypes.CDLL(found[0], mode=os.RTLD_NOLOAD).cuDeviceGetCount
     except (AttributeError, OSError):  # it was replaced on the disk, or is another library of that name
         return True
     return int(count(ctypes.byref(ctypes.c_int()))) != _NOT_INITIALIZED

@@ -130,7 +130,7 @@ def status_notes(run: RunProjection, width: int | None = None) -> list[str]:
     if width is None:
         return notes
     wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    return [part for note in notes for part in wrapper.wrap(note)]
+    return [part for note in notes for line in note.splitlines() for part in wrapper.wrap(line)]
 
 
 def status_rows(run: RunProjection) -> list[dict[str, Any]]:

@@ -324,6 +324,11 @@ class Ensemble(MemberPipelines):
             raise SpecError(
                 "Ensemble.cache_size is for shared pipelines: with sharing='independent' nothing is kept"
             )
+        if self.cache_size is not None and self.out_of_fold:
+            raise SpecError(
+                "Ensemble.cache_size with out_of_fold: members would be evaluated on other images than they learn "
+                "from; put stages.shrink_jpeg into train= instead"
+            )
         if self.cache_format is not None and self.cache_size is None:
             raise SpecError("Ensemble.cache_format is of images that cache_size= makes smaller: give that too")
         if (self.cache == "disk") != (self.cache_dir is not None):

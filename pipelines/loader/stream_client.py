@@ -45,7 +45,6 @@ class StreamRefused(Exception):
 
 
 _WAIT_S = 1.0
-_MOST_DESCRIPTORS = 3
 OnWait = Callable[[], None]
 Answer = TypeVar("Answer")
 
@@ -61,9 +60,10 @@ def _retry_on_timeout(receive: Callable[[], Answer], on_wait: OnWait | None) -> 
 
 
 def _request(
-    address: str, request: bytes, on_wait: OnWait | None = None
+    address: str, request: bytes, sent: int, on_wait: OnWait | None = None
 ) -> tuple[socket.socket, dict[str, Any], list[int]]:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    """The connection, what a feeder answers, and as many descriptors as are sent with it."""
+    connection, descriptors = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), list[int]()
     messages.close_in_children(connection)
     # Without `on_wait` it blocks until there is an answer.
     connection.settimeout(None if on_wait is None else _WAIT_S)
@@ -75,7 +75,7 @@ def _request(
         try:
             messages.send(connection, request)
             message, descriptors = _retry_on_timeout(
-                lambda: messages.receive_with_descriptors(connection, _MOST_DESCRIPTORS), on_wait
+                lambda: messages.receive_with_descriptors(connection, sent), on_wait
             )
             answer = messages.unpack(message)
         except messages.ConnectionLost as lost:
@@ -85,8 +85,12 @@ def _request(
         if answer["kind"] == "refused":
             details = {key: answer[key] for key in ("retry", "unsure", "first_epoch")}
             raise StreamRefused(answer["reason"], **details)
+        if len(descriptors) < sent:
+            raise messages.ConnectionLost(f"no descriptor is left for what the feeder at {address} sent")
     except BaseException:
         connection.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
         raise
     return connection, answer, descriptors
 
@@ -148,8 +152,14 @@ class StreamClient:
         self, address: str, pipeline: PipelineDescription, on_wait: OnWait | None = None, **place: Any
     ) -> None:
         hello = messages.pack("hello", **pipeline.describe_for_peers(), **place)
-        self._connection, answer, descriptors = _request(address, hello, on_wait)
-        self._events = select.epoll()
+        self._connection, answer, descriptors = _request(address, hello, 3, on_wait)
+        try:
+            self._events = select.epoll()
+        except OSError as error:
+            self._connection.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise messages.ConnectionLost(f"no descriptor is left: {error}") from error
         try:
             self._on_wait = on_wait
             pipeline.poison_records.codes.update(map(tuple, answer["poison"]))
@@ -195,6 +205,7 @@ class StreamClient:
         What the consumer wrote into the last batch is undone.
         """
         self._release(released)
+        self._ready = self._ring_words[READY]
         if want > self._ready:
             self._words[SINCE] = time.monotonic_ns()
             self._words[WANT] = want
@@ -202,17 +213,18 @@ class StreamClient:
         # nothing before it knows what was released, or where others keep it from preparing what is wanted.
         if self._ring_words[READY] > self._announced + self._lead or want > self._ring_words[LIMIT]:
             self._announce()
+        due = time.monotonic() + _WAIT_S
         while self._ready < want:
-            happened = self._events.poll(_WAIT_S)
-            if not happened:
-                self._announce()
-                if self._on_wait is not None:
-                    self._on_wait()
-            for descriptor, _ in happened:
+            for descriptor, _ in self._events.poll(max(0.0, due - time.monotonic())):
                 if descriptor == self._connection.fileno():
                     self._receive()
             # After the messages: a new ring, sent before more was ready, has words of its own.
             self._ready = self._ring_words[READY]
+            if self._ready < want and time.monotonic() >= due:  # also where others are woken again and again
+                self._announce()
+                if self._on_wait is not None:
+                    self._on_wait()
+                due = time.monotonic() + _WAIT_S
 
     def _receive(self) -> None:
         if messages.receive(self._connection, messages.MAX_STRUCT_BYTES) != messages.NEW_RING:
@@ -311,7 +323,7 @@ def request_resident(
         StreamRefused: the feeder has no such set, or another pipeline under that name.
     """
     request = messages.pack("resident", key=key, **pipeline.describe_for_peers())
-    connection, answer, (descriptor,) = _request(address, request, on_wait)
+    connection, answer, (descriptor,) = _request(address, request, 1, on_wait)
     stream = _describe_stream(answer, answer["token"] == pipeline.token, connection)
     connection.close()
     try:

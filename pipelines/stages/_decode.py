@@ -145,7 +145,8 @@ def shrink_jpeg(field: str, shorter: int, quality: int = 90, max_pixels: int = M
 
     What a cache keeps of a pipeline with this stage is its result (`Feeder(cache=)`). It is encoded with 4:2:0
     chroma, grey files as grey. Files whose shorter side is not longer than `shorter`, and files of other formats,
-    stay as they are. Labels in pixels (boxes, masks) do not follow. A sample fails if a file that is to be made
+    stay as they are. Labels in pixels (boxes, masks) do not follow; orientation (EXIF) and colour profile are not
+    copied: `decode_jpeg` and `decode_image` use neither. A sample fails if a file that is to be made
     smaller is damaged or truncated.
 
     Args:

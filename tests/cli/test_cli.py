@@ -592,6 +592,8 @@ def test_without_a_gpu_the_demo_says_in_one_line_what_it_trains_on(caplog: pytes
 def test_the_demo_fits_a_machine_whatever_its_gpus(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Gpu(f"GPU-{i}", "G", 80.0, parent=f"GPU-{i}") for i in range(gpus)]
     monkeypatch.setattr(demo, "list_gpus", lambda: found)
+    monkeypatch.setattr("ensemble.cli.demo.metadata.version", lambda name: "2.13.0+cu130")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     check_fit(demo.spec(), [Node("here", 2.0, ("G",) * gpus, 8.0, "here")])
 
 

@@ -127,7 +127,9 @@ class MultilabelMath(TaskMath):
         values, target = np.asarray(values, dtype=np.float64), np.asarray(target)
         self.check_target(values, target)
         rows = flatten(values, target)
-        return fit_temperature_of(_stack_logits(rows.values), rows.target.astype(np.int64))
+        return fit_temperature_of(
+            _stack_logits(rows.values), rows.target.astype(np.int64), rows_of_sample=values.shape[-1]
+        )
 
     def calibrate(self, values: Array, factor: float) -> Array:
         """sigmoid(logit(values) / factor)."""

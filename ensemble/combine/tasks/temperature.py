@@ -27,7 +27,7 @@ CHUNK = 2**20
 """Elements that are worked on at once: temporaries stay in the processor's cache."""
 
 
-def fit_temperature_of(logits: Array, target: Array) -> float:
+def fit_temperature_of(logits: Array, target: Array, rows_of_sample: int = 1) -> float:
     """The most probable temperature for these rows [k, C], or 1.0 where none is better than 1.
 
     It has the least NLL, summed over the rows, plus (log T)² / (2 `PRIOR`²): of few rows the NLL says little, and
@@ -36,6 +36,9 @@ def fit_temperature_of(logits: Array, target: Array) -> float:
 
     The NLL is convex in 1/T (it is a log-sum-exp minus a linear term): a bounded one-dimensional minimisation over
     log T finds the minimum.
+
+    Args:
+        rows_of_sample: rows of one sample, which count as one: the labels of a multi-label task.
 
     NLL and ECE on the rows it was fitted on are a little optimistic, and more so when members or weights were
     chosen on the same rows.
@@ -49,7 +52,7 @@ def fit_temperature_of(logits: Array, target: Array) -> float:
         return 1.0
 
     def loss(log_temperature: float) -> float:
-        beta, prior = math.exp(-log_temperature), log_temperature**2 / (2 * PRIOR**2)
+        beta, prior = math.exp(-log_temperature), rows_of_sample * log_temperature**2 / (2 * PRIOR**2)
         summed = sum(_log_sum_exp(chunk * beta).sum() for chunk in chunks)
         return float((summed + prior) / len(logits) - true * beta)
 

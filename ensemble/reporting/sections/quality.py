@@ -120,44 +120,50 @@ def describe_benefit(combined: Combined | None, ranking: Ranking) -> tuple[str, 
     """Returns whether combining the members has helped, in a sentence, and its tone: "good", "bad" or "".
 
     Judged by the figure that says most of the whole prediction (`JUDGED_BY`), with the paired 95 % interval of the
-    difference to the best member. The sentence is empty where nothing was combined, or nothing can be compared.
+    difference to the best member; where the combination is calibrated, the best member calibrated alike counts as
+    well. On the samples that the members were chosen by nothing is claimed. The sentence is empty where nothing
+    was combined, there was nothing to choose from, or nothing can be compared.
     """
     combined = combined or NOT_COMBINED
     shown = compare(combined, ranking)
     judged = JUDGED_BY.get(read_task(combined).kind, ranking[0])
     each = next((each for each in shown if each.figure.name == judged), shown[0] if shown else None)
     used = [member for member, weight in (combined.weights or {}).items() if weight > 0]
-    if each is None or each.best is None or each.figure.better not in ("higher", "lower") or not used:
-        return "", ""
     of = len(combined.candidates or used)
-    chosen = f"{len(used)} of {text.count(of, 'member')} {'was' if len(used) == 1 else 'were'} chosen"
-    chosen = f"all {of} members were combined" if len(used) == of > 1 else chosen
+    if each is None or each.best is None or each.figure.better not in ("higher", "lower") or not used or of < 2:
+        return "", ""
     if len(used) == 1:
-        return f"{chosen}: no gain from combining{_advise(combined)}", "bad" if of > 1 else ""
-    found = f"{chosen}: {each.figure.label} {_describe_gain(each)}"
+        return f"1 of {of} members was chosen: no gain from combining", ""
+    chosen = f"all {of} members were combined" if len(used) == of else f"{len(used)} of {of} members were chosen"
+    found = f"{chosen}: {each.figure.label} {_describe_gain(each.value, each.best, each)} than the best member"
+    known = finite_or_none((combined.best_calibrated or {}).get(each.figure.name))
+    alike = known is None or each.figure.is_better(each.value, known)
+    if known is not None:
+        found += f", {_describe_gain(each.value, known, each, None)} than it calibrated alike"
+    if combined.split == "valid" and not combined.out_of_fold:
+        return f"{found}; these are the samples it was chosen by: a test= would tell", ""
     if each.is_noise or each.is_better is None:
-        return f"{found}: no gain is shown{_advise(combined)}", ""
-    return found, each.tone
+        return f"{found}; within noise: no gain is shown{_advise(combined)}", ""
+    if each.is_better and not alike:
+        return f"{found}: the gain is that of calibration{_advise(combined)}", ""
+    return f"{found}; beyond noise", each.tone
 
 
-def _describe_gain(each: ModelComparison) -> str:
-    """`0.0782 better than the best member (95 %: 0.0279 … 0.1268), beyond noise`."""
-    assert each.best is not None
+def _describe_gain(value: float, rival: float, each: ModelComparison, of: str | None = "difference") -> str:
+    """`0.0782 better (95 %: 0.0279 … 0.1268)`, with the interval of the comparison unless `of` is None."""
     sign = 1 if each.figure.better == "higher" else -1
-    gain, known = sign * (each.value - each.best), each.difference
-    bounds = sorted(sign * bound for bound in known) if known else None
-    if gain < 0:
-        bounds = sorted(-bound for bound in bounds) if bounds else None
+    gain = sign * (value - rival)
+    flip = sign if gain >= 0 else -sign
+    bounds = sorted(flip * bound for bound in each.difference) if of and each.difference else None
     interval = "" if bounds is None else f" (95 %: {text.interval((bounds[0], bounds[1]))})"
-    sure = {None: "", True: ", within noise", False: ", beyond noise"}[each.is_noise]
-    return f"{text.score(abs(gain))} {'worse' if gain < 0 else 'better'} than the best member{interval}{sure}"
+    return f"{text.score(abs(gain))} {'worse' if gain < 0 else 'better'}{interval}"
 
 
 def _advise(combined: Combined) -> str:
     """What to change where members are too alike."""
     apart = finite_or_none((combined.uncertainty or {}).get("disagreement"))
-    if apart is None:
-        return "; members that differ more in architecture or data would add more"
+    if apart is None or read_task(combined).kind != "classification":
+        return "; members that differ more in architecture or data may add more"
     return (
         f"; two members name different classes for {100 * apart:.2g} % of the samples: vary architecture or data"
     )

@@ -11,7 +11,8 @@ import { HIGHLIGHT, SERIES } from "../store.js";
 const OTHERS = { train_loss: "training loss", lr: "learning rate", samples_per_s: "samples/s" };
 const MANY = 100; // members from which on quartiles are drawn unless told otherwise
 const MOST_STRONG = 40; // selected members drawn one by one; more lie on the canvas in their colours
-const FENCE = 3; // interquartile ranges beyond the quartiles, outside of which a value is an outlier
+const FENCE = 3; // interquartile ranges beyond the quartiles, outside of which a member is an outlier
+const FEW = 5; // members, below which none can be told to be one
 const FLAT = 4; // times the span without outliers, from which on the whole span shows nothing of the others
 const HEIGHT = 330;
 const settings = { metrics: null, axis: "epoch", log: false, weight: 0, quartiles: null, outliers: null, zoom: null };
@@ -235,8 +236,8 @@ class CurvesView {
     const whole = settings.axis === "epoch";
     const kind = { epoch: "whole", samples: "number" }[settings.axis] ?? "time";
     const [lo, hi] = settings.zoom ?? [whole ? range.x[0] : Math.min(0, range.x[0]), Math.max(range.x[1], range.x[0] + (whole ? 1 : 1e-6))];
-    const most = inner(series, range.y, settings.log);
-    const shown = settings.outliers ?? length(range.y, settings.log) <= FLAT * length(most, settings.log);
+    const most = inner(lines, settings.log, ...(settings.zoom ?? []));
+    const shown = most === null || (settings.outliers ?? length(range.y, settings.log) <= FLAT * length(most, settings.log));
     const [low, high] = limits(shown ? range.y : most, settings.log);
     chart.draw({
       series,
@@ -305,18 +306,23 @@ class CurvesView {
   }
 }
 
-/** The span of all values but outliers; quartiles tell them, so that a few members that diverged do not count. */
-function inner(series, whole, log) {
-  const values = series.flatMap(({ ys }) => ys).filter((value) => value !== null && value !== undefined && (!log || value > 0));
-  if (values.length < 8) return whole;
-  const sorted = Float64Array.from(log ? values.map(Math.log) : values).sort();
+/**
+ * The span of all values but those of members that lie apart, whose medians are far beyond the quartiles of all medians;
+ * null where there are none, or too few members to tell.
+ */
+function inner(series, log, from = -Infinity, to = Infinity) {
+  const drawable = ({ xs, ys }) => ys.filter((y, i) => y !== null && y !== undefined && (!log || y > 0) && xs[i] >= from && xs[i] <= to);
+  const lines = series.map(drawable).filter((ys) => ys.length).map((ys) => (log ? ys.map(Math.log) : ys));
+  const medians = lines.map((ys) => quantile(Float64Array.from(ys).sort(), 0.5));
+  const sorted = Float64Array.from(medians).sort();
   const [lower, upper] = [quantile(sorted, 0.25), quantile(sorted, 0.75)];
   const reach = FENCE * (upper - lower);
-  const kept = sorted.filter((value) => value >= lower - reach && value <= upper + reach);
-  return [kept[0], kept.at(-1)].map((value) => (log ? Math.exp(value) : value));
+  const kept = lines.filter((_, i) => medians[i] >= lower - reach && medians[i] <= upper + reach).flat();
+  if (medians.length < FEW || reach === 0 || kept.length === lines.flat().length) return null;
+  return kept.reduce(([low, high], y) => [Math.min(low, y), Math.max(high, y)], [Infinity, -Infinity]).map((y) => (log ? Math.exp(y) : y));
 }
 
-/** How long a span is on its axis; never 0. */
+/** How long a span is on its axis. */
 function length([lo, hi], log) {
-  return Math.max(log ? Math.log(hi / lo) : hi - lo, Number.MIN_VALUE);
+  return log ? Math.log(hi / lo) : hi - lo;
 }
