@@ -353,7 +353,7 @@ def test_the_ledger_says_what_the_energy_amounts_to(finished: tuple[Path, Any, P
 def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None:
     done = call("status", finished[0])
     run, head, *lines, energy = done.stdout.splitlines()
-    lines, (held_up, models, combined, uncertainty, *conformal) = lines[:2], lines[2:]
+    lines, (held_up, models, combined, benefit, uncertainty, *conformal) = lines[:2], lines[2:]
     if energy.startswith("full J: "):
         energy = conformal.pop()
     assert re.fullmatch(r"tiny · finished · executor local · 0:\d\d · objective \w+, (max|min)", run)
@@ -363,6 +363,7 @@ def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None
         ["member-1", "finished", "2/2"],
     ]
     assert re.match(r"combined: accuracy ↑ 0\.\d+ \(.* to the best member.*; on the valid split$", combined)
+    assert benefit.endswith("these are the samples it was chosen by: a test= would tell")
     assert uncertainty.startswith("uncertainty: total ") and [line.split(":")[0] for line in conformal] == [
         "conformal, sets of the most probable classes (THR)",
         "conformal, adaptive sets (APS)",

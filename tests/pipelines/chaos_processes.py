@@ -22,8 +22,6 @@ from chaos_plan import Member, Plan
 from pipelines import Batch, Feeder, attach, resident
 from pipelines.loader import stream_client
 
-stream_client._WAIT_S = 1e6  # no wake-up may be left to the time limit
-
 Record = list[Any]
 CACHE = "cache"
 
@@ -47,6 +45,7 @@ class Child:
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            stream_client._WAIT_S = 1e6  # no wake-up may be left to the time limit
             _be(body, writing, listening)
         os.close(writing)
         os.close(listening)
