@@ -236,7 +236,7 @@ class CurvesView {
     const whole = settings.axis === "epoch";
     const kind = { epoch: "whole", samples: "number" }[settings.axis] ?? "time";
     const [lo, hi] = settings.zoom ?? [whole ? range.x[0] : Math.min(0, range.x[0]), Math.max(range.x[1], range.x[0] + (whole ? 1 : 1e-6))];
-    const most = inner(lines, settings.log, ...(settings.zoom ?? []));
+    const most = inner(series, settings.log, ...(settings.zoom ?? []));
     const shown = most === null || (settings.outliers ?? length(range.y, settings.log) <= FLAT * length(most, settings.log));
     const [low, high] = limits(shown ? range.y : most, settings.log);
     chart.draw({
