@@ -308,9 +308,8 @@ def _is_retried(member: MemberState) -> bool:
 
 
 def _join_changes(kind: str, members: list[tuple[str, str]], most: int = 8) -> str:
-    names = ", ".join(f"{member} {short}".rstrip() for member, short in members[:most])
-    rest = f" and {len(members) - most} more" if len(members) > most else ""
-    return f"{'epochs' if kind == 'epoch' else kind}: {names}{rest}"
+    names = text.names([f"{member} {short}".rstrip() for member, short in members], most)
+    return f"{'epochs' if kind == 'epoch' else kind}: {names}"
 
 
 def _count_epochs(state: RunState) -> str:

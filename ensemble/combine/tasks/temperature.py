@@ -37,11 +37,11 @@ def fit_temperature_of(logits: Array, target: Array, rows_of_sample: int = 1) ->
     The NLL is convex in 1/T (it is a log-sum-exp minus a linear term): a bounded one-dimensional minimisation over
     log T finds the minimum.
 
-    Args:
-        rows_of_sample: rows of one sample, which count as one: the labels of a multi-label task.
-
     NLL and ECE on the rows it was fitted on are a little optimistic, and more so when members or weights were
     chosen on the same rows.
+
+    Args:
+        rows_of_sample: rows of one sample, which count as one: the labels of a multi-label task.
     """
     from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 
