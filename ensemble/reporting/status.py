@@ -16,7 +16,7 @@ from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
 from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine, describe_unusable
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
 from ensemble.reporting.sections.time_to_solution import summarize
-from ensemble.reporting.sections.training import summarize_budget
+from ensemble.reporting.sections.training import group_causes, summarize_budget
 from ensemble.reporting.tables import Column, lay_out
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.event_log import is_locked
@@ -73,14 +73,14 @@ def status_head(run: RunProjection) -> str:
 
 def _list_failures(state: RunState, most: int = 10) -> list[str]:
     """Why members failed, a line for each cause, the most frequent first."""
-    causes: dict[str, list[str]] = {}
-    for member in state.members.values():
-        if member.error:
-            when = "failed" if member.state == "failed" else "failed before"
-            causes.setdefault(f"{when} ({member.reason}): {member.error}", []).append(member.id)
-    ordered = sorted(causes.items(), key=lambda cause: -len(cause[1]))
-    lines = [f"{text.names(members)}: {cause}" for cause, members in ordered[:most]]
-    return lines + ([f"and {text.count(len(ordered) - most, 'other cause')}"] if len(ordered) > most else [])
+    failed = {
+        member.id: f"{'failed' if member.state == 'failed' else 'failed before'} ({member.reason}): {member.error}"
+        for member in state.members.values()
+        if member.error
+    }
+    causes = group_causes(failed)
+    lines = [f"{text.names(members)}: {cause}" for cause, members in causes[:most]]
+    return lines + ([f"and {text.count(len(causes) - most, 'other cause')}"] if len(causes) > most else [])
 
 
 def _list_early_stops(state: RunState, most: int = 10) -> list[str]:

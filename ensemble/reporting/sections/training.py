@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ensemble.reporting import text
@@ -17,13 +18,18 @@ MOST_ON_FRONT = 12  # named in the closing summary
 MOST_CAUSES = 3  # of failures, named in the closing summary
 
 
+def group_causes(failed: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+    """Returns each cause with the members that have it, the most frequent first, of causes by member."""
+    causes: dict[str, list[str]] = {}
+    for member, cause in failed.items():
+        causes.setdefault(cause, []).append(member)
+    return sorted(causes.items(), key=lambda each: -len(each[1]))
+
+
 def summarize_failures(state: RunState, ledger: Ledger) -> list[Line]:
     """Returns a line for each cause for which members failed, the most frequent first."""
-    failed: dict[str, list[str]] = {}
-    for member in state.members.values():
-        if member.state == "failed":
-            failed.setdefault(f"({member.reason}): {member.error}", []).append(member.id)
-    causes = sorted(failed.items(), key=lambda cause: -len(cause[1]))
+    failed = [member for member in state.members.values() if member.state == "failed"]
+    causes = group_causes({member.id: f"({member.reason}): {member.error}" for member in failed})
     said = []
     for cause, members in causes[:MOST_CAUSES]:
         others = f" and {text.count(len(members) - 1, 'other')}" if len(members) > 1 else ""
