@@ -107,7 +107,7 @@ def prune_runs(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Show runs side by side."""
     from ensemble.inspection import compare as compare_runs
-    from ensemble.inspection.comparison import format_comparison
+    from ensemble.reporting.comparison.result import format_comparison
 
     found = compare_runs(*options.runs, quality=options.quality)
     print_lines(options, *format_comparison(found, find_width()).splitlines())

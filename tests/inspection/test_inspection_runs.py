@@ -22,7 +22,7 @@ import run_events
 import ensemble
 from ensemble import SpecError
 from ensemble.cli.parser import main
-from ensemble.inspection.comparison import format_comparison
+from ensemble.reporting.comparison.result import format_comparison
 from ensemble.store import RunDir, StoreError, load_predictions, save_predictions
 from ensemble.store.digests import digest_file
 

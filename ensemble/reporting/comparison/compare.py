@@ -13,8 +13,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.inspection.comparison import Comparison, Table
-from ensemble.inspection.declarations import Declared, list_differences, read_declared
+from ensemble.reporting.comparison.declarations import Declared, list_differences, read_declared
+from ensemble.reporting.comparison.result import Comparison, Table
 from ensemble.spec import SpecError
 from ensemble.spec.validation import check_number
 
