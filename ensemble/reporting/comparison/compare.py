@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting.comparison.declarations import Declared, list_differences, read_declared
 from ensemble.reporting.comparison.result import Comparison, Table
 from ensemble.spec import SpecError
 from ensemble.spec.validation import check_number
+from ensemble.store.run_notes import read_notes
 
 if TYPE_CHECKING:
     from ensemble.combine.prediction_matrix import PredictionMatrix
@@ -48,7 +49,7 @@ def compare(*run_dirs: str | os.PathLike[str], quality: float | None = None) -> 
     if len(set(paths)) < len(paths):
         raise SpecError(f"compare() is given the run {runs[0].run_dir.path} twice")
     names = _name_runs(runs)
-    notes = _explain_differences(runs, names)
+    notes = explain_differences(runs, names)
     is_ranked = len({(run.state.objective, run.state.direction) for run in runs}) == 1
     level = (_find_common_quality(runs) if quality is None else float(quality)) if is_ranked else None
     figures, more = _compare_figures(runs, names)
@@ -60,11 +61,11 @@ def compare(*run_dirs: str | os.PathLike[str], quality: float | None = None) -> 
 
 
 def _name_runs(runs: Sequence[Declared]) -> list[str]:
-    names = [run.run_dir.path.name for run in runs]
+    names = [read_notes(run.run_dir).name or run.run_dir.path.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.run_dir.path) for run in runs]
 
 
-def _explain_differences(runs: Sequence[Declared], names: Sequence[str]) -> list[str]:
+def explain_differences(runs: Sequence[Declared], names: Sequence[str]) -> list[str]:
     """What forbids to compare the runs as equals."""
     from ensemble.train.data_identity import describe_difference, describe_moves, is_identified, why_unsure
 
@@ -116,31 +117,43 @@ def _compare_figures(runs: Sequence[Declared], names: Sequence[str]) -> tuple[Ta
     rows: Table = []
     notes: list[str] = []
     for model, what in MODELS.items():
-        found = [run.read_model(model) for run in runs]
-        metrics = [run.read_metrics(model) for run in runs]
+        first = runs[0].read_model(model)
         differences: list[dict[str, Any]] = []
-        for run, name, other in zip(runs[1:], names[1:], found[1:], strict=True):
-            first = found[0]
-            why = explain_other_samples(runs[0], first, run, other)
-            if why is not None:
-                notes.append(f"{what} of {name} is not compared with that of {names[0]}: {why}")
-                differences.append({})
-            else:
-                assert not isinstance(first, str) and not isinstance(other, str)
-                differences.append(_bootstrap(first, other))
-        rows += _make_rows(model, runs, metrics, differences)
+        for run, name in zip(runs[1:], names[1:], strict=True):
+            found = draw_difference(runs[0], first, run, run.read_model(model))
+            if isinstance(found, str):
+                notes.append(f"{what} of {name} is not compared with that of {names[0]}: {found}")
+            differences.append({} if isinstance(found, str) else found)
+        rows += make_rows(model, runs, differences)
     return rows, list(dict.fromkeys(notes))
 
 
-def _make_rows(
-    model: str,
-    runs: Sequence[Declared],
-    metrics: Sequence[dict[str, float]],
-    differences: Sequence[dict[str, Any]],
-) -> Table:
+def draw_difference(
+    first: Declared, ours: PredictionMatrix | str, second: Declared, theirs: PredictionMatrix | str
+) -> dict[str, Any] | str:
+    """The intervals of the second run's figures minus the first's, by figure, by the paired bootstrap ("" says that
+    they were drawn); or why they cannot be compared.
+
+    Args:
+        ours, theirs: what a model of each predicted, or why that is not known (`Declared.read_model`).
+    """
+    why = explain_other_samples(first, ours, second, theirs)
+    if why is not None:
+        return why
+    assert not isinstance(ours, str) and not isinstance(theirs, str)
+    return _bootstrap(ours, theirs)
+
+
+def make_rows(model: str, runs: Sequence[Declared], differences: Sequence[Mapping[str, Any]]) -> Table:
+    """The figures of a model of several runs, each beside that of the first run: see `Comparison.figures`.
+
+    Args:
+        differences: of each run but the first, see `draw_difference`; empty where it is not known.
+    """
     from ensemble.reporting.model_figures import list_figures
 
     state = runs[0].state
+    metrics = [run.read_metrics(model) for run in runs]
     known = list(dict.fromkeys(name for each in metrics for name in each))
     rows: Table = []
     for figure in list_figures(known, runs[0].task, (state.objective, state.direction)):
