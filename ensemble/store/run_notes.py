@@ -1,10 +1,10 @@
 """What people write about a run: a name to show, tags, a note; beside its log, in `notes.json`.
 
-They belong to nobody's browser: whoever lists the runs of a folder sees them. They take no part in what the run is:
-nothing of them is in its log, in its identity or in its results. Who may write into the run's directory may change
-them, while it trains as well as years later. An edit replaces the fields that it names, under a lock of the
-directory (flock(2)): of two edits of one field the last counts, and edits of different fields both hold. Where the
-file system has no such locks, one of two edits at the same moment may be lost, and the file is whole all the same.
+Whoever lists the runs of a folder sees them. They take no part in what the run is: nothing of them is in its log,
+in its identity or in its results. Who may write into the run's directory may change them, while it trains as well
+as years later. An edit replaces the fields that it names, under a lock of the directory (flock(2)): of two of
+one field the last counts, those of different fields both hold. Where the file system has no such locks, one of two
+edits at the same moment may be lost, and the file is whole all the same.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class RunNotes:
         """Returns the notes after an edit.
 
         Args:
-            changes: any of `name`, `note` (texts; empty ones remove them), `tags` (all that the run has then), `add` and
-                `remove` (tags, beside those that it has).
+            changes: any of `name`, `note` (texts; empty ones remove them), `tags` (all that it has then), `add`,
+                `remove` (tags, beside those that it has); tags are a list, or a text with blanks or commas.
 
         Raises:
             StoreError: they are of another form, too many or too long.
@@ -80,7 +80,8 @@ def _check_text(what: str, value: Any, longest: int) -> str:
 
 
 def _check_tags(value: Any) -> list[str]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) > MOST_TAGS:
+    value = value.replace(",", " ").split() if isinstance(value, str) else value
+    if not isinstance(value, Sequence) or len(value) > MOST_TAGS:
         raise StoreError(f"tags are a list of at most {MOST_TAGS} texts")
     for tag in value:
         is_word = isinstance(tag, str) and 0 < len(tag) <= LONGEST_TAG and tag.isprintable()

@@ -131,8 +131,8 @@ def _compare_figures(runs: Sequence[Declared], names: Sequence[str]) -> tuple[Ta
 def draw_difference(
     first: Declared, ours: PredictionMatrix | str, second: Declared, theirs: PredictionMatrix | str
 ) -> dict[str, Any] | str:
-    """The intervals of the second run's figures minus the first's, by figure, by the paired bootstrap ("" says that
-    they were drawn); or why they cannot be compared.
+    """The intervals of the second run's figures minus the first's, by figure, by the paired bootstrap; or why they
+    cannot be compared. "" says that they were drawn.
 
     Args:
         ours, theirs: what a model of each predicted, or why that is not known (`Declared.read_model`).

@@ -32,8 +32,8 @@ OPTIONS = (
 )  # fmt: skip
 #: Of the `combined` event, what says how the members were combined, and how good that is.
 COMBINED = (
-    "method", "members", "split", "declared", "weights", "candidates", "task", "calibration", "metrics", "intervals",
-    "noise", "best_member", "code", "reason",
+    "method", "members", "split", "declared", "weights", "candidates", "task", "calibration", "metrics",
+    "intervals", "noise", "best_member", "code", "reason",
 )  # fmt: skip
 #: Points of a curve; members that are told of; different values of members that a summary keeps.
 MOST_POINTS, MOST_BEST, MOST_VALUES = 200, 3, 20
@@ -106,15 +106,20 @@ class Declared:
         found = metrics.get({"combined": "ensemble"}.get(model, model)) or {}
         return {name: value for name, value in found.items() if finite_or_none(value) is not None}
 
-    def read_model(self, model: str) -> PredictionMatrix | str:
-        """What a model predicted; or why that is not known."""
+    def read_model(self, model: str, *, runs_code: bool = True) -> PredictionMatrix | str:
+        """What a model predicted; or why that is not known.
+
+        Args:
+            runs_code: whether members may be combined by the function of the run's declaration.
+        """
         from ensemble.combine import CombineError
         from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
         from ensemble.combine.recorded import read_combined
 
         try:
             if model == "combined":
-                one = read_combined(self.run_dir, self.state, self.split)
+                load = None if runs_code else self._refuse_code
+                one = read_combined(self.run_dir, self.state, self.split, load)
                 return PredictionMatrix([model], [one.values], one.index, one.target, {}, one.task)
             best = (self.state.combined or NOT_COMBINED).best_member
             if best is None:
@@ -123,6 +128,13 @@ class Declared:
             return found if found.members else f"{self.run_dir.path}: {best}: {found.left_out[best]}"
         except (CombineError, StoreError) as error:
             return str(error)
+
+    def _refuse_code(self) -> None:
+        from ensemble.combine import CombineError
+
+        raise CombineError(
+            f"{self.run_dir.path} was combined by a function of yours, which `ensemble compare` calls"
+        )
 
 
 def read_declared(path: str | os.PathLike[str]) -> Declared:
@@ -164,8 +176,8 @@ def make_record(run: RunProjection, reached: Sequence[tuple[float, float]]) -> R
     Returns:
         - `standing`: its row in a comparison but for its name.  `reached`: as given.
         - `best`: the members that are best: id, value of the objective, hyperparameters.
-        - `curves`: by "best" the objective after each epoch of the best member, [epochs, value]; by "quartiles" that
-          of all members that came so far, [epochs, lower quartile, median, upper quartile].
+        - `curves`: by "best" the objective after each epoch of the best member, [epochs, value]; by "quartiles"
+          that of all members that came so far, [epochs, lower quartile, median, upper quartile].
         - `declaration`: see `list_differences`.  `data`: what identifies the training data.
         - `combined`: `COMBINED` of that event, None where there is none; `members`: number, digests of the
           predictions and declared weights of each member that takes part in it.
@@ -212,7 +224,7 @@ def make_record(run: RunProjection, reached: Sequence[tuple[float, float]]) -> R
 
 
 def limit_record(record: Record) -> Record:
-    """The record with long lists of values in the declaration cut: it says how many they are, and tells them apart."""
+    """The record with long lists of declared values cut: it says how many they are, and tells lists apart."""
     declaration = record["declaration"] | {
         name: [*value[:MOST_VALUES], f"{len(value)} values, {digest_bytes(json.dumps(value).encode())[:12]}"]
         for name, value in record["declaration"].items()

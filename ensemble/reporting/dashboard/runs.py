@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ensemble.reporting import text
 from ensemble.reporting.comparison.declarations import Declared, limit_record, make_record, read_declared
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.run_projection import RunProjection
@@ -137,6 +138,36 @@ class _Known:
     status: RunStatus | None = None
     is_lost: bool = False
     read_at: float = 0.0
+    listed: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
+
+
+def _write_cells(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -> dict[str, tuple[str, Any]]:
+    """A row of the list as the page shows it: by names that the filter knows, a text and what it is sorted by."""
+    counts, best, used = row["counts"] or {}, row["best"] or {}, row["used"] or {}
+    name, tags = notes["name"] or row["name"], " ".join(notes["tags"])
+    many, failed = sum(counts.values()), counts.get("failed", 0)
+    energy, cpu, value, combined = (
+        used.get("energy_j"),
+        used.get("cpu_s"),
+        best.get("value"),
+        row["combined_value"],
+    )
+    origin = "" if energy is None else f" ({used['energy_origin']})"
+    return {
+        "name": (name, name),
+        "dir": (where, where),
+        "tag": (tags, tags or None),
+        "note": (notes["note"], notes["note"] or None),
+        "members": (str(many), many),
+        "failed": (str(failed), failed),
+        "best": (text.score(value), value),
+        "combined": (text.score(combined), combined),
+        "objective": (row["objective"] or text.ABSENT, row["objective"]),
+        "state": (row["state"]["word"], row["state"]["word"]),
+        "cpu_s": (text.cpu(cpu), cpu),
+        "energy_j": (text.joules(energy) + origin, energy),
+        "took_s": (text.duration(row["wall_s"]), row["wall_s"]),
+    }
 
 
 class RunList:
@@ -156,8 +187,9 @@ class RunList:
         self.paths: dict[str, Path] = {}
 
     def update(self, heads: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns a row for each run; of some in a large folder it has no more than the name at first. What people
-        wrote about a run is under `notes`.
+        """Returns a row for each run; of some in a large folder it has no more than the name at first. Beside its
+        fields it has what people wrote about the run (`notes`), and columns of the list: their texts (`cells`) and
+        what they are sorted and filtered by (`params`).
 
         Args:
             heads: by key, how runs stand that are followed anyway (`describe_head`); their logs are not read here.
@@ -172,7 +204,7 @@ class RunList:
             self._read(key, self.paths[key])
             if time.monotonic() > now + READ_S:
                 break
-        return [self._known[key].row | {"notes": self._find_notes(key)} for key in self.paths]
+        return [self._list(key) for key in self.paths]
 
     def read_all(self) -> list[dict[str, Any]]:
         """Returns a row for each run, what it has used included, however long it takes to read them."""
@@ -181,7 +213,7 @@ class RunList:
         for key, path in self.paths.items():
             self._read(key, path)
             self._known[key].status = None
-        return [self._known[key].row | {"notes": self._find_notes(key)} for key in self.paths]
+        return [self._list(key) for key in self.paths]
 
     def scan(self) -> None:
         """Looks for runs."""
@@ -192,6 +224,17 @@ class RunList:
         }
         self._notes = {key: known for key, known in self._notes.items() if key in self.paths}
         self._next_scan = time.monotonic() + SCAN_S
+
+    def _list(self, key: str) -> dict[str, Any]:
+        """The row of a run with what people wrote about it, and as texts; the same one as long as both are."""
+        known, notes = self._known[key], self._find_notes(key)
+        if known.listed is None or known.listed[0] is not known.row or known.listed[1] is not notes:
+            where = self.paths[key]
+            where = where.relative_to(self._path) if where != self._path else Path(where.name)
+            found = _write_cells(known.row, notes, str(where))
+            cells, params = ({name: each[at] for name, each in found.items()} for at in (0, 1))
+            known.listed = (known.row, notes, known.row | {"notes": notes, "cells": cells, "params": params})
+        return known.listed[2]
 
     def _find_notes(self, key: str) -> dict[str, Any]:
         """What people wrote about a run, which is read when its file has changed."""

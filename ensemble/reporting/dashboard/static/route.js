@@ -1,4 +1,4 @@
-/** The page's address: `#curves?run=KEY&member=ID&select=a,b&filter=lr%3C0.1`. */
+/** The page's address: `#curves?run=KEY&member=ID&select=a,b&filter=lr%3C0.1`, and `#compare?runs=KEY,KEY`. */
 
 function decoded(text) {
   try {
@@ -8,18 +8,19 @@ function decoded(text) {
   }
 }
 
-/** Reads a hash as `{ view, run, member, select, filter }`. */
+/** Reads a hash as `{ view, run, runs, member, select, filter }`. */
 export function parseRoute(hash) {
   const [view, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
   const found = new Map(query.split("&").filter(Boolean).map((pair) => pair.split(/=(.*)/s)));
   const one = (name) => (found.has(name) ? decoded(found.get(name) ?? "") : null);
-  const select = (found.get("select") ?? "").split(",").filter(Boolean).map(decoded);
-  return { view: decoded(view), run: one("run"), member: one("member"), select, filter: one("filter") ?? "" };
+  const list = (name) => (found.get(name) ?? "").split(",").filter(Boolean).map(decoded);
+  return { view: decoded(view), run: one("run"), runs: list("runs"), member: one("member"), select: list("select"), filter: one("filter") ?? "" };
 }
 
 /** Writes a hash; the reverse of `parseRoute`. */
-export function formatRoute({ view, run, member, select, filter }) {
+export function formatRoute({ view, run, runs, member, select, filter }) {
   const parts = [];
+  if (runs?.length) parts.push(`runs=${runs.map(encodeURIComponent).join(",")}`);
   if (run) parts.push(`run=${encodeURIComponent(run)}`);
   if (member) parts.push(`member=${encodeURIComponent(member)}`);
   if (select?.length) parts.push(`select=${select.map(encodeURIComponent).join(",")}`);

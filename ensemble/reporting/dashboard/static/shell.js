@@ -67,7 +67,7 @@ function update(parts, page, changed) {
   setText(parts.stopping, page.isStopping() ? "stopping …" : "");
   parts.back.hidden = !hasRun || page.runs.length < 2;
   if (!hasRun) {
-    setText(parts.name, "Runs");
+    setText(parts.name, page.view?.view.title ?? "Runs");
     setText(parts.lead, "");
     parts.state.hidden = true;
     document.title = "Runs";

@@ -13,8 +13,9 @@ import { detailsView } from "./details.js";
 import { noticesView } from "./notices.js";
 import { memberView } from "./member.js";
 import { runsView } from "./runs.js";
+import { compareView } from "./compare.js";
 
 export const VIEWS = [
   overviewView, membersView, curvesView, timelineView, placementView, pipelineView, searchView,
-  ensembleView, costView, detailsView, noticesView, memberView, runsView,
+  ensembleView, costView, detailsView, noticesView, memberView, runsView, compareView,
 ];

@@ -5,9 +5,14 @@ import { extent } from "../scales.js";
 import { significant } from "../format.js";
 import { HIGHLIGHT, NEUTRAL, SERIES } from "../store.js";
 
+/** The colour of a run, or of another of many things that are drawn together, by its place. */
+export function colourAt(place) {
+  return SERIES[place] ?? `hsl(${Math.round(place * 137.5) % 360} 52% 52%)`;
+}
+
 const COLOURS = { best: SERIES[0], combined: HIGHLIGHT, reference: NEUTRAL };
 
-/** A chart for a plot: `root`, `draw(plot, names)`, `close()`. `names`: what each model is called. */
+/** A chart for a plot: `root`, `draw(plot, names)`, `close()`. `names`: what each model, or run by its place, is called. */
 export function plotChart(plot) {
   const chart = new Chart({ title: plot.title, width: "half", height: 320 });
   return {
@@ -27,23 +32,23 @@ export function plotChart(plot) {
   };
 }
 
-function axis({ title, range, kind }, series, at) {
+function axis({ title, range, kind, whole }, series, at) {
   const values = series.flatMap(({ points }) => points.map((point) => point[at]));
-  return { kind, values: range ?? (kind === "category" ? values : extent(values)), title, pad: range === null && kind === "linear" ? 0.04 : 0 };
+  return { kind, values: range ?? (kind === "category" ? values : extent(values)), title, whole, pad: range === null && kind === "linear" ? 0.04 : 0 };
 }
 
 function drawn(series, plot, names, models, isLabelled) {
   const { of, shape, line, points } = series;
-  const colour = COLOURS[of];
+  const colour = COLOURS[of] ?? colourAt(of);
   if (of === "reference") return { name: "right", colour, line: "line", dash: [5, 4], width: 1, still: true, quiet: true, points: points.map(([x, y]) => ({ x, y })) };
   const name = names[of];
   const isBar = shape === "bar";
   const aside = isBar && models.length > 1 ? 0.56 * (models.indexOf(of) - 0.5) : 0;
   const outer = series.name !== null && series.name !== "50 %"; // a quantile beside the median
   return {
-    name, colour, shape, line: line ? "line" : null, dash: outer ? [4, 3] : null, quiet: !isLabelled, size: isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4,
-    points: points.map(([x, y]) => ({
-      x, y, aside, text: `${name}${series.name ? `, ${series.name}` : ""}\n${plot.x.title} ${significant(x, 4)}\n${plot.y.title} ${significant(y, 4)}`,
+    name, colour, shape, line: line ? "line" : null, dash: outer ? [4, 3] : null, quiet: !isLabelled, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
+    points: points.map(([x, y, more]) => ({
+      x, y, aside, text: `${name}${series.name ? `, ${series.name}` : ""}\n${plot.x.title} ${significant(x, 4)}\n${plot.y.title} ${significant(y, 4)}${more ? `\n${more}` : ""}`,
     })),
   };
 }

@@ -1,0 +1,142 @@
+"""Reads the runs of a comparison for the page, and compares the models of pairs of them.
+
+What was read of a run is kept for as long as its log does not change, and the difference of two runs as well. A
+call takes a limited time: what was not reached by then is left for the next one, and the document says how much
+that is. Code of a run is never executed here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble.events import NOT_COMBINED
+from ensemble.reporting.comparison.compare import draw_difference
+from ensemble.reporting.comparison.declarations import Declared
+from ensemble.reporting.dashboard.comparison_document import Compared, Document, Pair, describe_comparison
+from ensemble.reporting.dashboard.runs import recall_declared
+from ensemble.store import RunDir, StoreError
+from ensemble.store.event_handlers import EVENT_ERRORS
+
+if TYPE_CHECKING:
+    from ensemble.combine.prediction_matrix import PredictionMatrix
+
+#: Runs in a comparison; runs and pairs that are remembered.
+MOST_RUNS, MOST_KEPT = 50, 400
+#: Seconds that a call may take before it leaves the rest to the next one.
+BUDGET_S = 1.5
+#: Times as long as reading a log took, until one that grows is read again.
+PAUSE = 10.0
+#: Of the saved predictions of a run's combined model, that are read.
+MOST_BYTES = 256 * 2**20
+
+Stamp = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Recalled:
+    """What was read of a run: of which log, and when one that grows may be read again (monotonic seconds)."""
+
+    stamp: Stamp
+    declared: Declared
+    next: float
+
+
+class Comparisons:
+    """Compares runs; called by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Path, _Recalled] = {}
+        self._pairs: dict[tuple[Path, Stamp, Path, Stamp], Pair] = {}
+
+    def compare(self, paths: Mapping[str, Path], rows: Mapping[str, Mapping[str, Any]]) -> Document:
+        """Returns the document of a comparison (`describe_comparison`).
+
+        Args:
+            paths: of the runs, by their keys, in order.
+            rows: their rows in the list of runs.
+        """
+        began = time.monotonic()
+        runs = [_name(key, rows[key], path) for key, path in paths.items()]
+        _make_unique(runs, paths)
+        for run in runs:
+            self._recall(run, paths[run.key], may_read=time.monotonic() < began + BUDGET_S)
+        pairs = self._compare_pairs(runs, [paths[run.key] for run in runs], began + BUDGET_S)
+        for kept in (self._runs, self._pairs):
+            while len(kept) > MOST_KEPT:
+                kept.pop(next(iter(kept)))  # type: ignore[call-overload]
+        return describe_comparison(runs, pairs)
+
+    def _recall(self, run: Compared, path: Path, *, may_read: bool) -> None:
+        """Gives a run what is known of it, as far as there is time to read."""
+        known, now = self._runs.get(path), time.monotonic()
+        run_dir = RunDir(path)
+        try:
+            found = os.stat(run_dir.events)
+            stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+            if known is None or (known.stamp != stamp and now >= known.next):
+                if not may_read:
+                    return
+                declared = recall_declared(run_dir, found.st_size)
+                ended = time.monotonic()
+                known = self._runs[path] = _Recalled(stamp, declared, ended + PAUSE * (ended - now))
+        except FileNotFoundError:
+            run.missing = "it has not started"
+        except (OSError, StoreError, *EVENT_ERRORS) as error:
+            run.missing = " ".join(str(error).split()) or type(error).__name__
+        else:
+            run.declared = known.declared
+
+    def _compare_pairs(
+        self, runs: Sequence[Compared], paths: Sequence[Path], until: float
+    ) -> dict[str, Pair | None]:
+        first, found = runs[0].declared, dict[str, Pair | None]()
+        ours: PredictionMatrix | str | None = None
+        for run, path in zip(runs[1:], paths[1:], strict=True):
+            other = run.declared
+            if first is None or other is None:
+                continue
+            key = (paths[0], self._runs[paths[0]].stamp, path, self._runs[path].stamp)
+            if key not in self._pairs and time.monotonic() < until:
+                ours = _read_combined(first) if ours is None else ours
+                theirs = ours if isinstance(ours, str) else _read_combined(other)
+                self._pairs[key] = _draw(first, ours, other, theirs)
+            found[run.key] = self._pairs.get(key)
+        return found
+
+
+def _name(key: str, row: Mapping[str, Any], path: Path) -> Compared:
+    return Compared(key, row["notes"]["name"] or path.name, row["state"]["word"], row["state"]["tone"])
+
+
+def _make_unique(runs: Sequence[Compared], paths: Mapping[str, Path]) -> None:
+    """Names runs that are called alike by their directories as well."""
+    names = [run.name for run in runs]
+    folder = os.path.commonpath([path.parent for path in paths.values()])
+    for run in runs:
+        if names.count(run.name) > 1:
+            run.name = f"{run.name} ({paths[run.key].relative_to(folder)})"
+
+
+def _read_combined(run: Declared) -> PredictionMatrix | str:
+    """What the combined model of a run predicted; or why that is not known here."""
+    combined = run.state.combined or NOT_COMBINED
+    files = [run.run_dir.predictions(member, run.split) for member in combined.weights]
+    size = sum(path.stat().st_size for path in files if path.exists())
+    if size > MOST_BYTES:
+        return f"the predictions of {run.run_dir.path} have {size >> 20} MiB; `ensemble compare` reads them"
+    try:
+        return run.read_model("combined", runs_code=False)
+    except Exception as error:
+        return f"the predictions of {run.run_dir.path} cannot be read: {type(error).__name__}: {error}"
+
+
+def _draw(first: Declared, ours: PredictionMatrix | str, other: Declared, theirs: PredictionMatrix | str) -> Pair:
+    try:
+        return draw_difference(first, ours, other, theirs)
+    except Exception as error:
+        return f"their predictions cannot be compared: {type(error).__name__}: {error}"

@@ -1,0 +1,64 @@
+/** Runs side by side, as the server's document of them has it: charts, differences, declarations. */
+
+import { choice } from "../card.js";
+import { fill, h } from "../dom.js";
+import { visible } from "../format.js";
+import { plainTable } from "../plain_table.js";
+import { formatRoute } from "../route.js";
+import { colourAt, plotChart } from "./task_plots.js";
+
+const [PENDING_MS, RUNNING_MS] = [300, 15000];
+
+export const compareView = { id: "compare", title: "Runs compared", tab: false, ofRuns: true, mount: (root, page) => new CompareView(root, page) };
+
+class CompareView {
+  constructor(root, page) {
+    Object.assign(this, { root, page, charts: [], asked: null });
+    [this.head, this.notes, this.plots, this.tables] = ["figure-tools", "", "grid", ""].map((kind) => h("div", { class: kind }));
+    fill(root, h("p", { class: "crumb" }, h("a", { href: "#runs" }, "All runs")), this.head, this.notes, this.plots, this.tables);
+  }
+
+  update() {
+    if (this.page.route.runs.join() !== this.asked) this.ask(this.page.route.runs);
+  }
+
+  /** Asks for the document; again while some of it is still to be made, or a run goes on. */
+  async ask(keys) {
+    clearTimeout(this.timer);
+    const asked = (this.asked = keys.join());
+    try {
+      const found = await this.page.source.ask(`compare?runs=${asked}`);
+      if (asked !== this.asked) return;
+      this.draw(found);
+      const isGrowing = found.runs.some((run) => run.state.word === "running");
+      if (found.pending || isGrowing) this.timer = setTimeout(() => this.ask(keys), found.pending ? PENDING_MS : RUNNING_MS);
+    } catch (error) {
+      if (asked === this.asked) fill(this.notes, h("p", { class: "absent" }, `They cannot be compared: ${visible(error.message)}.`));
+    }
+  }
+
+  draw({ runs, pending, notes, plots, tables }) {
+    const [keys, names] = [runs.map((run) => run.key), runs.map((run) => visible(run.name))];
+    const moveFirst = (key) => (location.hash = formatRoute({ view: "compare", runs: [key, ...keys.filter((each) => each !== key)] }));
+    const link = (key, i) => h("a", { class: "chart-key", href: `#overview?run=${key}` }, h("span", { class: "swatch", style: { background: colourAt(i) } }), names[i]);
+    fill(this.head, choice("compared with", keys.map((key, i) => [key, names[i]]), keys[0], moveFirst), keys.map(link));
+    const said = pending ? [`${pending} of what is compared is still being read …`, ...notes] : notes;
+    fill(this.notes, said.map((note) => h("p", { class: "reading", "data-mark": "note" }, visible(note))));
+    const drawn = JSON.stringify([names, plots]);
+    if (drawn !== this.drawn) {
+      this.drawn = drawn;
+      this.charts.splice(0).forEach((chart) => chart.close());
+      this.charts.push(...plots.map(plotChart));
+      fill(this.plots, this.charts.map((chart) => chart.root));
+      this.charts.forEach((chart, i) => chart.draw(plots[i], names));
+    }
+    fill(this.tables, tables.map(plainTable));
+    this.root.dataset.pending = pending;
+  }
+
+  close() {
+    clearTimeout(this.timer);
+    this.asked = null;
+    this.charts.forEach((chart) => chart.close());
+  }
+}
