@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ensemble.inspection import compare as compare
     from ensemble.inspection import list_runs as list_runs
     from ensemble.inspection import load_predictions as load_predictions
+    from ensemble.inspection import sum_usage as sum_usage
     from ensemble.inspection.dry_run import dry_run as dry_run
     from ensemble.refit import refit as refit
     from ensemble.result import Result as Result
@@ -58,7 +59,8 @@ _NAMES_OF = {
     "Resources SWA Search SpecError Task TensorBoard WandB choice cross_validated integer loguniform quantiles "
     "seeds uniform",
     "ensemble.api": "resume submit",
-    "ensemble.inspection": "Comparison DryRun SavedPredictions compare dry_run list_runs load_predictions",
+    "ensemble.inspection": "Comparison DryRun SavedPredictions compare dry_run list_runs load_predictions "
+    "sum_usage",
     "ensemble.refit": "refit",
     "ensemble.result": "Result",
     "ensemble.run": "Run attach",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import csv
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +73,13 @@ def write_json(options: argparse.Namespace, rows: Rows | dict[str, Any]) -> None
         sys.stdout.write(text)
     else:
         Path(options.json).write_text(text, encoding="utf-8")
+
+
+def write_csv(file: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as comma-separated values to a file, or to standard output for `-`; numbers have all digits."""
+    with (
+        contextlib.nullcontext(sys.stdout) if file == "-" else open(file, "w", encoding="utf-8", newline="") as to
+    ):
+        writer = csv.writer(to)
+        writer.writerow(rows[0] if rows else ())
+        writer.writerows(row.values() for row in rows)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ensemble.cli.console import find_width, print_lines, write_json
+from ensemble.cli.console import find_width, print_lines, write_csv, write_json
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -141,3 +142,44 @@ def compare(options: argparse.Namespace) -> int:
     print_lines(options, *format_comparison(found, find_width()).splitlines())
     write_json(options, found.as_dict())
     return 0
+
+
+def usage(options: argparse.Namespace) -> int:
+    """Show what the runs in a folder have used, by user, project or month."""
+    from ensemble.inspection import sum_usage
+    from ensemble.reporting import text
+    from ensemble.reporting.tables import format_table
+
+    rows = sum_usage(options.folder, options.by)
+    cells = []
+    for row in rows:
+        running = f" ({row['in_progress']} in progress)" if row["in_progress"] else ""
+        hours = [
+            text.ABSENT if row[name] is None else text.amount(row[name] / 3600) for name in ("cpu_s", "gpu_s")
+        ]
+        quantities = [
+            _describe_sum(row, "energy_kwh", "without_energy", text.amount, row["energy_origin"]),
+            _describe_sum(row, "emissions_g", "without_emissions", text.emissions),
+            _describe_sum(row, "price", "without_price", text.amount, row["currency"]),
+        ]
+        cells.append([*(row[name] for name in options.by), f"{row['runs']}{running}", *hours, *quantities])
+    head = [*options.by, "runs", "CPU-hours", "GPU-hours", "kWh", "emissions", "price"]
+    shown = format_table(head, cells, find_width()) if rows else f"no run that has begun in {options.folder}"
+    if options.csv != "-":
+        print_lines(options, *shown.splitlines())
+    if options.csv is not None:
+        write_csv(options.csv, rows)
+    write_json(options, [dict(row) for row in rows])
+    return 0
+
+
+def _describe_sum(
+    row: Mapping[str, Any], name: str, missing: str, describe: Callable[[float], str], unit: str | None = None
+) -> str:
+    """A sum, and of how many runs it is not known."""
+    from ensemble.reporting import text
+
+    if row[name] is None:
+        return text.ABSENT
+    without = f"without {text.count(row[missing], 'run')}" if row[missing] else None
+    return " ".join(filter(None, (describe(row[name]), unit, without)))

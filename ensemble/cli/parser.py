@@ -296,6 +296,14 @@ def _make_parser() -> argparse.ArgumentParser:
     text = "List the runs in a folder, the newest first: their state, best value, CPU time, energy and duration."
     listed = command("list", inspect_commands.list_runs, text)
     listed.add_argument("folder", nargs="?", default="runs", type=path, help="folder (default: %(default)s)")
+    text = "Sum what the runs in a folder have used: CPU-hours, GPU-hours, kWh, emissions and price."
+    used = command("usage", inspect_commands.usage, text)
+    used.add_argument("folder", nargs="?", default="runs", type=path, help="folder (default: %(default)s)")
+    text = "what they are summed by: user, project (of tags project=NAME), month, run, or several (default: user)"
+    used.add_argument("--by", nargs="+", default=["user"], choices=("user", "project", "month", "run"), help=text)
+    used.add_argument(
+        "--csv", metavar="FILE", help="write the sums there, with all their digits; - for standard output"
+    )
     text = "Give a run a name, tags and a note, which lists of runs and the live page show, or show those it has."
     tagged = command("tag", inspect_commands.tag_run, text)
     tagged.add_argument("run_dir", metavar="RUN_DIR")

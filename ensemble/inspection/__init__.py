@@ -4,6 +4,7 @@ from ensemble.inspection.dry_run import dry_run
 from ensemble.inspection.dry_run_result import DryRun
 from ensemble.inspection.run_list import list_runs
 from ensemble.inspection.saved_predictions import SavedPredictions, load_predictions
+from ensemble.inspection.usage import sum_usage
 from ensemble.reporting.comparison.compare import compare
 from ensemble.reporting.comparison.result import Comparison
 
@@ -15,4 +16,5 @@ __all__ = [
     "dry_run",
     "list_runs",
     "load_predictions",
+    "sum_usage",
 ]
