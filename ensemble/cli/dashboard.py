@@ -56,6 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME[:PORT]", help=text)
     text = "file with the bearer token for /metrics, which only its owner may read"
     parser.add_argument("--metrics-token-file", metavar="FILE", help=text)
+    text = "make a second address, of people who may look and not act; it works in any number of browsers"
+    parser.add_argument("--viewer", action="store_true", help=text)
     parser.add_argument("--beside-run", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--on-terminal", action="store_true", help=argparse.SUPPRESS)
 
@@ -90,7 +92,8 @@ def dashboard(options: argparse.Namespace) -> int:
         url = f"http://[{shown}]:{number}/" if ":" in shown else f"http://{shown}:{number}/"
 
         def make_guard() -> Guard:
-            return Guard(hosts, number, url, page_address.announce, token)
+            announce_viewer = page_address.announce_viewer if options.viewer else None
+            return Guard(hosts, number, url, page_address.announce, token, announce_viewer)
 
         asyncio.run(_serve(path, make_guard, listening, beside_run=options.beside_run))
     if options.beside_run:

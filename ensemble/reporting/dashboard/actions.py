@@ -102,8 +102,11 @@ def _is_text(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def perform(reader: LogReader, body: bytes) -> str:
+def perform(reader: LogReader, body: bytes, by: str) -> str:
     """Writes the request that the body of a POST describes; returns its id.
+
+    Args:
+        by: who asks, for the run's log.
 
     Raises:
         ActionError: there is nothing to do it, or it is none.
@@ -117,4 +120,4 @@ def perform(reader: LogReader, body: bytes) -> str:
         raise ActionError(409, "the run has ended; `ensemble resume` goes on")
     if reader.view.driver is not None:
         raise ActionError(409, reader.view.driver)
-    return write_request(reader.run_dir, action.verb, **action.fields).stem
+    return write_request(reader.run_dir, action.verb, by=by, **action.fields).stem

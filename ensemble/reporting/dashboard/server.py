@@ -16,9 +16,10 @@ from ensemble.reporting.dashboard.connections import BODY_S, MOST_HEADERS, MOST_
 from ensemble.reporting.dashboard.feed import Feed, LogReader, encode, encode_message
 from ensemble.reporting.dashboard.hub import Runs
 from ensemble.reporting.dashboard.member_log import read_chunk
-from ensemble.reporting.dashboard.security import MOST_STREAMS, BrowserSession, Guard, Refused
+from ensemble.reporting.dashboard.security import MOST_STREAMS, VIEWER, BrowserSession, Guard, Refused
 from ensemble.reporting.metrics.collector import add_metrics
 from ensemble.store import StoreError
+from ensemble.store.requests import find_user
 
 STATIC = Path(__file__).parent / "static"
 MOST_BODY = 2**16
@@ -46,6 +47,7 @@ class Page:
         app.router.add_get("/", self._log_in, allow_head=False)
         app.router.add_get(root, self._index)
         app.router.add_get(root + "static/{path:.+}", self._static)
+        app.router.add_get(root + "api/session", self._session)
         app.router.add_get(runs, self._list)
         app.router.add_get(runs + "/events", self._list_events, allow_head=False)
         app.router.add_get(run + "/{name:state|curves|tables}", self._document)
@@ -84,6 +86,10 @@ class Page:
         except KeyError:
             raise Refused(404, "there is no such run") from None
 
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        may_act = request["session"].may_act
+        return _send_json(encode({"may_act": may_act, "why": None if may_act else VIEWER}))
+
     async def _list(self, request: web.Request) -> web.StreamResponse:
         return _send_json(await self._runs.read_list())
 
@@ -104,7 +110,8 @@ class Page:
         try:
             async with asyncio.timeout(BODY_S):
                 body = await request.read()
-            id = await feed.call(lambda reader: perform(reader, body))
+            by = f"{find_user()}'s page, browser {request['session'].name} from {request.remote}"
+            id = await feed.call(lambda reader: perform(reader, body, by))
         except TimeoutError:
             raise Refused(408, "the body did not come in time") from None
         except ActionError as error:

@@ -236,6 +236,9 @@ class NoticeCollector:
                 yield "warning", f"the code changed ({parts}){earlier}"
             case events.LoggerChanged() if event.state != "works":
                 yield "warning", describe_logger(event.logger, event.state, event.detail)
+            case events.RequestAnswered() if event.done:
+                whose = "" if event.by is None else f", asked for by {event.by}"
+                yield "info", f"{event.verb} {event.member or 'the run'}{whose}: {event.message}"
             case events.RunStopped():
                 yield "warning", f"the run was stopped ({event.reason or 'no reason given'})"
             case events.RunStarted():

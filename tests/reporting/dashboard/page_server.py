@@ -58,6 +58,7 @@ class PageServer:
         self.posted: list[dict[str, Any]] = []
         self.asked: list[str] = []  # paths, in order
         self.refusal: tuple[int, str] | None = None  # what an action is answered with
+        self.session = {"may_act": True, "why": None}
         self._changes: dict[int, str] = {}  # by offset
         self.drop()
         self._streams = {}
@@ -141,6 +142,8 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
                 self._file(STATIC / "index.html")
             elif path.startswith("/static/"):
                 self._file(STATIC / path.removeprefix("/static/"))
+            elif path == "/api/session":
+                self._json(server.session)
             elif path == "/api/runs":
                 self._json(server.runs())
             elif path == "/api/runs/events":

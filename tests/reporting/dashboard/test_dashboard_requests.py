@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 import run_events
 from dashboard_process import HANG_S, Server, serve
+from page_steps import DRAWN
 
 import ensemble
+from ensemble.events import RequestAnswered
 from ensemble.reporting.dashboard.actions import ActionError, parse_action
-from ensemble.store import RunDir, receive_requests
+from ensemble.reporting.dashboard.security import MOST_SESSIONS
+from ensemble.store import RunDir, read_events, receive_requests
+from ensemble.store.requests import find_user
 
 MEMBERS = {"member-0", "member-1"}
 
@@ -91,6 +95,7 @@ def test_a_request_is_written_to_the_run_and_named_in_the_answer(server: Server,
     (request,) = receive_requests(tmp_path / "run", set())
     assert request["id"] == json.loads(body)["request"]
     assert (request["verb"], request["member"], request["unreadable"]) == ("pause", "member-2", None)
+    assert request["by"].startswith(f"{find_user()}'s page, browser ") and "127.0.0.1" in request["by"]
     status, _, body = server.ask(target, "POST", {"verb": "pause", "member": "nobody"})
     assert (status, json.loads(body)) == (404, {"error": "there is no member 'nobody'"})
     assert receive_requests(tmp_path / "run", set()) == []
@@ -103,6 +108,37 @@ def test_a_run_that_has_ended_takes_no_request(tmp_path: Path) -> None:
         status, _, body = server.ask(f"/api/runs/{server.key}/actions", "POST", {"verb": "stop"})
         assert status == 409 and "has ended" in json.loads(body)["error"]
     assert list((run / "requests").iterdir()) == []
+
+
+def test_a_viewer_sees_all_and_changes_nothing_and_drives_no_other_browser_out(tmp_path: Path) -> None:
+    run = run_events.write_run(tmp_path / "run", run_events.list_run(until=20.0))
+    (run / "requests").mkdir()
+    with serve(run, "--viewer") as server:
+        owner, target = server.cookie, f"/api/runs/{server.key}/actions"
+        assert server.get("/api/session")["may_act"]
+        for _ in range(MOST_SESSIONS + 1):
+            server.log_in(server.viewer_url)
+        assert not server.get("/api/session")["may_act"]
+        assert server.get(f"/api/runs/{server.key}/state")["run"]["name"] == "digits"
+        status, _, body = server.ask(target, "POST", {"verb": "stop"})
+        assert status == 403 and "look and not act" in json.loads(body)["error"]
+        assert list((run / "requests").iterdir()) == []
+        assert server.ask(target, "POST", {"verb": "stop"}, cookie=owner)[0] == 202
+
+
+@pytest.mark.browser
+@pytest.mark.more
+def test_a_viewers_page_says_so_and_has_no_buttons_that_act(tab: Any, tmp_path: Path) -> None:
+    run = run_events.write_run(tmp_path / "run", run_events.list_run(until=20.0))
+    (run / "requests").mkdir()
+    with serve(run, "--viewer", log_in=False) as server:
+        for url, said, many in ((server.viewer_url, "view only", 0), (server.url, "", 1)):
+            tab.goto(url)
+            tab.wait_for_selector(DRAWN)
+            tab.wait_for_selector(".connection >> text=live")
+            assert tab.locator(".access").inner_text() == said
+            assert tab.locator(".buttons >> text=Stop").count() == many
+            tab.goto("about:blank")
 
 
 @pytest.mark.more
@@ -138,6 +174,12 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
 
                 paused = ask(verb="pause", member="member-0")
                 assert paused["done"] and paused["member"] == "member-0"
+                by = next(
+                    each.by
+                    for each in read_events(RunDir(tmp_path / "run").events)
+                    if isinstance(each, RequestAnswered)
+                )
+                assert by is not None and by.startswith(f"{find_user()}'s page, browser ")
                 assert ask(verb="resume", member="member-0")["done"]
                 clone = ask(verb="add", **{"from": "member-1"}, params={"lr": 0.05})
                 assert clone["done"] and clone["member"] == "member-2"

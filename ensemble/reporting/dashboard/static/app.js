@@ -49,7 +49,7 @@ class App {
 
   async start() {
     try {
-      this.runs = await this.source.runs();
+      [this.store.session, this.runs] = await Promise.all([this.source.session(), this.source.runs()]);
     } catch (error) {
       this.fail(error);
     }

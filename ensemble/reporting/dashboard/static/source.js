@@ -39,6 +39,11 @@ export class LiveSource {
     return `${this.base}api/runs/${encodeURIComponent(this.key)}/${path}`;
   }
 
+  /** What this browser may do: `{ may_act, why }`. */
+  session() {
+    return fetched(`${this.base}api/session`);
+  }
+
   /** The runs that are served. */
   runs() {
     return fetched(`${this.base}api/runs`);
@@ -100,6 +105,10 @@ export class FrozenSource {
   }
 
   open() {}
+
+  async session() {
+    return { may_act: false, why: null };
+  }
 
   async runs() {
     return [];

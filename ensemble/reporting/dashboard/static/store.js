@@ -26,6 +26,7 @@ export class Store {
     this.filter = "";
     this.hover = null;
     this.isLive = true; // else the clock stands still
+    this.session = { may_act: true, why: null };
     this.clear();
   }
 
@@ -62,8 +63,7 @@ export class Store {
     this.offset = state.offset;
     this.log = state.log;
     this.hear(state.now);
-    for (const name of SECTIONS) this[name] = state[name] ?? this[name];
-    this.bareCost();
+    this.takeSections(state);
     this.notices = [...(state.notices ?? []), ...own].sort((a, b) => a.at_s - b.at_s).slice(-MOST_NOTICES);
     this.power = state.power ?? this.power;
     this.columns = state.members.columns;
@@ -93,15 +93,9 @@ export class Store {
 
   /** Applies a change. Returns the names of documents that are stale by it. */
   apply(change) {
-    const changed = [];
     this.offset = change.offset ?? this.offset;
     this.hear(change.now);
-    for (const name of SECTIONS) {
-      if (change[name] === undefined) continue;
-      this[name] = change[name];
-      changed.push(name);
-    }
-    if (change.cost) this.bareCost();
+    const changed = this.takeSections(change);
     if (change.members) {
       const before = this.members.size;
       for (const [id, row] of Object.entries(change.members)) this.setMember(id, row);
@@ -130,8 +124,16 @@ export class Store {
     return change.stale ?? [];
   }
 
+  /** Takes the sections of a document, and returns their names. */
+  takeSections(document) {
+    const names = SECTIONS.filter((name) => document[name] != null);
+    for (const name of names) this[name] = document[name];
+    if (document.run != null && !this.session.may_act) this.run.actions = [];
+    if (document.cost != null) this.bareCost();
+    return names;
+  }
+
   bareCost() {
-    if (this.cost == null) return;
     this.cost.members.rows = bare(this.cost.members.rows);
     this.cost.by_member_role = bare(this.cost.by_member_role ?? {});
   }
