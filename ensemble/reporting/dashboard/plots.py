@@ -118,8 +118,8 @@ def _plot_reliability(quality: Mapping[str, Any]) -> list[Document]:
         bars.append(draw_series(of, bins, shape="bar"))
         table += [[names[of], f"{at:.3f}", f"{right:.3f}", text.number(many)] for at, right, many in curve]
     diagonal = draw_reference([(low, low), (1.0, 1.0)])
-    axes = [draw_axis(title, [low, 1.0]) for title in (x, y)]
-    calibration = draw_plot("calibration", "Calibration", reading, *axes, [diagonal, *dots])
+    across, up = draw_axis(x, [low, 1.0]), draw_axis(y, [low, 1.0])
+    calibration = draw_plot("calibration", "Calibration", reading, across, up, [diagonal, *dots])
     counts = draw_plot(
         "bins",
         f"Samples by {x}",
@@ -144,7 +144,7 @@ def _plot_reliability(quality: Mapping[str, Any]) -> list[Document]:
 def _plot_gains(quality: Mapping[str, Any]) -> list[Document]:
     """What each added member gains, by the first figures of the task."""
     figures = [] if quality["task"] == "free" else quality["figures"]
-    chosen = next((each for each in figures if each["name"] == quality["criterion"]), {})
+    chosen: Document = next((each for each in figures if each["name"] == quality["criterion"]), {})
     plots = []
     for figure in figures[:MOST_GAINS]:
         name, label = figure["name"], figure["label"]
