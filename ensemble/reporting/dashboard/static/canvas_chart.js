@@ -2,7 +2,7 @@
 
 import { card } from "./card.js";
 import { fill, h, svg } from "./dom.js";
-import { significant, value } from "./format.js";
+import { significant, value, visible } from "./format.js";
 import { makeScale } from "./scales.js";
 import { Stage } from "./stage.js";
 
@@ -93,11 +93,12 @@ export class Chart extends Stage {
   /** The points as they are drawn; what is the same in all of them is left out. */
   tabulate() {
     const { x, y, series } = this.make();
-    const shown = ({ label }, given) => (label !== undefined ? label(given) : typeof given === "number" ? significant(given, 4) : value(given));
+    const shortened = ({ label }) => label ?? ((given) => (typeof given === "number" ? significant(given, 4) : value(given)));
     const rows = series.filter((each) => !each.still).flatMap((each) => each.points.filter((point) => point.y !== null)
-      .map((point) => [point.id ?? "", each.name ?? "", shown(x, point.x), shown(y, point.y)]));
-    const kept = ["member", "", x.title ?? this.options.title, y.title ?? "value"].map((name, i) => [name, i]).filter(([, i]) => i > 1 || new Set(rows.map((row) => row[i])).size > 1);
-    return { head: kept.map(([name]) => name), rows: rows.map((row) => kept.map(([, i]) => row[i])) };
+      .map((point) => [visible(point.id ?? ""), each.name ?? "", point.x, point.y]));
+    const heads = ["member", "", [x.title ?? this.options.title, shortened(x)], [y.title ?? "value", shortened(y)]];
+    const kept = [0, 1, 2, 3].filter((i) => i > 1 || new Set(rows.map((row) => row[i])).size > 1);
+    return { head: kept.map((i) => heads[i]), rows: rows.map((row) => kept.map((i) => row[i])) };
   }
 
   point(event) {

@@ -204,7 +204,7 @@ class CurvesView {
 
   makePanel(metric) {
     const name = figureName(metric);
-    const box = card({ title: name, table: () => this.tabulate(metric), onPick: (id) => this.store.toggle(id), onShown: () => this.update(new Set(["settings"])) });
+    const box = card({ title: name, legend: this.legend, table: () => this.tabulate(metric), onPick: (id) => this.store.toggle(id), onShown: () => this.update(new Set(["settings"])) });
     const chart = new LineChart({
       label: `${name}: curves of the members. Arrow keys go from line to line, Enter selects.`,
       height: HEIGHT,
@@ -295,9 +295,9 @@ class CurvesView {
       values.forEach((value, i) => value !== null && (best < 0 || (up ? value > values[best] : value < values[best])) && (best = i));
       if (best < 0) continue;
       const last = values.findLast((value) => value !== null);
-      rows.push({ key: id, member: id, cells: [id, number(curve.epoch.length), score(last), score(values[best]), String(curve.epoch[best] + 1), clock(curve.t.at(-1) - (this.store.run.started ?? 0))] });
+      rows.push({ key: id, member: id, cells: [visible(id), curve.epoch.length, last, values[best], curve.epoch[best] + 1, curve.t.at(-1) - (this.store.run.started ?? 0)] });
     }
-    return { caption: `${figureName(metric)} of each member, as measured.`, head: ["member", "epochs", "last", up ? "highest" : "lowest", "at epoch", "last after"], rows };
+    return { caption: `${figureName(metric)} of each member, as measured.`, head: ["member", ["epochs", number], ["last", score], [up ? "highest" : "lowest", score], "at epoch", ["last after", clock]], rows };
   }
 
   close() {

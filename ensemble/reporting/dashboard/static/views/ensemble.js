@@ -253,22 +253,22 @@ class EnsembleView {
     const { members, combined, intervals, figures } = this.quality;
     const names = figures.filter(({ name }) => [combined, ...Object.values(members)].some((each) => Number.isFinite(each?.[name])));
     const weights = this.combination?.weights ?? {};
-    const row = (name, metrics, weight) => [name, ...names.map((each) => score(metrics[each.name])), weight === undefined ? "–" : share(weight)];
+    const row = (name, metrics, weight) => [name, ...names.map((each) => metrics[each.name]), weight];
     const rows = this.rankMembers().map((id) => row(visible(id), members[id], Object.hasOwn(weights, id) ? weights[id] : undefined));
     const spans = [["ensemble", "combined"], ["best", visible(this.quality.best)], ["difference", "combined less the best"]].filter(([which]) => intervals?.[which])
-      .map(([which, name]) => [`${name}, 95 % interval`, ...names.map((each) => intervalWords(intervals[which][each.name]) || "–"), "–"]);
-    return { head: ["model", ...names.map((each) => visible(each.label)), "weight"], rows: [...(combined ? [row("combined", combined)] : []), ...spans, ...rows] };
+      .map(([which, name]) => [`${name}, 95 % interval`, ...names.map((each) => intervalWords(intervals[which][each.name]) || null), null]);
+    return { head: ["model", ...names.map((each) => [visible(each.label), score]), ["weight", share]], rows: [...(combined ? [row("combined", combined)] : []), ...spans, ...rows] };
   }
 
   tabulateBins() {
     const { x, y } = RELIABILITY[this.quality.task];
-    const rows = this.curveNames().flatMap(([which, name]) => this.quality.curves[which].map(([confidence, right, many]) => [name, confidence.toFixed(3), right.toFixed(3), number(many)]));
-    return { head: ["model", x, y, "samples"], rows };
+    const rows = this.curveNames().flatMap(([which, name]) => this.quality.curves[which].map((bin) => [name, ...bin]));
+    return { head: ["model", [x, score], [y, score], ["samples", number]], rows };
   }
 
   tabulateWeights() {
-    const rows = Object.entries(this.combination.weights).sort((a, b) => b[1] - a[1]).map(([id, part]) => [visible(id), share(part)]);
-    return { head: ["member", "weight"], rows };
+    const rows = Object.entries(this.combination.weights).sort((a, b) => b[1] - a[1]).map(([id, part]) => [visible(id), part]);
+    return { head: ["member", ["weight", share]], rows };
   }
 }
 

@@ -176,18 +176,17 @@ class PipelineView {
   }
 
   tabulate() {
-    const level = (each, name) => (typeof each.levels?.[name] === "number" ? share(each.levels[name]) : "");
     const rows = this.store.streams.map((each) => ({
       key: JSON.stringify([each.node, each.cohort]),
       cells: [
-        each.node, each.cohort === null ? "" : String(each.cohort), number(each.prepared), number(each.consumed), each.prepared ? (each.consumed / each.prepared).toFixed(2) : "",
-        number(each.prepared_per_s), number(each.consumed_per_s), level(each, "workers"), level(each, "ring"), level(each, "link"), level(each, "waiting"),
-        each.sent_bytes ? memory(each.sent_bytes) : "", each.skipped ? number(each.skipped) : "", each.lost ? "lost" : this.store.run.ended !== null ? "ended" : "feeding",
+        each.node, each.cohort, each.prepared, each.consumed, each.prepared ? each.consumed / each.prepared : null, each.prepared_per_s, each.consumed_per_s,
+        ...["workers", "ring", "link", "waiting"].map((name) => each.levels?.[name]), each.sent_bytes || null, each.skipped || null, each.lost ? "lost" : this.store.run.ended !== null ? "ended" : "feeding",
       ],
     }));
     return {
       caption: "Feeders of all streams.", rows,
-      head: ["node", "group", "prepared", "consumed", "reuse", "prepared/s", "consumed/s", "busy", "ring", "links", "waited", "sent", "bad", "state"],
+      head: ["node", "group", ...["prepared", "consumed", "reuse", "prepared/s", "consumed/s"].map((name) => [name, number]),
+        ...["busy", "ring", "links", "waited"].map((name) => [name, share]), ["sent", memory], ["bad", number], "state"],
     };
   }
 }

@@ -236,11 +236,11 @@ class PlacementView {
       for (const [name, device] of devices) {
         for (const { id, share: part } of device.pieces) {
           const member = this.store.members.get(id);
-          rows.push({ key: JSON.stringify([node.name, name, id]), member: id, cells: [id, node.name, name, number(part), number(member?.memory_gb), member?.state ?? ""] });
+          rows.push({ key: JSON.stringify([node.name, name, id]), member: id, cells: [visible(id), node.name, name, part, member?.memory_gb, member?.state ?? ""] });
         }
       }
     }
-    return { caption: "Who is where.", head: ["member", "node", "device", "share", "GiB", "state"], rows };
+    return { caption: "Who is where.", head: ["member", "node", "device", ["share", number], ["GiB", number], "state"], rows };
   }
 }
 

@@ -70,7 +70,7 @@ class SearchView {
     this.waiting = h("span", { class: "chart-key", "data-phase": "waiting", hidden: true });
     this.phaseButtons = new Map(PHASES.map(([phase, word]) => [phase, h("button", { type: "button", class: "phase", "data-phase": phase, onclick: () => this.flip(phase) }, word)]));
     this.clear = h("button", { type: "button", onclick: () => this.select(null) }, "clear ranges");
-    this.ramp = h("span", { class: "ramp", "aria-hidden": "true", style: { background: `linear-gradient(90deg, ${[0, 0.25, 0.5, 0.75, 1].map(rampColour).join(",")})` } });
+    this.ramp = h("span", { class: "ramp", "aria-hidden": "true" }, [0, 0.2, 0.4, 0.6, 0.8, 1].map((place) => h("span", { style: { background: rampColour(place) } })));
     this.more = h("button", { type: "button", onclick: () => this.showAll() });
     this.importance = h("button", { type: "button", class: "minor", "aria-pressed": "false", hidden: true, onclick: () => this.order() }, "by importance");
     return h("div", { class: "figure-tools" },
@@ -369,23 +369,27 @@ class SearchView {
     const order = [...this.best.filter((each) => shown.has(each.id)), ...rest];
     if (byNumber) order.sort((a, b) => a.number - b.number);
     return {
-      head: ["trial", visible(objective), "state", "epochs", ...this.params.map(value)],
-      rows: order.map((each) => [visible(each.id), score(each.value), each.state, String(each.epoch ?? 0), ...this.params.map((name) => value(paramOf(each, name)))]),
+      head: ["trial", [visible(objective), score], "state", "epochs", ...this.params.map((name) => [value(name), value])],
+      rows: order.map((each) => [visible(each.id), each.value, each.state, each.epoch ?? 0, ...this.params.map((name) => plain(paramOf(each, name)))]),
     };
   }
 
   tabulateImportances() {
-    return { head: ["hyperparameter", "importance"], rows: (this.page.store.importances?.importances ?? []).map(([name, part]) => [value(name), share(part)]) };
+    return { head: ["hyperparameter", ["importance", share]], rows: (this.page.store.importances?.importances ?? []).map(([name, part]) => [value(name), part]) };
   }
 
   tabulateFront() {
     const on = new Set(this.judged.front.map((each) => each.id));
     const { run } = this.page.store;
     const { further, objective } = run;
-    const amounts = (each) => further.map(({ name }, i) => objectiveAmount(run, name, each.further[i]));
-    const rows = [...this.judged.judged].sort((a, b) => a.further[0] - b.further[0]).map((each) => [visible(each.id), ...amounts(each), score(each.value), on.has(each.id) ? "on the front" : ""]);
-    return { head: ["trial", ...further.map(({ name }) => objectiveTitle(run, name)), visible(objective), ""], rows };
+    const rows = [...this.judged.judged].sort((a, b) => a.further[0] - b.further[0]).map((each) => [visible(each.id), ...each.further, each.value, on.has(each.id) ? "on the front" : ""]);
+    return { head: ["trial", ...further.map(({ name }) => [objectiveTitle(run, name), (given) => objectiveAmount(run, name, given)]), [visible(objective), score], ""], rows };
   }
+}
+
+/** A hyperparameter's value as a cell: numbers as they are. */
+function plain(given) {
+  return typeof given === "number" ? given : value(given);
 }
 
 function isSame(a, b) {

@@ -139,17 +139,17 @@ class TimelineView {
 
   tabulate() {
     const begin = this.lanes.begin ?? 0;
-    const since = (t) => (t === null || t === undefined ? "" : clock(t - begin));
+    const since = (t) => (t === null || t === undefined ? null : t - begin);
     const rows = this.attempts.map((each) => ({
       key: each.key, member: each.id,
       cells: [
-        each.id, String(each.attempt + 1), each.node, nameDevices(each.devices, this.store.nodes), nameCohort(each.cohort), since(each.placed), since(each.started),
-        since(each.ended), duration((each.ended ?? this.store.now()) - each.placed), each.outcome, each.outcome === "failed" ? this.store.members.get(each.id)?.error ?? "" : "",
+        visible(each.id), each.attempt + 1, each.node, nameDevices(each.devices, this.store.nodes), nameCohort(each.cohort), since(each.placed), since(each.started),
+        since(each.ended), (each.ended ?? this.store.now()) - each.placed, each.outcome, each.outcome === "failed" ? this.store.members.get(each.id)?.error ?? "" : "",
       ],
     }));
     return {
       caption: "Attempts, times since the run's start.",
-      head: ["member", "attempt", "node", "device", "stream group", "placed", "started", "ended", "took", "how it ended", "why"], rows,
+      head: ["member", "attempt", "node", "device", "stream group", ["placed", clock], ["started", clock], ["ended", clock], ["took", duration], "how it ended", "why"], rows,
     };
   }
 }
