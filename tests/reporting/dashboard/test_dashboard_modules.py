@@ -137,17 +137,37 @@ def test_no_text_breaks_the_filter(call: Call, written: str) -> None:
     select=st.lists(st.sampled_from([*HOSTILE, "a", "%", "%2C", ","]), max_size=4),
     written=st.text(st.characters(codec="utf-8"), max_size=20),
     member=st.sampled_from([None, *HOSTILE]),
+    settings=st.dictionaries(st.sampled_from([*HOSTILE, "axis"]), st.one_of(st.booleans(), st.sampled_from([*HOSTILE, "1", "[]"]))),
 )
 def test_an_address_says_what_was_put_into_it(
-    call: Call, select: list[str], written: str, member: str | None
+    call: Call, select: list[str], written: str, member: str | None, settings: dict[str, Any]
 ) -> None:
     route = {"view": "curves", "run": None, "member": member, "select": select, "filter": written}
-    assert call("route.js", "(m, route) => m.parseRoute(m.formatRoute(route))", route) == route
+    code = """(m, route, settings) => {
+        const set = m.changeSettings(new Map([["axis", "old"]]), { axis: null, ...settings });
+        const found = m.parseRoute(m.formatRoute({ ...route, set }));
+        const defaults = Object.fromEntries(Object.keys(settings).map((name) => [name, null]));
+        const fits = Object.fromEntries(Object.keys(settings).map((name) => [name, () => true]));
+        return [{ ...found, set: null }, m.readSettings(found.set, defaults, fits), [...found.set.keys()]];
+    }"""
+    settings.pop("__proto__", None)
+    found, read, names = call("route.js", code, route, settings)
+    assert found == route | {"set": None} and read == settings and sorted(names) == sorted(settings)
+
+
+def test_settings_of_an_address_that_somebody_wrote_are_the_defaults(call: Call) -> None:
+    defaults = {"log": False, "axis": "epoch", "zoom": None, "k": 3}
+    code = """(m, hash, defaults) => m.readSettings(m.parseRoute(hash).set, defaults, {
+        axis: (given) => ["epoch", "run"].includes(given), zoom: Array.isArray })"""
+    for query in ("log=1&axis=constructor&zoom={&k=x", "log=%00&axis[]=&zoom=9&k=", "__proto__=1&toString=2", ""):
+        assert call("route.js", code, f"#curves?{query}", defaults) == defaults
+    found = call("route.js", code, "#curves?log=true&axis=run&zoom=[1,2]&k=4", defaults)
+    assert found == {"log": True, "axis": "run", "zoom": [1, 2], "k": 4}
 
 
 def test_an_address_that_somebody_wrote(call: Call) -> None:
     found = call("route.js", "(m, hash) => m.parseRoute(hash)", "#curves?select=a,b&filter=lr%3C0.1")
-    assert found == {"view": "curves", "run": None, "member": None, "select": ["a", "b"], "filter": "lr<0.1"}
+    assert found.pop("set") == {} and found == {"view": "curves", "run": None, "member": None, "select": ["a", "b"], "filter": "lr<0.1"}
     assert call("route.js", "(m) => m.parseRoute('')")["view"] == ""
     assert call("route.js", "(m) => m.parseRoute('#x?filter=100%')")["filter"] == "100%"
 
@@ -337,17 +357,17 @@ def test_the_clock_goes_on_and_stands_still_at_the_end(call: Call) -> None:
 # -- curves ----------------------------------------------------------------------------------------
 
 
-def test_smoothing_corrects_the_bias_of_its_beginning_and_quartiles_are_of_those_that_came_so_far(
+def test_smoothing_weighs_by_distance_and_quartiles_are_of_those_that_came_so_far(
     call: Call,
 ) -> None:
     code = """(m) => {
         const make = (k) => (k < 5 ? { xs: [1, 2], ys: [k, 10 * k] } : { xs: [1], ys: [k] });
-        return [m.smooth([1, null, 1, 4], 0.5), m.band([1, 2, 3, 4, 5].map(make), [1, 2])];
+        return [m.smooth([1, null, 1, 4], [0, 1, 2, 5], 3), m.smooth([1, 2], [0, 1], 0), m.band([1, 2, 3, 4, 5].map(make), [1, 2])];
     }"""
-    smoothed, rows = call("curve_series.js", code)
-    # Weights 1/2 and 1/2, their mass 1 - 2^-n divided out: constant values stay as they are.
-    assert smoothed[:3] == [1, None, 1]
-    assert smoothed[3] == pytest.approx((4 * 0.5 + 1 * 0.25 + 1 * 0.125) / 0.875)
+    smoothed, plain, rows = call("curve_series.js", code)
+    assert smoothed[:3] == [1, None, pytest.approx(1)] and plain == [1, 2]
+    # What lies a half-life of 3 back weighs a half, whatever lies between.
+    assert smoothed[3] == pytest.approx((4 + 1 * 0.5 + 1 * 0.5 ** (5 / 3)) / (1 + 0.5 + 0.5 ** (5 / 3)))
     assert rows == [[1, 2, 3, 4], [2, 17.5, 25, 32.5]]
 
 

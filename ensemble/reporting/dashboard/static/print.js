@@ -30,7 +30,8 @@ function mount(sheet, view, page) {
   const root = h("section", { "data-print": view.id });
   sheet.append(h("h1", { class: "sheet" }, view.title), root);
   try {
-    const mounted = view.mount(root, page);
+    const set = page.kept.get(view.id) ?? new Map();
+    const mounted = view.mount(root, Object.assign(Object.create(page), { route: { ...page.route, set } }));
     mounted.update(new Set(SECTIONS));
     return mounted;
   } catch (error) {

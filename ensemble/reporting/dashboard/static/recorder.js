@@ -4,85 +4,43 @@ import { svg } from "./dom.js";
 
 let cuts = 0;
 
-/** `root`: what was drawn, a group. */
-export class Recorder {
-  constructor() {
-    Object.assign(this, { globalAlpha: 1, fillStyle: "#000", strokeStyle: "#000", lineWidth: 1, lineJoin: "miter", dash: [], d: "", kept: [] });
-    this.root = this.into = svg("g", {});
-  }
+/** Adds a clip path with this shape to an element; returns what the attribute `clip-path` says for it. */
+export function cutOut(into, shape) {
+  const id = `cut-${(cuts += 1)}`;
+  into.append(svg("clipPath", { id }, shape));
+  return `url(#${id})`;
+}
 
-  /** Adds a clip path with this shape to an element; returns what the attribute `clip-path` says for it. */
-  static cut(into, shape) {
-    const id = `cut-${(cuts += 1)}`;
-    into.append(svg("clipPath", { id }, shape));
-    return `url(#${id})`;
-  }
-
-  setTransform() {}
-
-  clearRect() {}
-
-  save() {
-    this.kept.push(this.into);
-  }
-
-  restore() {
-    this.into = this.kept.pop();
-  }
-
-  setLineDash(dash) {
-    this.dash = dash;
-  }
-
-  beginPath() {
-    this.d = "";
-  }
-
-  moveTo(x, y) {
-    this.d += `M${x.toFixed(2)},${y.toFixed(2)}`;
-  }
-
-  lineTo(x, y) {
-    this.d += `L${x.toFixed(2)},${y.toFixed(2)}`;
-  }
-
-  closePath() {
-    this.d += "Z";
-  }
-
-  rect(x, y, width, height) {
-    this.d += `M${x},${y}h${width}v${height}h${-width}Z`;
-  }
-
-  /** A whole circle. */
-  arc(x, y, r) {
-    this.d += `M${x - r},${y}a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0Z`;
-  }
-
-  clip() {
-    const inner = svg("g", { "clip-path": Recorder.cut(this.into, svg("path", { d: this.d })) });
-    this.into.append(inner);
-    this.into = inner;
-  }
-
-  stroke() {
-    this.add({
-      fill: "none", stroke: this.strokeStyle, "stroke-opacity": this.globalAlpha, "stroke-width": this.lineWidth, "stroke-linejoin": this.lineJoin,
-      "stroke-dasharray": this.dash.join(" ") || null,
-    });
-  }
-
-  fill() {
-    this.add({ fill: this.fillStyle, "fill-opacity": this.globalAlpha });
-  }
-
-  fillRect(x, y, width, height) {
-    this.beginPath();
-    this.rect(x, y, width, height);
-    this.fill();
-  }
-
-  add(look) {
-    if (this.d !== "") this.into.append(svg("path", { d: this.d, ...look }));
-  }
+/** Returns what `paint(context)` draws, a group. */
+export function recorded(paint) {
+  const root = svg("g", {});
+  const kept = [];
+  let [into, d, dash] = [root, "", []];
+  const add = (look) => d !== "" && into.append(svg("path", { d, ...look }));
+  const rect = (x, y, width, height) => (d += `M${x},${y}h${width}v${height}h${-width}Z`);
+  const context = {
+    globalAlpha: 1, fillStyle: "#000", strokeStyle: "#000", lineWidth: 1, lineJoin: "miter", rect,
+    setTransform: () => {}, clearRect: () => {}, setLineDash: (given) => (dash = given),
+    save: () => kept.push(into), restore: () => (into = kept.pop()),
+    beginPath: () => (d = ""), closePath: () => (d += "Z"),
+    moveTo: (x, y) => (d += `M${x.toFixed(2)},${y.toFixed(2)}`), lineTo: (x, y) => (d += `L${x.toFixed(2)},${y.toFixed(2)}`),
+    arc: (x, y, r) => (d += `M${x - r},${y}a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0Z`), // a whole circle
+    fill: () => add({ fill: context.fillStyle, "fill-opacity": context.globalAlpha }),
+    stroke: () => add({
+      fill: "none", stroke: context.strokeStyle, "stroke-opacity": context.globalAlpha, "stroke-width": context.lineWidth,
+      "stroke-linejoin": context.lineJoin, "stroke-dasharray": dash.join(" ") || null,
+    }),
+    clip: () => {
+      const inner = svg("g", { "clip-path": cutOut(into, svg("path", { d })) });
+      into.append(inner);
+      into = inner;
+    },
+    fillRect: (...place) => {
+      d = "";
+      rect(...place);
+      context.fill();
+    },
+  };
+  paint(context);
+  return root;
 }

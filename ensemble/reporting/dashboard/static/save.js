@@ -2,7 +2,7 @@
 
 import { h, setAttribute, svg } from "./dom.js";
 import { visible } from "./format.js";
-import { Recorder } from "./recorder.js";
+import { cutOut, recorded } from "./recorder.js";
 
 const LEFT_OUT = "details, label, input, select, canvas[hidden], .figure-controls, .figure-tools > button, .tip, .unseen";
 const SHAPE = new Set(["d", "x", "y", "x1", "x2", "y1", "y2", "dx", "cx", "cy", "r", "rx", "width", "height", "viewBox", "transform", "clip-path", "preserveAspectRatio"]);
@@ -35,7 +35,7 @@ export function csvOf({ head, rows }) {
 
 function cellOf(cell) {
   if (typeof cell === "number") return Number.isFinite(cell) ? String(cell) : "";
-  const text = (typeof cell === "object" ? JSON.stringify(cell ?? "") : String(cell ?? "")).split("\n").map(visible).join("\n");
+  const text = (typeof cell === "object" && cell !== null ? JSON.stringify(cell) : String(cell ?? "")).split("\n").map(visible).join("\n");
   const safe = RUN.test(text) ? `'${text}` : text;
   return /[",\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }
@@ -90,11 +90,11 @@ function copy(node, out, from) {
   if (style.display === "none" || style.visibility === "hidden") return null;
   const box = node.getBoundingClientRect();
   const place = { x: box.left - from.left, y: box.top - from.top, width: box.width, height: box.height };
-  if (node.localName === "canvas") return out.append(svg("g", { transform: `translate(${place.x} ${place.y})` }, node.record(new Recorder())));
+  if (node.localName === "canvas") return out.append(svg("g", { transform: `translate(${place.x} ${place.y})` }, recorded(node.record)));
   if (node.localName === "svg") return out.append(setAll(copyShape(node), { ...place, overflow: style.overflow }));
   let inner = out;
   if (style.opacity !== "1" || style.overflow !== "visible") out.append((inner = svg("g", { opacity: style.opacity })));
-  if (style.overflow !== "visible") inner.setAttribute("clip-path", Recorder.cut(inner, svg("rect", place)));
+  if (style.overflow !== "visible") inner.setAttribute("clip-path", cutOut(inner, svg("rect", place)));
   const rim = style.borderTopWidth !== "0px" ? style.borderTopColor : null;
   const rx = Math.min(parseFloat(style.borderTopLeftRadius), place.width / 2, place.height / 2);
   if (style.backgroundColor !== NONE || rim) inner.append(svg("rect", { ...place, rx, fill: style.backgroundColor, stroke: rim }));

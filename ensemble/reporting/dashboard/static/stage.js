@@ -98,11 +98,10 @@ export function pixelRatio() {
 
 /** Lets what is on a canvas be drawn once more, to be saved: `paint` draws it by way of `openCanvas`. */
 export function recordable(canvas, paint) {
-  canvas.record = (recorder) => {
-    canvas.recorder = recorder;
+  canvas.record = (context) => {
+    canvas.recorder = context;
     paint();
     canvas.recorder = null;
-    return recorder.root;
   };
   return canvas;
 }
