@@ -30,10 +30,9 @@ class CostView {
   constructor(root, page) {
     this.page = page;
     this.first = true;
-    this.quantity = "cpu";
-    this.isFull = false;
-    this.sort = "direct";
-    this.all = false;
+    Object.assign(this, { all: false }, page.settings({ quantity: "cpu", isFull: false, sort: "direct" }, {
+      quantity: (given) => ["cpu", "energy"].includes(given), sort: (given) => SORTS.some(([name]) => name === given),
+    }));
     this.tiles = new Tiles(page);
     this.origin = h("p", { class: "before-figures warn", role: "note", hidden: true }, ESTIMATED);
     this.roles = card({ title: "The whole run by role" });
@@ -56,7 +55,7 @@ class CostView {
   buildControls() {
     return h("div", { class: "figure-tools" },
       choice("Show", [["cpu", "CPU-seconds"], ["energy", "joules"]], this.quantity, (quantity) => this.set({ quantity })),
-      choice("View", [["direct", "direct, by role"], ["full", "full: with the shared work"]], "direct", (view) => this.setView(view)),
+      choice("View", [["direct", "direct, by role"], ["full", "full: with the shared work"]], this.isFull ? "full" : "direct", (view) => this.setView(view)),
       (this.sorting = choice("Sort by", SORTS, this.sort, (sort) => this.set({ sort }))));
   }
 
@@ -69,6 +68,7 @@ class CostView {
 
   set(choice) {
     Object.assign(this, choice);
+    this.page.set({ quantity: this.quantity, isFull: this.isFull, sort: this.sort });
     this.drawMembers();
   }
 

@@ -21,11 +21,12 @@ export const membersView = {
 class Members {
   constructor(root, page) {
     this.page = page;
-    this.changes = readStored();
+    const set = page.settings({ columns: null, sort: SORT }, { columns: isObject, sort: (given) => isObject(given) && typeof given.up === "boolean" });
+    this.changes = set.columns ?? readStored();
     this.known = "";
     this.table = createTable({
-      label: "Members", sort: { ...(page.memberSort ?? SORT) },
-      onSort: (sort) => (page.memberSort = { ...sort }),
+      label: "Members", sort: { ...set.sort },
+      onSort: (sort) => page.set({ sort }),
       onOpen: (id) => page.go("member", { member: id }),
       onToggle: (id) => page.store.toggle(id),
       onRange: (ids) => page.store.select([...page.store.selection, ...ids]),
@@ -99,12 +100,14 @@ class Members {
   choose(id, isShown) {
     this.changes[id] = isShown;
     writeStored(this.changes);
+    this.page.set({ columns: this.changes });
     this.page.note(new Set(["columns"]));
   }
 
   chooseUsual() {
     this.changes = {};
     writeStored(this.changes);
+    this.page.set({ columns: null });
     this.drawChooser();
     this.page.note(new Set(["columns"]));
   }
@@ -133,6 +136,10 @@ class Members {
   close() {
     this.table.close();
   }
+}
+
+function isObject(given) {
+  return typeof given === "object" && given !== null && !Array.isArray(given);
 }
 
 function readStored() {

@@ -20,11 +20,11 @@ export const placementView = {
 class PlacementView {
   constructor(root, page) {
     this.store = page.store;
-    this.moment = null; // Unix seconds; null: the present, or of an ended run when most were at work
+    this.moment = page.settings({ moment: null }, { moment: Number.isFinite }).moment; // Unix seconds; null: the present, or of an ended run when most were at work
     this.cards = new Map();
-    this.slider = h("input", { type: "range", min: "0", max: "1000", "aria-label": "moment of the run", oninput: () => this.slide() });
+    this.slider = h("input", { type: "range", min: "0", max: "1000", "aria-label": "moment of the run", oninput: () => this.slide(), onchange: () => page.set({ moment: this.moment }) });
     this.at = h("output", { class: "figures" });
-    this.present = h("button", { type: "button", class: "minor", onclick: () => this.choose(null) }, "now");
+    this.present = h("button", { type: "button", class: "minor", onclick: () => [this.choose(null), page.set({ moment: null })] }, "now");
     this.grid = h("div", { class: "nodes" });
     this.absent = h("p", { class: "absent" });
     this.card = card({

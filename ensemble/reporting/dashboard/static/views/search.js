@@ -16,6 +16,7 @@ const MANY = 300; // trials with small marks
 const MANY_AT_ONE_PLACE = 60; // trials from which on equal values are spread over the whole room of their place
 const PHASES = [["finished", "finished", "dot"], ["running", "still running", "ring"], ["standing", "paused, stopped or interrupted", "ring"], ["pruned", "pruned", "cross"], ["failed", "failed or cancelled", "ring"]];
 const PHASE_COLOURS = { finished: STATES.finished, running: STATES.running, standing: STATES.paused, pruned: STATES.pruned, failed: STATES.failed, waiting: STATES.waiting };
+const FITS = { bestK: (given) => Number.isInteger(given) && given > 0, hidden: Array.isArray, ranges: Array.isArray, kinds: (given) => given instanceof Object };
 const DASHES = { finished: null, running: [7, 4], standing: [4, 4], pruned: [2, 3], failed: [1, 4] };
 const ESTIMATED = "Estimated joules are CPU-seconds with a weight, not measured: not evidence of a saving.";
 
@@ -30,17 +31,21 @@ export const searchView = {
 class SearchView {
   constructor(root, page) {
     this.page = page;
-    this.bestK = null; // null: all
-    this.hidden = new Set(); // phases that the reader switched off
-    this.brushed = null; // what the ranges select
-    this.allAxes = false;
-    this.byImportance = false; // the reader asks for it: axes do not move by themselves
+    const set = page.settings({ bestK: null, hidden: [], ranges: null, kinds: {}, allAxes: false, byImportance: false }, FITS);
+    this.bestK = set.bestK; // null: all
+    this.hidden = new Set(set.hidden); // phases that the reader switched off
+    this.brushed = set.ranges === null ? null : page.store.selection; // what the ranges select
+    this.allAxes = set.allAxes;
+    this.byImportance = set.byImportance; // the reader asks for it: axes do not move by themselves
     const pick = (id) => page.store.toggle(id);
     this.axes = new ParallelAxes({
       pick,
       hover: (id) => page.store.setHover(id),
       onBrush: (ids) => this.select(ids),
+      onScale: () => page.set({ kinds: Object.fromEntries(this.axes.kinds) }),
     });
+    this.axes.kinds = new Map(Object.entries(set.kinds));
+    this.axes.setRanges(set.ranges ?? []);
     this.parallel = card({ title: "Hyperparameters and the objective", table: () => this.tabulateTrials() });
     this.importances = card({ title: "Importance of hyperparameters", width: "rest", table: () => this.tabulateImportances() });
     const chart = (title, options) => new Chart({ title, pick, height: 300, ...options });
@@ -65,7 +70,7 @@ class SearchView {
   }
 
   buildControls() {
-    this.slider = h("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": "Show the best trials only: how many", oninput: () => this.setBest(Number(this.slider.value)) });
+    this.slider = h("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": "Show the best trials only: how many", oninput: () => this.setBest(Number(this.slider.value)), onchange: () => this.page.set({ bestK: this.bestK }) });
     this.sliderText = h("output", { class: "figures" });
     this.waiting = h("span", { class: "chart-key", "data-phase": "waiting", hidden: true });
     this.phaseButtons = new Map(PHASES.map(([phase, word]) => [phase, h("button", { type: "button", class: "phase", "data-phase": phase, onclick: () => this.flip(phase) }, word)]));
@@ -86,16 +91,19 @@ class SearchView {
 
   flip(phase) {
     if (!this.hidden.delete(phase)) this.hidden.add(phase);
+    this.page.set({ hidden: [...this.hidden] });
     this.redraw();
   }
 
   order() {
     this.byImportance = !this.byImportance;
+    this.page.set({ byImportance: this.byImportance });
     this.redraw();
   }
 
   showAll() {
     this.allAxes = !this.allAxes;
+    this.page.set({ allAxes: this.allAxes });
     this.redraw();
   }
 
@@ -110,6 +118,7 @@ class SearchView {
   select(ids) {
     this.brushed = ids === null ? null : new Set(ids);
     if (ids === null) this.axes.clearBrushes();
+    this.page.set({ ranges: ids === null ? null : this.axes.listRanges() });
     this.page.store.select(ids ?? []);
   }
 
@@ -130,6 +139,7 @@ class SearchView {
     if (changed.has("selection") && this.brushed !== null && !isSame(this.brushed, store.selection)) {
       this.brushed = null;
       this.axes.clearBrushes();
+      this.page.set({ ranges: null });
     }
     if (data) this.collect();
     if (data || changed.has("selection")) this.drawParallel();
