@@ -50,7 +50,7 @@ _MEANINGS = {
 #: Of an `epoch` event: what `list_epochs` does not have.
 _OF_EPOCHS = (
     "step", "train_s", "waited_s", "queued_s", "sync_s", "sent_bytes", "shared_batches", "private_batches", "cpus",
-    "memory_gb", "loss_scale", "skipped_steps",
+    "memory_gb", "loss_scale", "grad_norm", "skipped_steps",
 )  # fmt: skip
 _SPAN = ("attempt", "node", "devices", "cohort", "placed", "started", "ended", "outcome")
 

@@ -2,10 +2,14 @@
 
 A figure is a JSON document that the page draws as it stands:
 
-- `id`, `title`, `reading`: one line on how to read it.
-- `x`, `y`: `title`, and `range` [low, high] where it is given, `kind`: "linear" or "category".
-- `series`: `of` ("best", "combined" or "reference"), `name` of a line among several of one model, else None,
-  `shape` ("dot", "bar" or None), `line` (whether the points are joined), `points` [[x, y], ...].
+- `id`, `title`, `reading`: one line on how to read it; `missing`: why there is none, or absent; `said`: in words;
+  `table`: `head`, `rows`, where they are not the points.
+- `x`, `y`: `title`, and `range` [low, high] where it is given, `kind`: "linear", "log" or "category"; `whole`: numbers,
+  `zero`: begins at 0.
+- `series`: `of` ("best", "combined", "reference", or what else has a colour of its own), `name` of a line among several
+  of one model, else None, or `label`, all of its name; `shape` ("dot", "bar", "cell" or None), `line` (whether the points
+  are joined), `dash`, `still` (no hover), `points` [[x, y], ...], each with more where it has it: the `id` of a member,
+  `text` of the hover, `size`, `fill`: a place 0 … 1 on the scale of colours; y None interrupts a line.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any
 
 from ensemble.events import Combined
 from ensemble.reporting import text
+from ensemble.reporting.dashboard.model_plots import plot_models
 from ensemble.reporting.model_figures import Ranking, compare
 from ensemble.spec.task import CLASSIFICATION, Task
 
@@ -135,6 +136,7 @@ def describe_quality(
     Returns:
         - `title`, `origin`: what the combined model is, and what the figures are of, in sentences.
         - `tiles`: one for each figure of the combined model, and one for how it was made.
+        - `plots`: the figures of calibration and gain (`model_plots`) before those that it had.
         - `tile`: of what the members that have finished so far would be, for the tiles of the run.
     """
     combination = quality["combination"] or {}
@@ -155,6 +157,7 @@ def describe_quality(
         "origin": _describe_origin(quality, has_ended=has_ended),
         "tiles": [vars(tile) for tile in _list_model_tiles(model, ranking)] if quality["missing"] is None else [],
         "tile": vars(describe_combined(model, ranking, so_far=True) if known else explain_no_combination(why)),
+        "plots": [*plot_models(quality), *quality["plots"]],
     }
 
 

@@ -14,7 +14,9 @@ from typing import Any
 from document_parts import list_figures, make_combined, make_cost, make_node, make_quality, make_stream
 
 from ensemble.reporting.dashboard.analysis import EMPTY
+from ensemble.reporting.dashboard.history import History, describe_history
 from ensemble.reporting.dashboard.tiles import describe_quality, describe_tiles
+from ensemble.store import RunState
 
 START = 1_795_000_000.0
 COLUMNS = (
@@ -79,6 +81,7 @@ def make_documents(
             "missing": None,
         },
         "tables": _make_tables(names),
+        "history": None,  # as the server makes it of the rest
     }
 
 
@@ -87,7 +90,9 @@ def put_into_words(documents: dict[str, Document]) -> dict[str, Document]:
     run, quality = documents["state"]["run"], documents["quality"]
     words = describe_quality(quality, ("accuracy", "max"), has_ended=run["ended"] is not None)
     state = documents["state"] | {"run": run | {"tiles": describe_tiles(run)}}
-    return documents | {"state": state, "quality": quality | words}
+    times = RunState(started=run["started"], updated=state["now"])
+    history = documents.get("history") or describe_history(times, History(), state["power"]["nodes"])
+    return documents | {"state": state, "quality": quality | words, "history": history}
 
 
 def _make_tables(names: list[str]) -> Document:

@@ -8,7 +8,10 @@ import { LineChart, limits } from "../line_chart.js";
 import { card, choice, roving, tick } from "../card.js";
 import { HIGHLIGHT, SERIES } from "../store.js";
 
-const OTHERS = { train_loss: "training loss", lr: "learning rate", samples_per_s: "samples/s" };
+const OTHERS = {
+  train_loss: "training loss", lr: "learning rate", samples_per_s: "samples/s", memory_gb: "memory, GiB", cpus: "CPU cores used", waited: "share of time waiting",
+  synced: "share of time exchanging gradients", grad_norm: "gradient norm", loss_scale: "loss scale",
+};
 const MANY = 100; // members from which on quartiles are drawn unless told otherwise
 const MOST_STRONG = 40; // selected members drawn one by one; more lie on the canvas in their colours
 const FENCE = 3; // interquartile ranges beyond the quartiles, outside of which a member is an outlier
@@ -28,7 +31,7 @@ export const curvesView = {
   title: "Curves",
   needs: ["curves"],
   shown: () => true,
-  mount: (root, page) => new CurvesView(root, page),
+  mount: (root, page) => new CurvePanels(root, page),
 };
 
 /** What a figure is called on the page. */
@@ -37,7 +40,7 @@ export function figureName(name) {
 }
 
 /** The curves of all members in `root`; `only`: of this member, with a table of its epochs. */
-export class CurvesView {
+export class CurvePanels {
   constructor(root, page, only = null) {
     this.page = page;
     this.store = page.store;

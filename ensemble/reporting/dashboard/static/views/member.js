@@ -8,7 +8,7 @@ import { longText } from "../long_text.js";
 import { STATES } from "../store.js";
 import { Tiles } from "../tiles.js";
 import { costOf } from "./member_columns.js";
-import { CurvesView } from "./curves.js";
+import { CurvePanels } from "./curves.js";
 
 export const memberView = {
   id: "member",
@@ -33,7 +33,7 @@ class MemberPage {
     this.failure = h("section", { class: "card failure", "aria-label": "Why it failed", hidden: true });
     this.tiles = new Tiles(page, 7);
     const curves = h("section", { "aria-label": "Curves" });
-    this.curves = new CurvesView(curves, page, id);
+    this.curves = new CurvePanels(curves, page, id);
     this.params = h("section", { class: "card half", "aria-label": "Hyperparameters" });
     this.attempts = h("section", { class: "card half", "aria-label": "Attempts" });
     this.log = page.store.members.has(id) ? new LogTail(page, id) : null;

@@ -3,6 +3,7 @@
 import { fill, h, setText, svg } from "../dom.js";
 import { count, memory, number, share, visible } from "../format.js";
 import { card, roving } from "../card.js";
+import { Plots } from "./task_plots.js";
 
 const MOST_MEMBERS = 24; // members named beside a stream
 const MOST_OPEN = 6; // streams drawn in full; older ones are rows of the table
@@ -16,7 +17,7 @@ const LEVELS = {
 export const pipelineView = {
   id: "pipeline",
   title: "Pipeline",
-  needs: [],
+  needs: ["history"],
   shown: () => true,
   mount: (root, page) => new PipelineView(root, page),
 };
@@ -55,16 +56,19 @@ class PipelineView {
     this.list = h("div", { class: "streams" });
     this.table = card({ title: "Streams by node", table: () => this.tabulate() });
     this.table.read("Counts of all feeders in turn, rates between its last two reports, levels from the first sample on: workers busy, ring full, links used, a member waited.");
-    fill(root, this.summary, this.absent, this.list, this.table.root);
+    this.plots = new Plots(page, "pipeline");
+    fill(root, this.summary, this.absent, this.list, h("div", { class: "grid" }, this.plots.root, this.table.root));
     this.table.root.querySelector("button").click(); // it is a table, nothing else
-    this.table.root.querySelector(".figure-controls").hidden = true;
+    this.table.root.querySelector(".as-table").hidden = true;
   }
 
   close() {
+    this.plots.close();
     this.store.setHover(null);
   }
 
   update(changed) {
+    this.plots.update(changed);
     if (changed.size === 1 && (changed.has("clock") || changed.has("hover"))) return;
     const { store } = this;
     const cohorts = new Map();

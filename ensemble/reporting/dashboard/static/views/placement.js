@@ -3,6 +3,7 @@
 import { fill, h, setAttribute, setText } from "../dom.js";
 import { clock, count, hyperparameters, number, share, visible, watts } from "../format.js";
 import { card, makeTip, roving } from "../card.js";
+import { Plots } from "./task_plots.js";
 import { busiest, holders, layOut, rowsOf } from "../places.js";
 
 const PER_ROW = 16; // cores side by side
@@ -12,7 +13,7 @@ const LETTER = 6.6; // pixels
 export const placementView = {
   id: "placement",
   title: "Placement",
-  needs: [],
+  needs: ["history"],
   shown: () => true,
   mount: (root, page) => new PlacementView(root, page),
 };
@@ -33,7 +34,8 @@ class PlacementView {
     });
     this.holder = h("div", { class: "nodes-holder" }, this.absent, this.grid);
     fill(this.card.body, this.holder);
-    fill(root, this.card.root);
+    this.plots = new Plots(page, "placement");
+    fill(root, h("div", { class: "grid" }, this.card.root, this.plots.root));
     this.tip = makeTip(this.holder);
     const on = (name, listener) => this.grid.addEventListener(name, listener);
     on("pointerover", (event) => this.point(event.target.closest("[data-member]")));
@@ -47,6 +49,7 @@ class PlacementView {
   }
 
   close() {
+    this.plots.close();
     this.store.setHover(null);
   }
 
@@ -70,6 +73,7 @@ class PlacementView {
   }
 
   update(changed) {
+    this.plots.update(changed);
     if (changed.size === 1 && changed.has("hover")) return;
     const { store } = this;
     const [begin, end] = this.limits();
