@@ -95,7 +95,7 @@ def list_tables(run_dir: RunDir) -> list[DataTable]:
         _tabulate(
             "importances",
             "How much each hyperparameter matters to the objective. " + importances.get("method", ""),
-            [{"hyperparameter": each[0], "importance": each[1]} for each in importances.get("importances", ())],
+            [dict(zip(("hyperparameter", "importance", "low", "high"), each, strict=True)) for each in importances.get("importances", ())],
         ),
         *_list_of_quality(read_quality(run_dir, state)),
         *_list_of_sections(view),
@@ -230,5 +230,13 @@ def _list_of_sections(view: RunView) -> list[DataTable]:
 def _of_section(table: Mapping[str, Any]) -> DataTable:
     """A table of a document, as the page saves it."""
     head = [title for title, _ in table["head"]]
-    rows = [[cell[0] if isinstance(cell, list) else cell for cell in row] for row in table["rows"]]
+    rows = [[_plain_cell(cell, at) for at, cell in enumerate(row)] for row in table["rows"]]
     return DataTable(table["id"], f"{table['title']}. {table['text']}", head, rows, {})
+
+
+def _plain_cell(cell: Any, at: int) -> Any:
+    """What a cell holds: its number rather than the text that is shown, but in the first column, which names the row."""
+    if not isinstance(cell, list):
+        return cell
+    shown, key = cell
+    return key if at > 0 and isinstance(key, int | float) else shown

@@ -49,7 +49,7 @@ def read_documents(run_dir: RunDir, view: RunView) -> dict[str, Any]:
     """Returns all documents of a run and the ends of the logs of members that failed."""
     from ensemble.reporting.dashboard.analysis import read_importances, read_quality
 
-    no_search = {"importances": [], "method": "", "missing": NO_SEARCH}
+    no_search = {"importances": [], "method": "", "missing": NO_SEARCH, "plots": []}
     return {
         "state": view.state_document(),
         "curves": view.curves_document(),

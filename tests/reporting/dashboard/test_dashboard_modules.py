@@ -545,27 +545,10 @@ def test_ticks_are_round_and_within_the_scale(apply: Call, options: Any, labels:
     assert all(100 <= tick["at"] <= 600 for tick in ticks)
 
 
-def test_the_front_is_the_run_s_and_holds_only_trials_that_are_shown(apply: Call) -> None:
-    trials = [trial(i, 0.5, further=[cost, 1]) for i, cost in enumerate((5, 1, 3))]
-    trials += [trial(3, 2.0, further=[None, 1]), trial(4, 2.0, "running", further=[0.1, 1])]
-    found = apply("trial_data", "paretoFront", trials, {"front": ["m2", "m9", "m0"]})
-    assert [each["id"] for each in found["front"]] == ["m2", "m0"]
-    assert [each["id"] for each in found["judged"]] == ["m0", "m1", "m2"]
-
-
 def test_the_best_so_far_follows_the_numbers_of_finished_trials(apply: Call) -> None:
     trials = [trial(3, 0.6), trial(0, 0.5), trial(1, 0.9, "pruned"), trial(2, 0.4), trial(4, None)]
     assert apply("trial_data", "bestSoFar", trials, "max") == [[0, 0.5], [2, 0.5], [3, 0.6]]
     assert apply("trial_data", "bestSoFar", trials, "min") == [[0, 0.5], [2, 0.4], [3, 0.4]]
-
-
-def test_pruning_counts_who_got_there_and_takes_the_values_of_those_who_went_on(apply: Call) -> None:
-    trials = [trial(0, 0.3, "pruned", epoch=2), trial(1, 0.9, epoch=4), trial(2, 0.2, "running", epoch=1)]
-    curve = {"epoch": [0, 1, 2, 3], "values": {"accuracy": [0.5, 0.7, 0.8, 0.9]}}
-    found = apply("trial_data", "pruningOf", trials, {"members": {"m1": curve}}, "accuracy")
-    assert found["rungs"] == [{"epoch": 2, "reached": 2, "pruned": 1}]
-    assert [(each["trial"]["id"], each["value"]) for each in found["passed"]] == [("m1", 0.7)]
-    assert apply("trial_data", "pruningOf", trials, None, "accuracy")["passed"] == []
 
 
 def test_one_diverged_trial_does_not_flatten_the_others(apply: Call) -> None:

@@ -11,7 +11,7 @@ const NUMBER = /^(?:[-−+]?[\d.,]+|–)/;
  * Builds a card. `options`: `title`, `reading` (one line on how to read it), `width` ("", "half", "most", "rest", "third"),
  * `controls` (nodes), `legend` (a node elsewhere, saved with the figure), `onShown()` (the figure came back), `onPick(member)`, and `table()`, the same numbers as
  * `{ caption?, head, rows }`; a name in the head is a text, or `[text, format]`; a row is a list of cells, or `{ key, member, cells }`; its first cell
- * names it. A cell is a text, null, or a number with all its digits, which the column's `format` shortens where it is shown.
+ * names it. A cell is a text, null, a number with all its digits, which the column's `format` shortens where it is shown, or [text, number].
  * Returns `{ root, body, asTable, read(text), explain(reason|null), update() }`.
  */
 export function card(options) {
@@ -56,7 +56,7 @@ export function card(options) {
 
 function fillTable(sheet, known, { caption, head, rows }, onPick) {
   const [names, formats] = [head.map((each) => [each].flat()[0]), head.map((each) => [each].flat()[1] ?? String)];
-  const write = (cell, i) => visible(typeof cell === "string" ? cell : cell === null || cell === undefined ? ABSENT : formats[i](cell));
+  const write = (cell, i) => visible(Array.isArray(cell) ? cell[0] : typeof cell === "string" ? cell : cell === null || cell === undefined ? ABSENT : formats[i](cell));
   const shown = rows.slice(0, MOST_ROWS).map((row, i) => (Array.isArray(row) ? { key: i, cells: row } : row)).map((row) => ({ ...row, cells: row.cells.map(write) }));
   const isText = head.map((_, i) => i === 0 || (shown.length > 0 && shown.every((row) => !NUMBER.test(row.cells[i]))));
   const signature = JSON.stringify([names, isText]);

@@ -19,7 +19,7 @@ export function plainTable(table) {
 }
 
 function plainCells({ head, rows }) {
-  return { head: head.map(([title]) => title), rows: rows.map((cells) => cells.map((cell) => (Array.isArray(cell) ? cell[0] : cell))) };
+  return { head: head.map(([title]) => title), rows: rows.map((cells) => cells.map((cell, i) => (i === 0 && Array.isArray(cell) ? cell[0] : cell))) };
 }
 
 /** What a cell shows: a text, a number as the page writes numbers, or the first of a text and what it is sorted by. */

@@ -33,7 +33,8 @@ export function csvOf({ head, rows }) {
   return lines.map((cells) => `${cells.map(cellOf).join(",")}\r\n`).join("");
 }
 
-function cellOf(cell) {
+function cellOf(given) {
+  const cell = Array.isArray(given) ? given[typeof given[1] === "number" ? 1 : 0] : given;
   if (typeof cell === "number") return Number.isFinite(cell) ? String(cell) : "";
   const text = (typeof cell === "object" && cell !== null ? JSON.stringify(cell) : String(cell ?? "")).split("\n").map(visible).join("\n");
   const safe = RUN.test(text) ? `'${text}` : text;

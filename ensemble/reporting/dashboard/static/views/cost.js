@@ -36,7 +36,7 @@ class CostView {
     this.origin = h("p", { class: "before-figures warn", role: "note", hidden: true }, ESTIMATED);
     this.roles = card({ title: "The whole run by role" });
     this.members = card({ title: "Members" });
-    this.power = new Plots(page, "cost");
+    this.power = new Plots(page, { document: "history", view: "cost", width: "" });
     this.lines = h("section", { class: "card" });
     this.rows = h("div", {});
     this.note = h("p", { class: "reading" });

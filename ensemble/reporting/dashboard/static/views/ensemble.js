@@ -10,7 +10,7 @@ import { HIGHLIGHT, NEUTRAL, SERIES } from "../store.js";
 import { Tiles } from "../tiles.js";
 import { confusionCard } from "./confusion.js";
 import { disagreementCard } from "./matrix.js";
-import { plotChart } from "./task_plots.js";
+import { Plots } from "./task_plots.js";
 
 const SHOWN = 30; // members beside the combined model
 const COMPARED = 2; // figures that members are compared by
@@ -30,7 +30,7 @@ class EnsembleView {
     this.page = page;
     this.drawn = null;
     this.built = null;
-    this.plots = [];
+    this.plots = new Plots(page, { document: "quality", names: () => this.nameModels() });
     this.head = h("h2", { class: "first-head" });
     this.note = h("p", { class: "reading", role: "status" });
     this.tiles = new Tiles(page);
@@ -40,26 +40,23 @@ class EnsembleView {
   }
 
   /** The cards of a task; those of another one are taken down. */
-  build({ task, figures, plots }) {
+  build({ task, figures }) {
     const compared = figures.slice(0, COMPARED);
-    const key = JSON.stringify([task, compared, plots.map(({ id }) => id)]);
+    const key = JSON.stringify([task, compared]);
     if (key === this.built) return;
     this.built = key;
-    this.close();
     this.compared = compared;
     this.versus = card({ title: "Combined model and members", table: () => this.tabulateMembers() });
-    this.plots = plots.map((plot) => [plot.id, plotChart(plot, this.page.store)]);
     this.weights = card({ title: "Weights of the combination", width: "half", table: () => this.tabulateWeights() });
     this.matrix = disagreementCard(this.page);
     this.confusion = confusionCard();
     this.classTables = h("div", { class: "grid wrapping", hidden: true });
     this.tables = h("div", { class: "grid wrapping" });
-    fill(this.grid, this.versus.root, this.plots.map(([, each]) => each.root), this.confusion.root, this.classTables, this.tables, this.weights.root, this.matrix.root);
+    fill(this.grid, this.versus.root, this.plots.root, this.confusion.root, this.classTables, this.tables, this.weights.root, this.matrix.root);
   }
 
   close() {
-    for (const [, chart] of this.plots) chart.close();
-    this.plots = [];
+    this.plots.close();
   }
 
   update(changed) {
@@ -77,7 +74,7 @@ class EnsembleView {
     this.grid.hidden = false;
     this.absent.hidden = true;
     this.drawVersus();
-    for (const [id, chart] of this.plots) chart.draw(quality.plots.find((each) => each.id === id), this.nameModels());
+    this.plots.draw();
     this.drawWeights();
     if (!isNew) return this.matrix.mark();
     this.matrix.draw(quality.disagreement, Object.keys(quality.members).length);

@@ -56,7 +56,7 @@ class PipelineView {
     this.list = h("div", { class: "streams" });
     this.table = card({ title: "Streams by node", table: () => this.tabulate() });
     this.table.read("Counts of all feeders in turn, rates between its last two reports, levels from the first sample on: workers busy, ring full, links used, a member waited.");
-    this.plots = new Plots(page, "pipeline");
+    this.plots = new Plots(page, { document: "history", view: "pipeline" });
     fill(root, this.summary, this.absent, this.list, h("div", { class: "grid" }, this.plots.root, this.table.root));
     this.table.root.querySelector("button").click(); // it is a table, nothing else
     this.table.root.querySelector(".as-table").hidden = true;

@@ -34,7 +34,7 @@ class PlacementView {
     });
     this.holder = h("div", { class: "nodes-holder" }, this.absent, this.grid);
     fill(this.card.body, this.holder);
-    this.plots = new Plots(page, "placement");
+    this.plots = new Plots(page, { document: "history", view: "placement" });
     fill(root, h("div", { class: "grid" }, this.card.root, this.plots.root));
     this.tip = makeTip(this.holder);
     const on = (name, listener) => this.grid.addEventListener(name, listener);
