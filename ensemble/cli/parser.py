@@ -329,7 +329,10 @@ def _make_parser() -> argparse.ArgumentParser:
 
     text = "Export the combined, calibrated model of a run as a folder that predicts with torch alone."
     artifact_commands.add_export_options(command("export", artifact_commands.export, text))
-    text = "Write all tables of a run as comma-separated values: members, epochs, attempts, cost, power, quality, notices."
+    text = (
+        "Write all tables of a run as comma-separated values: members, epochs, attempts, cost, power, quality, "
+        "notices."
+    )
     exported = command("export-data", view_commands.export_data, text)
     exported.add_argument("run_dir", metavar="RUN_DIR")
     exported.add_argument("--out", type=path, metavar="FOLDER", help="folder (default: RUN_DIR-data)")

@@ -95,7 +95,10 @@ def list_tables(run_dir: RunDir) -> list[DataTable]:
         _tabulate(
             "importances",
             "How much each hyperparameter matters to the objective. " + importances.get("method", ""),
-            [dict(zip(("hyperparameter", "importance", "low", "high"), each, strict=True)) for each in importances.get("importances", ())],
+            [
+                dict(zip(("hyperparameter", "importance", "low", "high"), each, strict=True))
+                for each in importances.get("importances", ())
+            ],
         ),
         *_list_of_quality(read_quality(run_dir, state)),
         *_list_of_sections(view),
@@ -119,7 +122,11 @@ def write_tables(tables: Iterable[DataTable], out: Path) -> list[dict[str, Any]]
     from ensemble.store.files import write_bytes
 
     tables = list(tables)
-    columns = [[table.name, name, _unit(name), table.meanings.get(name, _MEANINGS.get(name, ""))] for table in tables for name in table.head]
+    columns = [
+        [table.name, name, _unit(name), table.meanings.get(name, _MEANINGS.get(name, ""))]
+        for table in tables
+        for name in table.head
+    ]
     files = {f"{table.name}.csv": format_csv(table.head, table.rows) for table in tables}
     files["columns.csv"] = format_csv(["table", "column", "unit", "meaning"], columns)
     lines = [f"- `{table.name}.csv`: {table.about.strip()} {len(table.rows):,} rows." for table in tables]
@@ -135,8 +142,9 @@ def write_tables(tables: Iterable[DataTable], out: Path) -> list[dict[str, Any]]
 
 README = """# Tables of a run
 
-Comma-separated values (RFC 4180) in UTF-8. Numbers have all their digits; what is not known is empty. A text that a
-spreadsheet would run as a formula has an apostrophe before it. `columns.csv` says what each column is, and its unit.
+Comma-separated values (RFC 4180) in UTF-8. Numbers have all their digits; what is not known is empty. A text that
+a spreadsheet would run as a formula has an apostrophe before it. `columns.csv` says what each column is, and its
+unit.
 
 """
 
@@ -174,15 +182,27 @@ def _list_epochs(state: RunState) -> Iterable[dict[str, Any]]:
 
 def _list_of_documents(state: Mapping[str, Any]) -> list[DataTable]:
     """What the document `state` holds beside members: attempts, power, streams, notices."""
-    spans = [dict(zip(("member", *_SPAN), (name, *span), strict=True)) for name, of in state["spans"].items() for span in of]
+    spans = [
+        dict(zip(("member", *_SPAN), (name, *span), strict=True))
+        for name, of in state["spans"].items()
+        for span in of
+    ]
     power = [
-        dict(zip(("node", "origin", "begin", "end", "watts", "idle_watts"), (node["node"], node["origin"], *point), strict=True))
+        dict(
+            zip(
+                ("node", "origin", "begin", "end", "watts", "idle_watts"),
+                (node["node"], node["origin"], *point),
+                strict=True,
+            )
+        )
         for node in state["power"]["nodes"]
         for point in node["points"]
     ]
     return [
         _tabulate("attempts", "A row for each attempt of each member: where it ran, when, how it ended.", spans),
-        _tabulate("power", "Mean power of whole nodes over intervals; of a long run neighbours are averaged.", power),
+        _tabulate(
+            "power", "Mean power of whole nodes over intervals; of a long run neighbours are averaged.", power
+        ),
         _tabulate("streams", "Each feeder, as it stands.", state["streams"]),
         _tabulate("notices", "What a reader should know of.", state["notices"]),
     ]
@@ -215,7 +235,9 @@ def _list_of_quality(quality: Mapping[str, Any]) -> list[DataTable]:
         _tabulate("models", f"Figures of each model by its saved predictions.{where}", models),
         _tabulate("intervals", f"95 % intervals of figures.{where}", spans),
         _tabulate("calibration", f"Bins of the reliability curves.{where}", bins),
-        _tabulate("gain", f"Figures of the average of the best members, one added at a time.{where}", quality["gain"]),
+        _tabulate(
+            "gain", f"Figures of the average of the best members, one added at a time.{where}", quality["gain"]
+        ),
         _tabulate("disagreement", f"How far two members differ.{where}", pairs),
         *map(_of_section, quality["tables"]),
         *map(_of_section, (quality["classes"] or {}).get("tables", ())),
@@ -235,7 +257,7 @@ def _of_section(table: Mapping[str, Any]) -> DataTable:
 
 
 def _plain_cell(cell: Any, at: int) -> Any:
-    """What a cell holds: its number rather than the text that is shown, but in the first column, which names the row."""
+    """What a cell holds: its number rather than the text that is shown, but in the first column, a name."""
     if not isinstance(cell, list):
         return cell
     shown, key = cell

@@ -1,6 +1,7 @@
 """Writes tables of names and values that may come from users' code: as plain text, and as comma-separated values.
 
-It is the one writer of tables. It is quick, since a run may have ten thousand members, of which a table of rich takes seconds.
+It is the one writer of tables. It is quick, since a run may have ten thousand members, of which a table of rich
+takes seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ensemble.reporting.text import visible
 GAP = 2  # blanks between columns
 NARROWEST = 8  # of a column of texts that may be folded
 
-# What a text must not begin with, or a spreadsheet runs it; the page's `save.js` has the same rule and the next one.
+# What a text must not begin with, or a spreadsheet runs it; the page's `save.js` has the same rules.
 _RUN = re.compile("[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
@@ -99,8 +100,8 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int 
 def format_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table as comma-separated values (RFC 4180), which spreadsheets and programs read.
 
-    Numbers have all their digits; what is not known, infinite or not a number is empty. A text that a spreadsheet would
-    run as a formula has an apostrophe before it; control characters but ends of lines are written out.
+    Numbers have all their digits; what is not known, infinite or not a number is empty. A text that a spreadsheet
+    would run as a formula has an apostrophe before it; control characters but ends of lines are written out.
 
     Args:
         rows: a cell is a number, a text, None, or a value that JSON can hold.

@@ -72,14 +72,18 @@ def compute_importances(state: RunState) -> tuple[dict[str, float], str, dict[st
 
 
 def _resample(trials: Sequence[Trial], names: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """The lowest and the highest share of each hyperparameter over resamples of the trials; none where all failed."""
+    """The lowest and the highest share of each hyperparameter over resamples of the trials; none if all fail."""
     draw = random.Random(0)
     found: list[dict[str, float]] = []
     for _ in range(RESAMPLES):
         chosen = draw.choices(trials, k=len(trials))
-        if len({value for _, value in chosen}) > 1 and all(len({repr(p[name]) for p, _ in chosen}) > 1 for name in names):
+        if len({value for _, value in chosen}) > 1 and all(
+            len({repr(p[name]) for p, _ in chosen}) > 1 for name in names
+        ):
             found.append(_explain_variance(chosen, names, TREES // RESAMPLES))
-    return {name: (min(each[name] for each in found), max(each[name] for each in found)) for name in names if found}
+    return {
+        name: (min(each[name] for each in found), max(each[name] for each in found)) for name in names if found
+    }
 
 
 def _finished_trials(state: RunState) -> list[Trial]:

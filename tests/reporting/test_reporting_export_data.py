@@ -13,7 +13,6 @@ from ensemble.cli.parser import main
 from ensemble.reporting.dashboard.projection import RunView
 from ensemble.reporting.export_data import list_tables
 from ensemble.reporting.report import read_documents
-from ensemble.reporting.dashboard.projection import RunView
 from ensemble.store import RunDir, read_events
 
 
@@ -84,10 +83,14 @@ def _cells(rows: list[dict[str, str]]) -> list[list[str]]:
 
 def _cells_of(table: dict[str, Any]) -> list[list[str]]:
     texts = [[cell[0] if isinstance(cell, list) else cell for cell in row] for row in table["rows"]]
-    return [["" if cell is None else cell if isinstance(cell, str) else repr(cell) for cell in row] for row in texts]
+    return [
+        ["" if cell is None else cell if isinstance(cell, str) else repr(cell) for cell in row] for row in texts
+    ]
 
 
-def test_a_folder_without_a_run_and_one_that_cannot_be_written_are_said(run: RunDir, tmp_path: Path, capsys: Any) -> None:
+def test_a_folder_without_a_run_and_one_that_cannot_be_written_are_said(
+    run: RunDir, tmp_path: Path, capsys: Any
+) -> None:
     assert main(["export-data", str(tmp_path / "nothing")]) == 2 and not (tmp_path / "nothing-data").exists()
     (tmp_path / "file").write_text("")
     assert main(["export-data", str(run.path), "--out", str(tmp_path / "file")]) == 1

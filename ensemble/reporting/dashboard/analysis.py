@@ -44,11 +44,11 @@ SO_FAR = "Not the run's result: the members that have finished so far, combined 
 
 
 def read_importances(run_dir: RunDir, state: RunState) -> Document:
-    """How much each hyperparameter matters to the objective, and figures of the search: the document `importances`.
+    """How much each hyperparameter matters, and figures of the search: the document `importances`.
 
     Returns:
-        `importances`: [name, share, lowest, highest] each, the largest first; `method`, `missing`; `plots`, of the form
-        of `task_plots`.
+        `importances`: [name, share, lowest, highest] each, the largest first; `method`, `missing`; `plots`, of the
+        form of `task_plots`.
     """
     from ensemble.search.importance import NoImportancesError, compute_importances
 

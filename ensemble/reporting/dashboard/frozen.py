@@ -31,8 +31,8 @@ def compose_report(documents: Mapping[str, Any]) -> str:
     """Returns the file's text; pure but for reading the page's own files.
 
     Args:
-        documents: `state`, `curves`, `quality`, `importances`, `tables`, `history` as the live page gets them, and `logs`:
-            the ends of members' logs by member. Their numbers are finite.
+        documents: `state`, `curves`, `quality`, `importances`, `tables`, `history` as the live page gets them, and
+            `logs`: the ends of members' logs by member. Their numbers are finite.
 
     Raises:
         LinkError: the page's modules cannot be linked.

@@ -1,7 +1,7 @@
 """What nodes and streams did over the time of the run: the document `history`, figures for the views of each.
 
-What the log has anyway is drawn: CPU time and GPU activity of the `power` events (one a second of each node), levels of
-queues of the `feeder` events. What members used is in their curves, by epoch. Series are thinned while they grow.
+What the log has anyway is drawn: CPU time and GPU activity of the `power` events (one a second of each node), levels
+of queues of the `feeder` events. What members used is in their curves, by epoch. Series are thinned as they grow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Feeder, Power
-from ensemble.meter.origin import from_ticks
 from ensemble.reporting import text
 from ensemble.reporting.dashboard.power_series import GAP_S, Point, thin
 
@@ -23,12 +22,13 @@ Document = dict[str, Any]
 #: What a series is of: the figure, the place, and what of it.
 Key = tuple[str, str, str]
 
-MOST = 400  # points of a series in the document; up to four times as many are kept
+MOST = 400  # points of a series in the document; up to twice as many are kept
 MOST_SERIES = 16  # in a figure, those that use most
+MOST_GPUS = 64  # of which series are kept, the first that are heard of
 FEEDER_GAP_S = 120.0
 ESTIMATED = (
-    "Estimated joules are CPU-seconds with a weight, from how busy the processors were. They were not measured: not "
-    "evidence of a saving."
+    "Estimated joules are CPU-seconds with a weight, from how busy the processors were. They were not measured: "
+    "not evidence of a saving."
 )
 NO_POWER = "There is no power reading: no node has a source that could be read, or none has reported yet."
 #: Of each level of a stream: what the figure is called, how to read it.
@@ -64,13 +64,18 @@ class History:
         info = node.info if node is not None else None
         length = event.interval_s or interval.end - interval.start
         if event.busy_s is not None and info is not None and info.cpus:
-            self._add(("cpu", event.node, ""), interval.start, interval.end, min(1.0, event.busy_s / length / info.cpus))
+            self._add(
+                ("cpu", event.node, ""), interval.start, interval.end, min(1.0, event.busy_s / length / info.cpus)
+            )
         for part in event.parts or ():
             if part.kind == "gpu" and part.activity is not None:
                 ids = list(info.gpu_ids) if info is not None else []
                 name = f"GPU {ids.index(part.device)}" if part.device in ids else str(part.device)
+                key = ("gpu", event.node, name)
+                if key not in self._series and sum(figure == "gpu" for figure, *_ in self._series) >= MOST_GPUS:
+                    continue
                 use = min(1.0, sum(seconds for *_, seconds in part.activity) / length)
-                self._add(("gpu", event.node, name), interval.start, interval.end, use)
+                self._add(key, interval.start, interval.end, use)
 
     def _add_levels(self, event: Feeder) -> None:
         """Levels are means since a feeder began: those of the time between two reports follow from both."""
@@ -88,12 +93,14 @@ class History:
     def _add(self, key: Key, begin: float, end: float, value: float) -> None:
         points = self._series.setdefault(key, [])
         points.append((round(begin, 3), round(end, 3), round(value, 4), None))
-        if len(points) > 4 * MOST:
-            self._series[key] = thin(points, 2 * MOST, GAP_S if key[0] in ("cpu", "gpu") else FEEDER_GAP_S)
+        if len(points) > 2 * MOST:
+            self._series[key] = thin(points, MOST, GAP_S if key[0] in ("cpu", "gpu") else FEEDER_GAP_S)
 
     def find(self, figure: str) -> dict[str, list[Point]]:
         """Returns the series of a figure by what they are of; of many those that are highest in the mean."""
-        found = {", ".join(filter(None, key[1:])): points for key, points in self._series.items() if key[0] == figure}
+        found = {
+            ", ".join(filter(None, key[1:])): points for key, points in self._series.items() if key[0] == figure
+        }
         mean = {name: sum(point[2] for point in points) / len(points) for name, points in found.items()}
         kept = sorted(found, key=lambda name: -mean[name])[:MOST_SERIES]
         return {name: points for name, points in found.items() if name in kept}
@@ -112,21 +119,31 @@ def describe_history(state: RunState, history: History, power: Sequence[Mapping[
     plots = [_plot_power(power, begin, scale, unit)]
     for figure, view, title, reading in (
         ("cpu", "placement", "CPU use over time", "Share of each node's cores at work, of all processes."),
-        ("gpu", "placement", "GPU use over time", "Share of the time in which the run's processes kept a GPU busy."),
+        (
+            "gpu",
+            "placement",
+            "GPU use over time",
+            "Share of the time in which the run's processes kept a GPU busy.",
+        ),
         *((name, "pipeline", *words) for name, words in _LEVELS.items()),
     ):
         gap = GAP_S if view == "placement" else FEEDER_GAP_S
         series = [
-            _line(name, name, points, 2, begin, scale, unit, gap, _percent) for name, points in history.find(figure).items()
+            _line(name, name, points, 2, begin, scale, unit, gap, _percent)
+            for name, points in history.find(figure).items()
         ]
         if series:
             y = {"title": "", "range": [0.0, 1.0], "kind": "linear"}
-            plots.append({"view": view, "id": figure, "title": title, "reading": reading, "x": x, "y": y, "series": series})
+            plots.append(
+                {"view": view, "id": figure, "title": title, "reading": reading, "x": x, "y": y, "series": series}
+            )
     return {"plots": [{**plot, "x": x} for plot in plots]}
 
 
 def _plot_power(nodes: Sequence[Mapping[str, Any]], begin: float, scale: float, unit: str) -> Document:
-    known = [node for node in nodes if node["points"]]
+    measured = [node for node in nodes if node["points"]]
+    known = sorted(measured, key=lambda node: -node["points"][-1][2])[:MOST_SERIES]
+    known = [node for node in measured if node in known]
     origins = " + ".join(sorted({str(node["origin"]) for node in known}))
     series, has_idle, said = list[Document](), False, list[str]()
     for node in known:
@@ -145,6 +162,7 @@ def _plot_power(nodes: Sequence[Mapping[str, Any]], begin: float, scale: float, 
         "id": "power",
         "title": "Power over time",
         "reading": f"Of whole nodes, {origins}."
+        + (f" The {len(known)} of {len(measured)} that draw most." if len(measured) > len(known) else "")
         + (f" Dashed: estimated. {ESTIMATED}" if "estimated" in origins else "")
         + (" Dotted: what a node would have drawn while nothing ran." if has_idle else ""),
         "missing": None if known else NO_POWER,
@@ -155,14 +173,29 @@ def _plot_power(nodes: Sequence[Mapping[str, Any]], begin: float, scale: float, 
 
 
 def _line(
-    of: str, name: str, points: Sequence[Point], column: int, begin: float, scale: float, unit: str, gap: float, write: Any
+    of: str,
+    name: str,
+    points: Sequence[Point],
+    column: int,
+    begin: float,
+    scale: float,
+    unit: str,
+    gap: float,
+    write: Any,
 ) -> Document:
     found = list[list[Any]]()
     for t, value in _corners(thin(points, MOST, gap), column, gap):
         x = round((t - begin) / scale, 5)
         what = f"{text.visible(name or of)}\n{text.number(x)} {unit}: "
         found.append([x, value] if value is None else [x, value, {"text": what + write(value)}])
-    return {"of": of, "name": None, "label": text.visible(name or of), "shape": None, "line": True, "points": found}
+    return {
+        "of": of,
+        "name": None,
+        "label": text.visible(name or of),
+        "shape": None,
+        "line": True,
+        "points": found,
+    }
 
 
 def _percent(share: float) -> str:

@@ -20,8 +20,8 @@ _RELIABILITY = {
     "classification": (
         "confidence",
         "accuracy",
-        "How often a model is right when it is so sure. On the diagonal it is calibrated, below it too sure; larger "
-        "dots hold more samples.",
+        "How often a model is right when it is so sure. On the diagonal it is calibrated, below it too sure; "
+        "larger dots hold more samples.",
     ),
     "multilabel": (
         "predicted probability",
@@ -68,13 +68,30 @@ def _plot_calibration(quality: Mapping[str, Any]) -> Iterator[Document]:
         error = finite_or_none(figures[of].get("ece"))
         label = names[of] + ("" if error is None else f", ECE {text.score(error)}")
         marks = [
-            [x, y, {"size": 2.5 + 8 * (many / most) ** 0.5, "text": f"{names[of]}\n{confidence} {x:.3f}\n{accuracy} {y:.3f}\n{text.count(many, 'sample')}"}]
+            [
+                x,
+                y,
+                {
+                    "size": 2.5 + 8 * (many / most) ** 0.5,
+                    "text": f"{names[of]}\n{confidence} {x:.3f}\n{accuracy} {y:.3f}\n{text.count(many, 'sample')}",
+                },
+            ]
             for x, y, many in curve
         ]
         dots.append({"of": of, "name": None, "label": label, "shape": "dot", "line": True, "points": marks})
-        found = [[_bin(x), many, {"text": f"{confidence} from {_bin(x)}\n{text.count(many, 'sample')}"}] for x, _, many in curve]
+        found = [
+            [_bin(x), many, {"text": f"{confidence} from {_bin(x)}\n{text.count(many, 'sample')}"}]
+            for x, _, many in curve
+        ]
         bars.append({"of": of, "name": None, "label": names[of], "shape": "bar", "line": False, "points": found})
-    right = {"of": "reference", "name": None, "label": "calibrated", "shape": None, "line": True, "points": [[low, low], [1.0, 1.0]]}
+    right = {
+        "of": "reference",
+        "name": None,
+        "label": "calibrated",
+        "shape": None,
+        "line": True,
+        "points": [[low, low], [1.0, 1.0]],
+    }
     missing = None if curves else _NO_CURVES
     yield {
         "id": "calibration",
@@ -118,24 +135,43 @@ def _plot_gains(quality: Mapping[str, Any]) -> Iterator[Document]:
             "id": f"gain {name}",
             "title": f"Gain of each added member, {text.visible(str(figure['title']))}",
             "reading": f"The plain average of the best members for 1 member to {len(points)}, each added where it "
-            f"{verb} the {text.visible(str(chosen['label'] if chosen else quality['criterion']))} on the validation split "
-            f"most; measured on the {quality['split']} split.",
+            f"{verb} the {text.visible(str(chosen['label'] if chosen else quality['criterion']))} on the "
+            f"validation split most; measured on the {quality['split']} split.",
             "missing": None if points else _NO_GAIN,
             "x": {"title": "members", "range": None, "kind": "linear", "whole": True},
             "y": {"title": label, "range": None, "kind": "linear"},
         }
-        marks = [
-            [each["members"], each[name], {"id": each["added"], "text": f"{text.count(each['members'], 'member')}\nadded {text.visible(each['added'])}\n{label} {text.score(each[name])}"}]
-            for each in points
-        ]
+        marks = [[each["members"], each[name], _describe_added(each, label, each[name])] for each in points]
         series: list[Document] = [
-            {"of": "best", "name": None, "label": "average of the members so far", "shape": "dot", "line": True, "points": marks}
+            {
+                "of": "best",
+                "name": None,
+                "label": "average of the members so far",
+                "shape": "dot",
+                "line": True,
+                "points": marks,
+            }
         ]
         level = finite_or_none((quality["combined"] or {}).get(name))
         if level is not None and points:
             method = (quality["combination"] or {}).get("method") or "weighted"
             ends = [[1, level], [points[-1]["members"], level]]
             series.append(
-                {"of": "combined", "name": None, "label": f"combined ({method})", "shape": None, "line": True, "dash": [6, 4], "still": True, "points": ends}
+                {
+                    "of": "combined",
+                    "name": None,
+                    "label": f"combined ({method})",
+                    "shape": None,
+                    "line": True,
+                    "dash": [6, 4],
+                    "still": True,
+                    "points": ends,
+                }
             )
         yield plot | {"series": series}
+
+
+def _describe_added(each: Mapping[str, Any], label: str, value: float) -> Document:
+    words = [text.count(each["members"], "member"), f"added {text.visible(each['added'])}"]
+    words.append(f"{label} {text.score(value)}")
+    return {"id": each["added"], "text": "\n".join(words)}

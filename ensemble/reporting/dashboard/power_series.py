@@ -81,7 +81,7 @@ class PowerSeries:
 
 
 def thin(points: Sequence[Point], most: int, gap_s: float) -> list[Point]:
-    """Returns means of neighbours, so often that there are at most so many, or where gaps keep them apart, a few more."""
+    """Returns means of neighbours, of them again and so on, at most so many; a few more where gaps part them."""
     found = list(points)
     while len(found) > most and len(halved := _halve(found, gap_s)) < 0.9 * len(found):
         found = halved

@@ -124,7 +124,7 @@ def _plot_pruning(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Documen
     pruned = [each for each in trials if each.state == "pruned"]
     rungs = sorted({each.epoch for each in pruned})
     counts = [
-        f"{sum(each.epoch == rung for each in pruned)} of {sum(each.epoch >= rung for each in trials)} after epoch {rung}"
+        f"{sum(p.epoch == rung for p in pruned)} of {sum(t.epoch >= rung for t in trials)} after epoch {rung}"
         for rung in rungs
     ]
     passed = [
@@ -138,14 +138,21 @@ def _plot_pruning(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Documen
     yield {
         "id": "pruning",
         "title": "What was pruned when",
-        "reading": f"Pruned: {', '.join(counts[:8])}{' …' if len(counts) > 8 else ''}. Crosses lie where trials were ended, "
-        "rings are the values there of those that went on.",
+        "reading": f"Pruned: {', '.join(counts[:8])}{' …' if len(counts) > 8 else ''}. Crosses lie where trials "
+        "were ended, rings are the values there of those that went on.",
         "missing": None if crosses else "No trial has been pruned.",
         "said": ", ".join(counts),
         "x": {"title": "finished epochs", "range": [0, most * 1.02], "kind": "linear", "whole": True},
         "y": _axis(text.visible(info.objective), [point[1] for point in (*passed, *crosses)]),
         "series": [
-            {"of": "passed", "state": "finished", "label": "went on", "shape": "ring", "size": 3, "points": passed},
+            {
+                "of": "passed",
+                "state": "finished",
+                "label": "went on",
+                "shape": "ring",
+                "size": 3,
+                "points": passed,
+            },
             {"of": "pruned", "state": "pruned", "label": "pruned", "shape": "cross", "size": 4, "points": crosses},
         ],
     }
@@ -171,7 +178,10 @@ def _plot_fronts(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Document
         "rows": [
             [
                 text.visible(each.id),
-                *([_amount(name, value, info.origin), value] for name, value in zip(info.further, each.further, strict=True)),
+                *(
+                    [_amount(name, value, info.origin), value]
+                    for name, value in zip(info.further, each.further, strict=True)
+                ),
                 [text.score(each.value), each.value],
                 "on the front" if each in front else "",
             ]
@@ -189,15 +199,29 @@ def _plot_fronts(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Document
         yield {
             "id": f"front {name}",
             "title": f"Pareto front, {title}" if several else "Pareto front",
-            "reading": f"Each finished trial by two of its objectives. {beaten}{f' {ESTIMATED}' if is_estimated else ''}",
+            "reading": f"Each finished trial by two of its objectives. {beaten}"
+            + (f" {ESTIMATED}" if is_estimated else ""),
             "missing": None if judged else "No trial has finished with all objectives yet.",
             "said": f"{len(front)} of {len(judged)} trials on the front",
             "table": table,
             "x": {"title": title, "range": None, "kind": _kind(values)},
             "y": _axis(text.visible(info.objective), [each.value or 0.0 for each in judged]),
             "series": [
-                {"of": "others", "state": "finished", "label": "other trials", "shape": "dot", "points": [mark(t) for t in judged if t not in front]},
-                {"of": "combined", "label": "Pareto front", "shape": "dot", "size": 4.5, "line": not several and "steps", "points": [mark(t) for t in front]},
+                {
+                    "of": "others",
+                    "state": "finished",
+                    "label": "other trials",
+                    "shape": "dot",
+                    "points": [mark(t) for t in judged if t not in front],
+                },
+                {
+                    "of": "combined",
+                    "label": "Pareto front",
+                    "shape": "dot",
+                    "size": 4.5,
+                    "line": not several and "steps",
+                    "points": [mark(t) for t in front],
+                },
             ],
         }
 
@@ -205,9 +229,14 @@ def _plot_fronts(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Document
 def _plot_contours(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Document]:
     """The objective over pairs of the most important hyperparameters that are numbers."""
     judged = [each for each in trials if each.state == "finished" and each.value is not None]
+    objective = text.visible(info.objective)
     names = [name for name in info.important if _is_number_in(judged, name)][:MOST_CONTOURS]
     for a, b in combinations(names, 2):
-        having = [each for each in judged if finite_or_none(each.params.get(a)) is not None and finite_or_none(each.params.get(b)) is not None]
+        having = [
+            each
+            for each in judged
+            if finite_or_none(each.params.get(a)) is not None and finite_or_none(each.params.get(b)) is not None
+        ]
         axes = [[float(each.params[name]) for each in having] for name in (a, b)]
         kinds = [_kind(values) for values in axes]
         values = np.array([each.value for each in having], dtype=float)
@@ -219,19 +248,22 @@ def _plot_contours(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Docume
             share = min(1.0, max(0.0, (value - low) / ((high - low) or 1.0)))
             return round(share if sign > 0 else 1 - share, 3)
 
-        points = [[x, y, {"to": to, "fill": place(value), "text": f"about {text.score(value)}\ninterpolated"}] for x, y, to, value in cells]
+        points = [
+            [x, y, {"to": to, "fill": place(value), "text": f"about {text.score(value)}\ninterpolated"}]
+            for x, y, to, value in cells
+        ]
         marks = [each.mark(each.params[a], each.params[b]) for each in having]
         for mark, value in zip(marks, values, strict=True):
             mark[2]["fill"] = place(float(value))
         yield {
             "id": f"contour {a} {b}",
-            "title": f"{text.visible(info.objective)} over {text.visible(a)} and {text.visible(b)}",
-            "reading": f"Dots are finished trials, coloured from the worst to the best {text.visible(info.objective)}. The ground between "
-            "them is an interpolation (linear), only near trials: other hyperparameters differ, too.",
+            "title": f"{objective} over {text.visible(a)} and {text.visible(b)}",
+            "reading": f"Dots are finished trials, coloured from the worst to the best {objective}. The ground "
+            "between them is an interpolation (linear), only near trials: other hyperparameters differ, too.",
             "missing": None if cells else f"It needs {FEWEST} finished trials that differ in both.",
             "said": f"{len(having)} trials",
             "table": {
-                "head": ["trial", text.visible(a), text.visible(b), text.visible(info.objective)],
+                "head": ["trial", text.visible(a), text.visible(b), objective],
                 "rows": [[text.visible(t.id), t.params[a], t.params[b], t.value] for t in having],
             },
             "x": {"title": text.visible(a), "range": None, "kind": kinds[0]},
@@ -247,11 +279,17 @@ def _interpolate(
     axes: Sequence[Sequence[float]], kinds: Sequence[str], values: np.ndarray[Any, Any]
 ) -> list[tuple[float, float, list[float], float]]:
     """Cells near trials: lower corner, upper corner, value; none where the trials span no area."""
-    from scipy.interpolate import LinearNDInterpolator
-    from scipy.spatial import QhullError, cKDTree
+    from scipy.interpolate import LinearNDInterpolator  # type: ignore[import-untyped]
+    from scipy.spatial import QhullError, cKDTree  # type: ignore[import-untyped]
 
-    plain = [np.log(axis) if kind == "log" else np.array(axis, dtype=float) for axis, kind in zip(axes, kinds, strict=True)]
-    lows, spans = [axis.min() if len(axis) else 0.0 for axis in plain], [float(np.ptp(axis)) if len(axis) else 0.0 for axis in plain]
+    plain = [
+        np.log(axis) if kind == "log" else np.array(axis, dtype=float)
+        for axis, kind in zip(axes, kinds, strict=True)
+    ]
+    lows, spans = (
+        [axis.min() if len(axis) else 0.0 for axis in plain],
+        [float(np.ptp(axis)) if len(axis) else 0.0 for axis in plain],
+    )
     if len(values) < FEWEST or not all(spans):
         return []
     unit = np.stack([(axis - low) / span for axis, low, span in zip(plain, lows, spans, strict=True)], axis=1)
@@ -270,7 +308,9 @@ def _interpolate(
     cells = []
     for k in np.flatnonzero(np.isfinite(found) & (away < REACH)):
         i, j = divmod(int(k), CELLS)
-        cells.append((_short(across[i]), _short(up[j]), [_short(across[i + 1]), _short(up[j + 1])], float(found[k])))
+        cells.append(
+            (_short(across[i]), _short(up[j]), [_short(across[i + 1]), _short(up[j + 1])], float(found[k]))
+        )
     return cells
 
 

@@ -4,12 +4,13 @@ A figure is a JSON document that the page draws as it stands:
 
 - `id`, `title`, `reading`: one line on how to read it; `missing`: why there is none, or absent; `said`: in words;
   `table`: `head`, `rows`, where they are not the points.
-- `x`, `y`: `title`, and `range` [low, high] where it is given, `kind`: "linear", "log" or "category"; `whole`: numbers,
-  `zero`: begins at 0.
-- `series`: `of` ("best", "combined", "reference", or what else has a colour of its own), `name` of a line among several
-  of one model, else None, or `label`, all of its name; `shape` ("dot", "bar", "cell" or None), `line` (whether the points
-  are joined), `dash`, `still` (no hover), `points` [[x, y], ...], each with more where it has it: the `id` of a member,
-  `text` of the hover, `size`, `fill`: a place 0 … 1 on the scale of colours; y None interrupts a line.
+- `x`, `y`: `title`, and `range` [low, high] where it is given, `kind`: "linear", "log" or "category"; `whole`:
+  numbers, `zero`: begins at 0.
+- `series`: `of` ("best", "combined", "reference", or what else has a colour of its own; `state`: it has that of members
+  in this state), `name` of a line among several of one model, else None, or `label`, all of its name; `shape` ("dot",
+  "ring", "cross", "bar", "cell" or None), `line` (whether the points are joined, or "steps"), `dash`, `size`, `still`
+  (no hover), `points` [[x, y], ...]; y None interrupts a line. A point may have more: the `id` of a member, `text` of
+  the hover, `size`, `aside`, `to` (the other corner of a cell), `fill`: a place 0 … 1 on the scale of colours.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def test_pruned_and_failed_members_do_not_count_and_partial_hyperparameters_are_
     state.members["m0"].state = "pruned"
     state.members["m1"].metrics = {"accuracy": float("nan")}
     del state.members["m2"].identity["params"]["wd"]
-    shares, method, spread = compute_importances(state)
+    shares, method, _ = compute_importances(state)
     assert "38 finished members" in method and "wd" not in shares
     assert method.endswith("not all members have it: wd.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
@@ -17,8 +18,22 @@ BEGIN = 1e9
 
 
 def power(t: float, **fields: Any) -> dict[str, Any]:
-    part = {"kind": "gpu", "device": "GPU-a", "energy_j": 50.0, "origin": "measured", "activity": [["train", "m", 0.25]]}
-    known = {"node": "n", "watts": 100.0, "interval_s": 1.0, "energy_j": 100.0, "origin": "measured", "busy_s": 2.0, "parts": [part]}
+    part = {
+        "kind": "gpu",
+        "device": "GPU-a",
+        "energy_j": 50.0,
+        "origin": "measured",
+        "activity": [["train", "m", 0.25]],
+    }
+    known = {
+        "node": "n",
+        "watts": 100.0,
+        "interval_s": 1.0,
+        "energy_j": 100.0,
+        "origin": "measured",
+        "busy_s": 2.0,
+        "parts": [part],
+    }
     return {"v": 2, "t": BEGIN + t, "type": "power", **known, **fields}
 
 
@@ -49,7 +64,9 @@ def test_use_of_cores_and_gpus_and_watts_lie_over_the_time_of_the_run() -> None:
 
 def test_levels_of_streams_are_those_between_two_reports_not_means_since_the_beginning() -> None:
     # Full for ten seconds, then empty for thirty: the mean goes from 1 to 0.25.
-    found = document([feeder(10, 10.0, 1.0), feeder(40, 40.0, 0.25), feeder(50, 5.0, 0.9, pid=8), feeder(55, 10.0, 0.9, pid=8)])
+    found = document(
+        [feeder(10, 10.0, 1.0), feeder(40, 40.0, 0.25), feeder(50, 5.0, 0.9, pid=8), feeder(55, 10.0, 0.9, pid=8)]
+    )
     (ring,) = found["ring"]["series"]
     values = [y for _, y, *_ in ring["points"] if y is not None]
     assert values == pytest.approx([0.0, 0.0, 0.9, 0.9]) and ring["label"] == "n, group 0"
@@ -61,5 +78,5 @@ def test_an_hour_is_no_longer_than_a_minute_and_keeps_its_mean() -> None:
     found = document([power(i + 1.0, busy_s=each) for i, each in enumerate(busy)])
     points = [(x, y) for x, y, *_ in found["cpu"]["series"][0]["points"]]
     assert len(points) <= 2 * MOST + 2 and len(json.dumps(found)) < 400_000
-    area = sum((b[0] - a[0]) * a[1] for a, b in zip(points, points[1:], strict=False))
+    area = sum((b[0] - a[0]) * a[1] for a, b in itertools.pairwise(points))
     assert area * 60 == pytest.approx(sum(busy) / 4, rel=0.01)

@@ -137,7 +137,9 @@ def test_no_text_breaks_the_filter(call: Call, written: str) -> None:
     select=st.lists(st.sampled_from([*HOSTILE, "a", "%", "%2C", ","]), max_size=4),
     written=st.text(st.characters(codec="utf-8"), max_size=20),
     member=st.sampled_from([None, *HOSTILE]),
-    settings=st.dictionaries(st.sampled_from([*HOSTILE, "axis"]), st.one_of(st.booleans(), st.sampled_from([*HOSTILE, "1", "[]"]))),
+    settings=st.dictionaries(
+        st.sampled_from([*HOSTILE, "axis"]), st.one_of(st.booleans(), st.sampled_from([*HOSTILE, "1", "[]"]))
+    ),
 )
 def test_an_address_says_what_was_put_into_it(
     call: Call, select: list[str], written: str, member: str | None, settings: dict[str, Any]
@@ -167,7 +169,13 @@ def test_settings_of_an_address_that_somebody_wrote_are_the_defaults(call: Call)
 
 def test_an_address_that_somebody_wrote(call: Call) -> None:
     found = call("route.js", "(m, hash) => m.parseRoute(hash)", "#curves?select=a,b&filter=lr%3C0.1")
-    assert found.pop("set") == {} and found == {"view": "curves", "run": None, "member": None, "select": ["a", "b"], "filter": "lr<0.1"}
+    assert found.pop("set") == {} and found == {
+        "view": "curves",
+        "run": None,
+        "member": None,
+        "select": ["a", "b"],
+        "filter": "lr<0.1",
+    }
     assert call("route.js", "(m) => m.parseRoute('')")["view"] == ""
     assert call("route.js", "(m) => m.parseRoute('#x?filter=100%')")["filter"] == "100%"
 
@@ -362,7 +370,8 @@ def test_smoothing_weighs_by_distance_and_quartiles_are_of_those_that_came_so_fa
 ) -> None:
     code = """(m) => {
         const make = (k) => (k < 5 ? { xs: [1, 2], ys: [k, 10 * k] } : { xs: [1], ys: [k] });
-        return [m.smooth([1, null, 1, 4], [0, 1, 2, 5], 3), m.smooth([1, 2], [0, 1], 0), m.band([1, 2, 3, 4, 5].map(make), [1, 2])];
+        return [m.smooth([1, null, 1, 4], [0, 1, 2, 5], 3), m.smooth([1, 2], [0, 1], 0),
+            m.band([1, 2, 3, 4, 5].map(make), [1, 2])];
     }"""
     smoothed, plain, rows = call("curve_series.js", code)
     assert smoothed[:3] == [1, None, pytest.approx(1)] and plain == [1, 2]

@@ -38,7 +38,7 @@ def test_the_page_and_the_command_write_the_same_csv_that_no_spreadsheet_runs(ca
     written = call("save.js", "(m, head, rows) => m.csvOf({ head, rows })", head, CELLS)
     rows = list(csv.reader(io.StringIO(written, newline="")))
     assert len(rows) == 3 and all(len(row) == 10 for row in rows)
-    assert rows[1][:5] == ["'=1+1", "'+a", "'-3", "'@x", "'=\"a\";b"] and rows[0][0] == "'=head"
+    assert rows[1][:5] == ["'=1+1", "'+a", "'-3", "'@x", '\'="a";b'] and rows[0][0] == "'=head"
     assert rows[1][5:] == ["a,b", 'say "a"', "two\nlines", "\\u202e\\u0007", "plain"]
     assert [float(rows[2][i]) for i in (0, 1, 2, 4)] == [0.1 + 0.2, -1e-7, 123456789012, 3]
     assert rows[2][3] == "" and written.endswith("\r\n")
@@ -59,7 +59,7 @@ def _number(cell: str) -> Any:
 def test_a_saved_figure_is_whole_outside_of_the_page(
     view: str, tab: Any, open_page: Open, tmp_path: Path, browser: Any
 ) -> None:
-    """It shows the marks, the axes and the title, in light colours, in a program that has nothing else of the page."""
+    """It shows marks, axes and title, in light colours, in a program that knows nothing of the page."""
     open_page(make_documents(60, seed=2, hostile=True), f"#{view}")
     tab.emulate_media(color_scheme="dark")
     if view == "search":
@@ -89,7 +89,8 @@ def test_a_saved_figure_is_whole_outside_of_the_page(
         const image = new Image();
         image.src = "data:image/png;base64," + data;
         await image.decode();
-        const canvas = Object.assign(document.createElementNS("http://www.w3.org/1999/xhtml", "canvas"), { width: 60, height: 40 });
+        const canvas = document.createElement("canvas");
+        [canvas.width, canvas.height] = [60, 40];
         const context = canvas.getContext("2d");
         context.drawImage(image, 0, 0, 60, 40);
         return [...context.getImageData(0, 0, 60, 40).data];

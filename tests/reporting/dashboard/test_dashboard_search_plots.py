@@ -13,7 +13,14 @@ from ensemble.reporting.dashboard.search_plots import SearchInfo, Trial, plot_se
 
 
 def info(**changes: Any) -> SearchInfo:
-    known = {"mode": "search", "objective": "accuracy", "direction": "max", "epochs": 8, "further": [], "origin": "measured"}
+    known = {
+        "mode": "search",
+        "objective": "accuracy",
+        "direction": "max",
+        "epochs": 8,
+        "further": [],
+        "origin": "measured",
+    }
     return SearchInfo(**known | {"front": [], "important": []} | changes)
 
 
@@ -32,7 +39,11 @@ def ids(series: dict[str, Any]) -> list[str]:
 
 
 def test_pruning_counts_who_got_there_and_takes_the_values_of_those_who_went_on() -> None:
-    trials = [trial(0, 0.3, "pruned", 2), trial(1, 0.8, curve={2: 0.5, 8: 0.8}), trial(2, 0.4, "running", 2, curve={2: 0.4})]
+    trials = [
+        trial(0, 0.3, "pruned", 2),
+        trial(1, 0.8, curve={2: 0.5, 8: 0.8}),
+        trial(2, 0.4, "running", 2, curve={2: 0.4}),
+    ]
     found = plot(trials)["pruning"]
     assert "1 of 3 after epoch 2" in found["reading"] and found["said"] == "1 of 3 after epoch 2"
     passed, pruned = found["series"]
@@ -51,7 +62,13 @@ def test_the_front_is_the_run_s_and_holds_only_trials_that_have_all_objectives()
     others, front = found["front energy_j"]["series"]
     assert ids(front) == ["m2", "m0"] and ids(others) == ["m1"] and "front cpu_s" in found
     assert "not evidence of a saving" in found["front energy_j"]["reading"]
-    assert found["front energy_j"]["table"]["rows"][0] == ["m1", ["1 J (estimated)", 1.0], ["1.0 s", 1.0], ["0.5000", 0.5], ""]
+    assert found["front energy_j"]["table"]["rows"][0] == [
+        "m1",
+        ["1 J (estimated)", 1.0],
+        ["1.0 s", 1.0],
+        ["0.5000", 0.5],
+        "",
+    ]
     missing = plot([trial(0, None, further=[1.0])], further=["cpu_s"])["front cpu_s"]["missing"]
     assert missing == "No trial has finished with all objectives yet."
 
@@ -77,7 +94,9 @@ def test_a_contour_is_near_the_function_and_is_drawn_only_near_trials() -> None:
     best = max(ground["points"], key=lambda point: point[2]["fill"])
     assert 10**-3.2 < best[0] < 10**-1.8
     lower = plot(trials, important=["lr", "drop"], direction="min")["contour lr drop"]["series"][0]["points"]
-    assert all(a[2]["fill"] + b[2]["fill"] == pytest.approx(1) for a, b in zip(lower, ground["points"], strict=True))
+    assert all(
+        a[2]["fill"] + b[2]["fill"] == pytest.approx(1) for a, b in zip(lower, ground["points"], strict=True)
+    )
 
 
 def test_a_contour_of_trials_on_one_line_or_of_few_says_what_it_needs() -> None:

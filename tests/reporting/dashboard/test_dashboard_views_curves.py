@@ -145,7 +145,9 @@ def test_controls_change_the_figure_axis_scale_and_smoothing(tab: Any, open_page
     tab.get_by_label("over").select_option("own")
     assert tab.get_by_label("smoothing").input_value() == "", "seconds are no epochs"
     tab.evaluate("address => { location.href = address; }", address)
-    tab.wait_for_function("s => document.querySelector(s)?.textContent.includes('half-life')", arg=f"{ACCURACY} figcaption")
+    tab.wait_for_function(
+        "s => document.querySelector(s)?.textContent.includes('half-life')", arg=f"{ACCURACY} figcaption"
+    )
     assert tab.locator(f"{ACCURACY} figcaption").inner_text() == caption
     assert tab.locator(f"{VIEW} figure").count() == 3 and tab.get_by_label("smoothing").input_value() == "1.5"
     tab.go_back()
