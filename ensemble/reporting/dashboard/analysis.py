@@ -48,7 +48,7 @@ def read_importances(run_dir: RunDir, state: RunState) -> Document:
 
     Returns:
         `importances`: [name, share, lowest, highest] each, the largest first; `method`, `missing`; `plots`, of the
-        form of `task_plots`.
+        form of `plots`.
     """
     from ensemble.search.importance import NoImportancesError, compute_importances
 
@@ -92,7 +92,7 @@ def read_quality(run_dir: RunDir, state: RunState) -> Document:
         - `intervals`, `noise`: as in the `combined` event; None where it has none.
         - `curves`: reliability of `best` and `combined`: [confidence, accuracy, samples] of each bin.
         - `classes`: figures of each class, and which are taken for which (`class_figures`).
-        - `plots`: what else shows whether models are right and calibrated (`task_plots`).
+        - `plots`: what shows whether models are right and calibrated (`plots`, `task_plots`).
         - `gain`: figures of the plain average of k members, each added where it improves the `criterion` on the
           validation split most.
         - `disagreement`: how far two members differ on the same samples, in a `unit`: "share" or "value".

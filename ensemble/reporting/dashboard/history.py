@@ -1,7 +1,8 @@
 """What nodes and streams did over the time of the run: the document `history`, figures for the views of each.
 
-What the log has anyway is drawn: CPU time and GPU activity of the `power` events (one a second of each node), levels
-of queues of the `feeder` events. What members used is in their curves, by epoch. Series are thinned as they grow.
+What the log has anyway is drawn: CPU time and GPU activity of the `power` events (one a second of each node),
+levels of queues of the `feeder` events. What members used is in their curves, by epoch. Series are thinned as they grow.
+The figures have the form of `plots`, and the `view` that shows them; an axis may have `zero`: it begins there.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class History:
 
 
 def describe_history(state: RunState, history: History, power: Sequence[Mapping[str, Any]]) -> Document:
-    """Returns the document: `plots`, of the form of `task_plots`, each with the `view` that shows it.
+    """Returns the document: `plots`, of the form of `plots`, each with the `view` that shows it.
 
     Args:
         power: of each node, as the document `state` has it.
@@ -165,7 +166,7 @@ def _plot_power(nodes: Sequence[Mapping[str, Any]], begin: float, scale: float, 
         + (f" The {len(known)} of {len(measured)} that draw most." if len(measured) > len(known) else "")
         + (f" Dashed: estimated. {ESTIMATED}" if "estimated" in origins else "")
         + (" Dotted: what a node would have drawn while nothing ran." if has_idle else ""),
-        "missing": None if known else NO_POWER,
+        "absent": None if known else NO_POWER,
         "said": "; ".join(said),
         "y": {"title": f"watts ({origins})", "range": None, "kind": "linear", "zero": True},
         "series": series,

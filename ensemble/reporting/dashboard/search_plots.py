@@ -1,6 +1,8 @@
 """Figures of a search: what was pruned when, Pareto fronts, the objective over two hyperparameters.
 
-They have the form of `task_plots`; their marks bear the ids of members.
+They have the form of `plots`, and more: a series may have a `size`, `shape` "ring", "cross" or "cell" (up to the
+corner `to` of its points) and the `state` of members whose colour it has; a point `aside`, by which it lies beside
+its place, and `fill`, its place 0 … 1 on the scale of colours.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Trial:
         """A point of a plot."""
         words = [text.visible(self.id), f"{self.state} after {text.count(self.epoch, 'epoch')}"]
         words += [text.hyperparameters(self.params), text.score(self.value) + more]
-        return [x, y, {"id": self.id, "text": "\n".join(words)}]
+        return [x, y, {"member": self.id, "text": "\n".join(words)}]
 
     def beside(self, x: float, y: float, more: str = "") -> list[Any]:
         """A point that is moved a little, so that equal values do not hide each other."""
@@ -114,7 +116,7 @@ def describe_search(state: RunState, important: Sequence[str], origin: str) -> S
 
 
 def plot_search(trials: Sequence[Trial], info: SearchInfo) -> list[Document]:
-    """Returns the figures; one that cannot be had says why in `missing`."""
+    """Returns the figures; one that cannot be had says why in `absent`."""
     return [*_plot_pruning(trials, info), *_plot_fronts(trials, info), *_plot_contours(trials, info)]
 
 
@@ -140,7 +142,7 @@ def _plot_pruning(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Documen
         "title": "What was pruned when",
         "reading": f"Pruned: {', '.join(counts[:8])}{' …' if len(counts) > 8 else ''}. Crosses lie where trials "
         "were ended, rings are the values there of those that went on.",
-        "missing": None if crosses else "No trial has been pruned.",
+        "absent": None if crosses else "No trial has been pruned.",
         "said": ", ".join(counts),
         "x": {"title": "finished epochs", "range": [0, most * 1.02], "kind": "linear", "whole": True},
         "y": _axis(text.visible(info.objective), [point[1] for point in (*passed, *crosses)]),
@@ -201,7 +203,7 @@ def _plot_fronts(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Document
             "title": f"Pareto front, {title}" if several else "Pareto front",
             "reading": f"Each finished trial by two of its objectives. {beaten}"
             + (f" {ESTIMATED}" if is_estimated else ""),
-            "missing": None if judged else "No trial has finished with all objectives yet.",
+            "absent": None if judged else "No trial has finished with all objectives yet.",
             "said": f"{len(front)} of {len(judged)} trials on the front",
             "table": table,
             "x": {"title": title, "range": None, "kind": _kind(values)},
@@ -260,7 +262,7 @@ def _plot_contours(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Docume
             "title": f"{objective} over {text.visible(a)} and {text.visible(b)}",
             "reading": f"Dots are finished trials, coloured from the worst to the best {objective}. The ground "
             "between them is an interpolation (linear), only near trials: other hyperparameters differ, too.",
-            "missing": None if cells else f"It needs {FEWEST} finished trials that differ in both.",
+            "absent": None if cells else f"It needs {FEWEST} finished trials that differ in both.",
             "said": f"{len(having)} trials",
             "table": {
                 "head": ["trial", text.visible(a), text.visible(b), objective],

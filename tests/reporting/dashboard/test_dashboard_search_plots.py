@@ -35,7 +35,7 @@ def plot(trials: list[Trial], **changes: Any) -> dict[str, Any]:
 
 
 def ids(series: dict[str, Any]) -> list[str]:
-    return [more["id"] for *_, more in series["points"]]
+    return [more["member"] for *_, more in series["points"]]
 
 
 def test_pruning_counts_who_got_there_and_takes_the_values_of_those_who_went_on() -> None:
@@ -49,7 +49,7 @@ def test_pruning_counts_who_got_there_and_takes_the_values_of_those_who_went_on(
     passed, pruned = found["series"]
     assert [point[:2] for point in passed["points"]] == [[2, 0.5]] and ids(passed) == ["m1"]
     assert [point[:2] for point in pruned["points"]] == [[2, 0.3]] and ids(pruned) == ["m0"]
-    assert plot(trials[1:])["pruning"]["missing"] == "No trial has been pruned."
+    assert plot(trials[1:])["pruning"]["absent"] == "No trial has been pruned."
     assert "pruning" not in plot(trials, mode="list")
     both = [trial(0, 0.3, "pruned", 2, further=[1.0])]
     assert "pruning" not in plot(both, further=["cpu_s"])
@@ -69,8 +69,8 @@ def test_the_front_is_the_run_s_and_holds_only_trials_that_have_all_objectives()
         ["0.5000", 0.5],
         "",
     ]
-    missing = plot([trial(0, None, further=[1.0])], further=["cpu_s"])["front cpu_s"]["missing"]
-    assert missing == "No trial has finished with all objectives yet."
+    absent = plot([trial(0, None, further=[1.0])], further=["cpu_s"])["front cpu_s"]["absent"]
+    assert absent == "No trial has finished with all objectives yet."
 
 
 def test_a_contour_is_near_the_function_and_is_drawn_only_near_trials() -> None:
@@ -103,4 +103,4 @@ def test_a_contour_of_trials_on_one_line_or_of_few_says_what_it_needs() -> None:
     line = [trial(i, float(i), params={"a": float(i), "b": 2.0 * i}) for i in range(9)]
     for trials in (line, line[:5], [trial(i, 1.0, params={"a": i % 3, "b": i % 4}) for i in range(4)]):
         found = plot(trials, important=["a", "b"])["contour a b"]
-        assert found["missing"] and found["series"][0]["points"] == []
+        assert found["absent"] and found["series"][0]["points"] == []

@@ -251,6 +251,7 @@ def test_three_objectives_are_seen_two_at_a_time(tab: Any, open_page: Open) -> N
     documents["state"]["run"]["figures"]["latency_ms"] = describe_figure("latency_ms").as_document()
     open_page(documents, "#search")
     pareto = figure(tab, "Pareto front")
+    pareto.wait_for()
     assert tab.locator("figure h3", has_text="Pareto front").all_inner_texts() == [
         "Pareto front, CPU-seconds (measured)",
         "Pareto front, latency in ms (lower is better)",

@@ -30,7 +30,7 @@ class EnsembleView {
     this.page = page;
     this.drawn = null;
     this.built = null;
-    this.plots = new Plots(page, { document: "quality", names: () => this.nameModels() });
+    this.plots = new Plots(page, { document: "quality", names: () => this.quality.names });
     this.head = h("h2", { class: "first-head" });
     this.note = h("p", { class: "reading", role: "status" });
     this.tiles = new Tiles(page);
@@ -83,10 +83,6 @@ class EnsembleView {
     this.classTables.hidden = this.classTables.children.length === 0;
     fill(this.tables, quality.tables.map((table) => h("div", { class: "half" }, plainTable(table))));
     this.tables.hidden = quality.tables.length === 0;
-  }
-
-  nameModels() {
-    return { best: `best member (${visible(this.quality.best)})`, combined: this.combination?.so_far ? "combined so far" : "combined" };
   }
 
   /** One sentence in the place of all figures. */

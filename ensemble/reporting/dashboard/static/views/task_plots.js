@@ -3,7 +3,7 @@
 import { Chart } from "../canvas_chart.js";
 import { h } from "../dom.js";
 import { extent, rampColour } from "../scales.js";
-import { number, significant } from "../format.js";
+import { number, significant, visible } from "../format.js";
 import { HIGHLIGHT, NEUTRAL, SERIES, STATES } from "../store.js";
 
 /** The colours of models; what else a series is of has the next one of its own. */
@@ -12,23 +12,23 @@ const COLOURS = { best: SERIES[0], combined: HIGHLIGHT, reference: NEUTRAL };
 /** A chart for a plot: `root`, `draw(plot)`, `close()`; a mark of a member selects it. */
 function plotChart(plot, store, options) {
   let shown = plot;
-  const table = () => ({ head: shown.table.head.map((name) => [name, number]), rows: shown.table.rows });
-  const chart = new Chart({ title: plot.title, width: options.width, height: 320, pick: (id) => store.toggle(id), ...(plot.table && { table }) });
+  const table = () => (shown.table ? { head: shown.table.head.map((name) => [name, number]), rows: shown.table.rows } : chart.tabulate());
+  const chart = new Chart({ title: visible(plot.title), width: options.width, height: 320, pick: (id) => store.toggle(id), table });
   return {
     root: chart.card.root,
     close: () => chart.close(),
     draw(next) {
       const names = options.names();
       shown = next;
-      chart.read(next.reading);
-      if (next.missing) return chart.explain(next.missing);
+      chart.read(visible(next.reading));
+      if (next.absent) return chart.explain(next.absent);
       const models = [...new Set(next.series.map(({ of }) => of).filter((of) => of !== "reference"))];
       const isLabelled = (series) => next.series.find((each) => each.of === series.of) === series;
       return chart.draw({
         x: axis(next.x, next.series, 0),
         y: { ...axis(next.y, next.series, 1), zero: next.y.zero || next.series.some(({ shape }) => shape === "bar") },
         series: next.series.map((series) => drawn(series, next, names, models, isLabelled(series), store, options)),
-        said: next.said ?? models.map((of) => names[of] ?? of).join("; "),
+        said: visible(next.said ?? models.map((of) => names[of] ?? of).join("; ")),
       });
     },
   };
@@ -70,29 +70,29 @@ export class Plots {
   }
 }
 
-function axis({ title, range, kind, whole, zero }, series, at) {
+function axis({ title, range, kind, zero }, series, at) {
   const values = series.flatMap(({ points }) => points.flatMap((point) => [point[at], ...(point[2]?.to ? [point[2].to[at]] : [])]).filter((value) => value !== null));
-  return { kind, values: range ?? (kind === "category" ? values : extent(values)), title, whole, zero, pad: range === null && kind === "linear" ? 0.04 : 0 };
+  return { kind, values: range ?? (kind === "category" ? values : extent(values)), title: visible(title), whole: kind === "linear" && values.every(Number.isInteger), zero, pad: range === null && kind === "linear" ? 0.04 : 0 };
 }
 
 function drawn(series, plot, names, models, isLabelled, store, { isShown, isPale }) {
-  const { of, shape, line, points, label, dash, still, state } = series;
+  const { of, shape, line, points, label, dash, dashed, still, state } = series;
   const colour = state !== undefined ? STATES[state] : Object.hasOwn(COLOURS, of) ? COLOURS[of] : SERIES[models.indexOf(of) % SERIES.length];
-  if (of === "reference") return { name: label ?? "right", colour, line: "line", dash: [5, 4], width: 1, still: true, quiet: label === undefined, points: points.map(([x, y]) => ({ x, y })) };
-  const name = label ?? names[of] ?? of;
+  if (of === "reference") return { name: "right", colour, line: "line", dash: [5, 4], width: 1, still: true, quiet: true, points: points.map(([x, y]) => ({ x, y })) };
+  const name = visible(label ?? names[of] ?? of);
   const isBar = shape === "bar";
   const aside = isBar && models.length > 1 ? 0.56 * (models.indexOf(of) - 0.5) : 0;
-  const outer = series.name !== null && series.name !== "50 %"; // a quantile beside the median
+  const outer = (series.name ?? null) !== null && series.name !== "50 %"; // a quantile beside the median
   return {
-    name, colour, shape, still, line: line === true ? "line" : line || null, dash: dash ?? (outer ? [4, 3] : null), quiet: label === undefined && !isLabelled, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
-    points: points.filter(([, , more]) => more?.id === undefined || isShown(more.id)).map(([x, y, more]) => ({
-      x, y, aside, get text() { return `${name}${series.name ? `, ${series.name}` : ""}\n${plot.x.title} ${short(x)}\n${plot.y.title} ${short(y)}`; }, ...more,
-      colour: more?.id !== undefined && store.selection.has(more.id) ? store.colour(more.id) : more?.fill === undefined ? null : rampColour(more.fill),
-      pale: more?.id !== undefined && isPale(more.id),
+    name, colour, shape, still: still ?? dashed, line: line === true ? "line" : line || null, dash: dash ?? (outer || dashed ? [4, 3] : null), quiet: (label ?? null) === null && !isLabelled, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
+    points: points.filter(([, , more]) => more?.member === undefined || isShown(more.member)).map(([x, y, more]) => ({
+      x, y, aside, get text() { return `${name}${series.name ? `, ${series.name}` : ""}\n${visible(plot.x.title)} ${short(x)}\n${visible(plot.y.title)} ${short(y)}`; }, ...more, id: more?.member,
+      colour: store.selection.has(more?.member) ? store.colour(more.member) : more?.fill === undefined ? null : rampColour(more.fill),
+      pale: more?.member !== undefined && isPale(more.member),
     })),
   };
 }
 
 function short(given) {
-  return typeof given === "number" ? significant(given, 4) : given;
+  return typeof given === "number" ? significant(given, 4) : visible(given);
 }
