@@ -1,7 +1,8 @@
 """What nodes and streams did over the time of the run: the document `history`, figures for the views of each.
 
 What the log has anyway is drawn: CPU time and GPU activity of the `power` events (one a second of each node),
-levels of queues of the `feeder` events. What members used is in their curves, by epoch. Series are thinned as they grow.
+levels of queues of the `feeder` events. What members used is in their curves, by epoch. Series are thinned as they
+grow.
 The figures have the form of `plots`, and the `view` that shows them; an axis may have `zero`: it begins there.
 """
 

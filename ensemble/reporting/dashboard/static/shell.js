@@ -34,8 +34,9 @@ function frame(page) {
   const share = h("button", { class: "quiet", type: "button", "aria-label": "Copy the address of this view", title: "Copy the address of this view", onclick: () => copyAddress(page) }, "link");
   const back = h("a", { class: "back", href: "#runs", hidden: true }, "All runs");
   const lead = h("p", { class: "lead" });
-  const tools = h("div", { class: "tools" }, connection, share, theme, help);
+  const tools = h("div", { class: "tools" }, connection, theme, help);
   const header = h("header", { class: "top" }, h("div", { class: "title" }, back, name, state, stopping, tools), lead);
+  theme.before(share);
 
   const filter = h("input", {
     type: "search", class: "filter", placeholder: "Filter members", "aria-label": "Filter members", autocomplete: "off",
