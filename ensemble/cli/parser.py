@@ -329,6 +329,13 @@ def _make_parser() -> argparse.ArgumentParser:
 
     text = "Export the combined, calibrated model of a run as a folder that predicts with torch alone."
     artifact_commands.add_export_options(command("export", artifact_commands.export, text))
+    text = (
+        "Write all tables of a run as comma-separated values: members, epochs, attempts, cost, power, quality, "
+        "notices."
+    )
+    exported = command("export-data", view_commands.export_data, text)
+    exported.add_argument("run_dir", metavar="RUN_DIR")
+    exported.add_argument("--out", type=path, metavar="FOLDER", help="folder (default: RUN_DIR-data)")
     text = "Predict with an artifact or a run for all records of a data set, to a Parquet file."
     artifact_commands.add_predict_options(command("predict", artifact_commands.predict, text))
 

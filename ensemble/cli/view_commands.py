@@ -114,6 +114,19 @@ def _write_mlperf(options: argparse.Namespace, state: RunState) -> dict[str, Any
     return {"mlperf": str(package), "system": found.system, **figures}
 
 
+def export_data(options: argparse.Namespace) -> int:
+    """Write the tables of a run and print their paths."""
+    from ensemble.reporting.export_data import list_tables, write_tables
+    from ensemble.store import RunDir
+
+    run_dir = RunDir(options.run_dir)
+    out = Path(options.out or f"{run_dir.path}-data").absolute()
+    written = write_tables(list_tables(run_dir), out)
+    print_lines(options, *(f"{each['file']}: {each['rows']:,} rows" for each in written))
+    write_json(options, written)
+    return 0
+
+
 def doctor(options: argparse.Namespace) -> int:
     """Show what this machine offers, or with ``--power`` how it compares with the rules of MLPerf Power."""
     from ensemble.cli import doctor as machine

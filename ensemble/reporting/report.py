@@ -49,13 +49,14 @@ def read_documents(run_dir: RunDir, view: RunView) -> dict[str, Any]:
     """Returns all documents of a run and the ends of the logs of members that failed."""
     from ensemble.reporting.dashboard.analysis import read_importances, read_quality
 
-    no_search = {"importances": [], "method": "", "missing": NO_SEARCH}
+    no_search = {"importances": [], "method": "", "missing": NO_SEARCH, "plots": []}
     return {
         "state": view.state_document(),
         "curves": view.curves_document(),
         "quality": read_quality(run_dir, view.state),
         "importances": read_importances(run_dir, view.state) if view.state.mode == "search" else no_search,
         "tables": view.tables_document(),
+        "history": view.history_document(),
         "logs": read_logs(run_dir, view.state),
     }
 

@@ -12,10 +12,12 @@ import numpy as np
 
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.reporting.dashboard.class_figures import describe_classes
+from ensemble.reporting.dashboard.search_plots import describe_search, plot_search, read_trials
+from ensemble.reporting.dashboard.tables import explain_failure
 from ensemble.reporting.dashboard.task_plots import plot_task
 from ensemble.reporting.dashboard.tiles import describe_quality
 from ensemble.reporting.model_figures import list_figures
-from ensemble.reporting.ranking import finite_or_none, rank_members
+from ensemble.reporting.ranking import cost_origin, finite_or_none, rank_members, varied_parameters
 from ensemble.reporting.sections import quality as quality_tables
 
 if TYPE_CHECKING:
@@ -35,24 +37,45 @@ MOST_BYTES = 256 * 2**20
 MOST_COMPARED = 50
 MOST_ADDED = 40
 MOST_ROWS = 100_000  # positions that the matrix of disagreement looks at, evenly chosen
+SPREAD = " The pale bar is from the lowest to the highest share over resamples of the trials (bootstrap)."
 #: How members are combined while the run has not combined them itself: the default of `Ensemble.combine`.
 METHOD = "greedy"
 SO_FAR = "Not the run's result: the members that have finished so far, combined by greedy selection."
 
 
 def read_importances(run_dir: RunDir, state: RunState) -> Document:
-    """How much each hyperparameter matters to the objective: the document `importances`."""
+    """How much each hyperparameter matters, and figures of the search: the document `importances`.
+
+    Returns:
+        `importances`: [name, share, lowest, highest] each, the largest first; `method`, `missing`; `plots`, of the
+        form of `plots`.
+    """
     from ensemble.search.importance import NoImportancesError, compute_importances
 
     try:
-        shares, method = compute_importances(state)
+        shares, method, spread = compute_importances(state)
+        found = [
+            [name, share, *spread.get(name, (share, share))]
+            for name, share in shares.items()
+            if finite_or_none(share) is not None
+        ]
+        document: Document = {"importances": found, "method": method + SPREAD, "missing": None}
     except NoImportancesError as error:
-        return {"importances": [], "method": "", "missing": str(error)}
+        document = {"importances": [], "method": "", "missing": str(error)}
     except Exception as error:
         why = f"The importances cannot be computed: {_explain(error)}."
-        return {"importances": [], "method": "", "missing": why}
-    found = [[name, share] for name, share in shares.items() if finite_or_none(share) is not None]
-    return {"importances": found, "method": method, "missing": None}
+        document = {"importances": [], "method": "", "missing": why}
+    return document | {"plots": _plot_search(state, [name for name, *_ in document["importances"]])}
+
+
+def _plot_search(state: RunState, important: list[str]) -> list[Document]:
+    """The figures of the search; none where they cannot be made, which the log says."""
+    try:
+        important = important or varied_parameters(state.members.values())
+        return plot_search(read_trials(state), describe_search(state, important, cost_origin(state)))
+    except Exception as error:
+        explain_failure("figures of the search", error)
+        return []
 
 
 def read_quality(run_dir: RunDir, state: RunState) -> Document:

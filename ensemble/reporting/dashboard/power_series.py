@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.meter.origin import from_ticks
@@ -55,7 +56,7 @@ class PowerSeries:
         self._new.append((node, *point))
         self._sources.setdefault(node, {})[event.source or ""] = None
         if len(points) > 2 * MOST:
-            self._points[node] = _halve(points)
+            self._points[node] = _halve(points, GAP_S)
 
     def take(self) -> list[tuple[Any, ...]]:
         """Returns the readings since the last call, each with its node."""
@@ -79,13 +80,21 @@ class PowerSeries:
         ]
 
 
-def _halve(points: list[Point]) -> list[Point]:
+def thin(points: Sequence[Point], most: int, gap_s: float) -> list[Point]:
+    """Returns means of neighbours, of them again and so on, at most so many; a few more where gaps part them."""
+    found = list(points)
+    while len(found) > most and len(halved := _halve(found, gap_s)) < 0.9 * len(found):
+        found = halved
+    return found
+
+
+def _halve(points: list[Point], gap_s: float) -> list[Point]:
     """Returns means of neighbours; two that do not touch are not merged."""
     halved: list[Point] = []
     i = 0
     while i < len(points):
         first, second = points[i], points[i + 1] if i + 1 < len(points) else None
-        if second is None or second[0] - first[1] > GAP_S:
+        if second is None or second[0] - first[1] > gap_s:
             halved.append(first)
             i += 1
             continue

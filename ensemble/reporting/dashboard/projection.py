@@ -22,6 +22,7 @@ from ensemble.events import AttemptEvent, Epoch, MemberDeclared, Power, RequestA
 from ensemble.meter import Ledger, LedgerView
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
+from ensemble.reporting.dashboard.history import History, describe_history
 from ensemble.reporting.dashboard.power_series import PowerSeries
 from ensemble.reporting.dashboard.run_section import describe_run
 from ensemble.reporting.dashboard.streams import StreamRates, describe_streams
@@ -118,6 +119,7 @@ class RunView:
         self.driver: str | None = None
         self._used, self._estimator = LedgerView(), TimeLeftEstimator()
         self._curves, self._power, self._rates = Curves(), PowerSeries(), StreamRates()
+        self._history = History()
         self._collector, self._notices = NoticeCollector(), list[Notice]()
         self._ledger: Ledger | None = None
         self._cost: dict[str, Any] | None = None
@@ -152,8 +154,10 @@ class RunView:
         self._curves.apply(self.state, event)  # before the fold: it compares with the member's attempt
         apply_event(self.state, event)
         self._rates.apply(event)
-        if isinstance(event, Power) and (interval := self._used.parser.last_interval) is not None:
+        interval = self._used.parser.last_interval if isinstance(event, Power) else None
+        if isinstance(event, Power) and interval is not None:
             self._power.apply(event, interval)
+        self._history.apply(self.state, event, interval)
         self._add_notices(event)
         self._touched.note(event)
 
@@ -191,6 +195,10 @@ class RunView:
         """What the other views have no place for, as tables."""
         known = self._ledger if self._ledger_offset == self.offset else None
         return describe_tables(self.state, known or self._used.read())
+
+    def history_document(self) -> dict[str, Any]:
+        """What nodes and streams did over time."""
+        return describe_history(self.state, self._history, self._power.describe(self.state))
 
     def _member_rows(self, names: Iterable[str]) -> dict[str, list[Any]]:
         members, run = self.state.members, self.project()

@@ -14,7 +14,10 @@ from typing import Any
 from document_parts import list_figures, make_combined, make_cost, make_node, make_quality, make_stream
 
 from ensemble.reporting.dashboard.analysis import EMPTY
+from ensemble.reporting.dashboard.history import History, describe_history
+from ensemble.reporting.dashboard.search_plots import SearchInfo, Trial, plot_search
 from ensemble.reporting.dashboard.tiles import describe_quality, describe_tiles
+from ensemble.store import RunState
 
 START = 1_795_000_000.0
 COLUMNS = (
@@ -79,6 +82,7 @@ def make_documents(
             "missing": None,
         },
         "tables": _make_tables(names),
+        "history": None,  # as the server makes it of the rest
     }
 
 
@@ -87,7 +91,27 @@ def put_into_words(documents: dict[str, Document]) -> dict[str, Document]:
     run, quality = documents["state"]["run"], documents["quality"]
     words = describe_quality(quality, ("accuracy", "max"), has_ended=run["ended"] is not None)
     state = documents["state"] | {"run": run | {"tiles": describe_tiles(run)}}
-    return documents | {"state": state, "quality": quality | words}
+    importances = documents["importances"] | {"plots": _plot_search(documents)}
+    times = RunState(started=run["started"], updated=state["now"])
+    history = documents.get("history") or describe_history(times, History(), state["power"]["nodes"])
+    return documents | {"state": state, "quality": quality | words, "history": history, "importances": importances}
+
+
+def _plot_search(documents: dict[str, Document]) -> list[Document]:
+    """The figures of the search, of the trials in the documents."""
+    run, members, curves = documents["state"]["run"], documents["state"]["members"], documents["curves"]["members"]
+    trials = []
+    for name, row in members["rows"].items():
+        known = dict(zip(members["columns"], row, strict=True))
+        curve = curves.get(name, {"epoch": [], "values": {}})
+        values = zip(curve["epoch"], curve["values"].get(run["objective"], ()), strict=False)
+        fields = {field: known[field] for field in ("number", "state", "epoch", "params")}
+        by_epoch = {epoch + 1: value for epoch, value in values}
+        trials.append(Trial(name, value=known["metric"], further=known["further"], curve=by_epoch, **fields))
+    names = [name for name, *_ in documents["importances"]["importances"]]
+    further = [each["name"] for each in run["further"]]
+    fields = (run["mode"], run["objective"], run["direction"], run["epochs"])
+    return plot_search(trials, SearchInfo(*fields, further, run["further_origin"], run["front"], names))
 
 
 def _make_tables(names: list[str]) -> Document:

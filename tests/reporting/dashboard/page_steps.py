@@ -10,13 +10,14 @@ from page_server import PageServer
 
 Open = Callable[..., PageServer]
 
-HANG_S = 300.0  # no test is about how long something takes: this only ends one that hangs
+HANG_S = 25.0  # no test is about how long something takes: this only ends one that hangs
 
 #: Of a view that has been drawn at least once.
 DRAWN = "[data-view]:not([data-drawn='0'])"
 #: What else is there once a view has drawn what its tests are about.
 MARKS = {
     "curves": "figure :is([data-mark=line], [data-mark=best])",
+    "cost": "figure h3:text-is('Power over time')",
     "placement": ".node",
     "search": "canvas.lines[data-lines]:not([data-lines='0'])",
     "timeline": "[data-mark=attempt]",

@@ -181,11 +181,12 @@ def searched(trials: int, **fixed: Any) -> RunState:
 
 @pytest.mark.parametrize("trials", [40, 400])
 def test_the_hyperparameter_that_decides_is_the_most_important_one(trials: int) -> None:
-    shares, method = compute_importances(searched(trials, momentum=0.9))
+    shares, method, spread = compute_importances(searched(trials, momentum=0.9))
     assert next(iter(shares)) == "lr" and shares["lr"] > 0.7 and sum(shares.values()) == pytest.approx(1)
     assert set(shares) == {"lr", "width", "act", "wd"} and "fANOVA" in method
     assert f"{min(trials, MOST_TRIALS)}" in method
-    assert compute_importances(searched(trials, momentum=0.9))[0] == shares
+    assert compute_importances(searched(trials, momentum=0.9)) == (shares, method, spread)
+    assert all(0 <= low <= high <= 1 for low, high in spread.values()) and spread["lr"][0] > spread["act"][1]
 
 
 def test_pruned_and_failed_members_do_not_count_and_partial_hyperparameters_are_named() -> None:
@@ -193,7 +194,7 @@ def test_pruned_and_failed_members_do_not_count_and_partial_hyperparameters_are_
     state.members["m0"].state = "pruned"
     state.members["m1"].metrics = {"accuracy": float("nan")}
     del state.members["m2"].identity["params"]["wd"]
-    shares, method = compute_importances(state)
+    shares, method, _ = compute_importances(state)
     assert "38 finished members" in method and "wd" not in shares
     assert method.endswith("not all members have it: wd.")
 

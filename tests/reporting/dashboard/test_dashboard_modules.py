@@ -137,17 +137,45 @@ def test_no_text_breaks_the_filter(call: Call, written: str) -> None:
     select=st.lists(st.sampled_from([*HOSTILE, "a", "%", "%2C", ","]), max_size=4),
     written=st.text(st.characters(codec="utf-8"), max_size=20),
     member=st.sampled_from([None, *HOSTILE]),
+    settings=st.dictionaries(
+        st.sampled_from([*HOSTILE, "axis"]), st.one_of(st.booleans(), st.sampled_from([*HOSTILE, "1", "[]"]))
+    ),
 )
 def test_an_address_says_what_was_put_into_it(
-    call: Call, select: list[str], written: str, member: str | None
+    call: Call, select: list[str], written: str, member: str | None, settings: dict[str, Any]
 ) -> None:
     route = {"view": "curves", "run": None, "member": member, "select": select, "filter": written}
-    assert call("route.js", "(m, route) => m.parseRoute(m.formatRoute(route))", route) == route
+    code = """(m, route, settings) => {
+        const set = m.changeSettings(new Map([["axis", "old"]]), { axis: null, ...settings });
+        const found = m.parseRoute(m.formatRoute({ ...route, set }));
+        const defaults = Object.fromEntries(Object.keys(settings).map((name) => [name, null]));
+        const fits = Object.fromEntries(Object.keys(settings).map((name) => [name, () => true]));
+        return [{ ...found, set: null }, m.readSettings(found.set, defaults, fits), [...found.set.keys()]];
+    }"""
+    settings.pop("__proto__", None)
+    found, read, names = call("route.js", code, route, settings)
+    assert found == route | {"set": None} and read == settings and sorted(names) == sorted(settings)
+
+
+def test_settings_of_an_address_that_somebody_wrote_are_the_defaults(call: Call) -> None:
+    defaults = {"log": False, "axis": "epoch", "zoom": None, "k": 3}
+    code = """(m, hash, defaults) => m.readSettings(m.parseRoute(hash).set, defaults, {
+        axis: (given) => ["epoch", "run"].includes(given), zoom: Array.isArray })"""
+    for query in ("log=1&axis=constructor&zoom={&k=x", "log=%00&axis[]=&zoom=9&k=", "__proto__=1&toString=2", ""):
+        assert call("route.js", code, f"#curves?{query}", defaults) == defaults
+    found = call("route.js", code, "#curves?log=true&axis=run&zoom=[1,2]&k=4", defaults)
+    assert found == {"log": True, "axis": "run", "zoom": [1, 2], "k": 4}
 
 
 def test_an_address_that_somebody_wrote(call: Call) -> None:
     found = call("route.js", "(m, hash) => m.parseRoute(hash)", "#curves?select=a,b&filter=lr%3C0.1")
-    assert found == {"view": "curves", "run": None, "member": None, "select": ["a", "b"], "filter": "lr<0.1"}
+    assert found.pop("set") == {} and found == {
+        "view": "curves",
+        "run": None,
+        "member": None,
+        "select": ["a", "b"],
+        "filter": "lr<0.1",
+    }
     assert call("route.js", "(m) => m.parseRoute('')")["view"] == ""
     assert call("route.js", "(m) => m.parseRoute('#x?filter=100%')")["filter"] == "100%"
 
@@ -337,17 +365,18 @@ def test_the_clock_goes_on_and_stands_still_at_the_end(call: Call) -> None:
 # -- curves ----------------------------------------------------------------------------------------
 
 
-def test_smoothing_corrects_the_bias_of_its_beginning_and_quartiles_are_of_those_that_came_so_far(
+def test_smoothing_weighs_by_distance_and_quartiles_are_of_those_that_came_so_far(
     call: Call,
 ) -> None:
     code = """(m) => {
         const make = (k) => (k < 5 ? { xs: [1, 2], ys: [k, 10 * k] } : { xs: [1], ys: [k] });
-        return [m.smooth([1, null, 1, 4], 0.5), m.band([1, 2, 3, 4, 5].map(make), [1, 2])];
+        return [m.smooth([1, null, 1, 4], [0, 1, 2, 5], 3), m.smooth([1, 2], [0, 1], 0),
+            m.band([1, 2, 3, 4, 5].map(make), [1, 2])];
     }"""
-    smoothed, rows = call("curve_series.js", code)
-    # Weights 1/2 and 1/2, their mass 1 - 2^-n divided out: constant values stay as they are.
-    assert smoothed[:3] == [1, None, 1]
-    assert smoothed[3] == pytest.approx((4 * 0.5 + 1 * 0.25 + 1 * 0.125) / 0.875)
+    smoothed, plain, rows = call("curve_series.js", code)
+    assert smoothed[:3] == [1, None, pytest.approx(1)] and plain == [1, 2]
+    # What lies a half-life of 3 back weighs a half, whatever lies between.
+    assert smoothed[3] == pytest.approx((4 + 1 * 0.5 + 1 * 0.5 ** (5 / 3)) / (1 + 0.5 + 0.5 ** (5 / 3)))
     assert rows == [[1, 2, 3, 4], [2, 17.5, 25, 32.5]]
 
 
@@ -525,27 +554,10 @@ def test_ticks_are_round_and_within_the_scale(apply: Call, options: Any, labels:
     assert all(100 <= tick["at"] <= 600 for tick in ticks)
 
 
-def test_the_front_is_the_run_s_and_holds_only_trials_that_are_shown(apply: Call) -> None:
-    trials = [trial(i, 0.5, further=[cost, 1]) for i, cost in enumerate((5, 1, 3))]
-    trials += [trial(3, 2.0, further=[None, 1]), trial(4, 2.0, "running", further=[0.1, 1])]
-    found = apply("trial_data", "paretoFront", trials, {"front": ["m2", "m9", "m0"]})
-    assert [each["id"] for each in found["front"]] == ["m2", "m0"]
-    assert [each["id"] for each in found["judged"]] == ["m0", "m1", "m2"]
-
-
 def test_the_best_so_far_follows_the_numbers_of_finished_trials(apply: Call) -> None:
     trials = [trial(3, 0.6), trial(0, 0.5), trial(1, 0.9, "pruned"), trial(2, 0.4), trial(4, None)]
     assert apply("trial_data", "bestSoFar", trials, "max") == [[0, 0.5], [2, 0.5], [3, 0.6]]
     assert apply("trial_data", "bestSoFar", trials, "min") == [[0, 0.5], [2, 0.4], [3, 0.4]]
-
-
-def test_pruning_counts_who_got_there_and_takes_the_values_of_those_who_went_on(apply: Call) -> None:
-    trials = [trial(0, 0.3, "pruned", epoch=2), trial(1, 0.9, epoch=4), trial(2, 0.2, "running", epoch=1)]
-    curve = {"epoch": [0, 1, 2, 3], "values": {"accuracy": [0.5, 0.7, 0.8, 0.9]}}
-    found = apply("trial_data", "pruningOf", trials, {"members": {"m1": curve}}, "accuracy")
-    assert found["rungs"] == [{"epoch": 2, "reached": 2, "pruned": 1}]
-    assert [(each["trial"]["id"], each["value"]) for each in found["passed"]] == [("m1", 0.7)]
-    assert apply("trial_data", "pruningOf", trials, None, "accuracy")["passed"] == []
 
 
 def test_one_diverged_trial_does_not_flatten_the_others(apply: Call) -> None:

@@ -232,10 +232,12 @@ def test_a_member_has_a_figure_for_each_metric(tab: Any, open_page: Open) -> Non
     open_page(documents, "#member?member=member-0")
     curve = documents["curves"]["members"]["member-0"]
     tab.wait_for_selector("figure >> text=accuracy")
-    loss = figure(tab, "loss").locator("canvas")
-    loss.scroll_into_view_if_needed()
-    tab.wait_for_function("canvas => canvas.dataset.marks !== undefined", arg=loss.element_handle())
-    assert int(loss.get_attribute("data-marks")) == 2 * len(curve["epoch"]), "in training and in validation"
+    loss = figure(tab, "loss")
+    loss.locator("[data-mark=training]").wait_for(state="attached")
+    dots = loss.locator(":is([data-mark=line], [data-mark=best]) circle:not(.best-ring)")
+    assert dots.count() == len(curve["epoch"]), "in validation; in training it is dotted"
+    tab.get_by_role("button", name="learning rate").click()
+    figure(tab, "learning rate").locator("[data-member='member-0']").first.wait_for(state="attached")
     tab.click("figure:has-text('accuracy') button:has-text('as a table')")
     shown = tab.eval_on_selector_all("figure tbody tr", "rows => rows.map(row => row.cells[1].textContent)")
     assert shown == [f"{value:.4f}" for value in reversed(curve["values"]["accuracy"])]

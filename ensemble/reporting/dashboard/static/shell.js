@@ -32,10 +32,12 @@ function frame(page) {
   const connection = h("span", { class: "connection", role: "status" });
   const theme = h("button", { class: "quiet", type: "button", onclick: () => nextTheme(theme) });
   const help = h("button", { class: "quiet", type: "button", "aria-label": "Help and keys", onclick: () => openHelp(shownTabs(page)) }, "?");
+  const share = h("button", { class: "quiet", type: "button", "aria-label": "Copy the address of this view", title: "Copy the address of this view", onclick: () => copyAddress(page) }, "link");
   const back = h("a", { class: "back", href: "#runs", hidden: true }, "All runs");
   const lead = h("p", { class: "lead" });
   const tools = h("div", { class: "tools" }, access, connection, theme, help);
   const header = h("header", { class: "top" }, h("div", { class: "title" }, back, name, state, stopping, tools), lead);
+  theme.before(share);
 
   const filter = h("input", {
     type: "search", class: "filter", placeholder: "Filter members", "aria-label": "Filter members", autocomplete: "off",
@@ -77,7 +79,7 @@ function update(parts, page, changed) {
     return;
   }
   updateRun(parts, store);
-  if (changed.has("view") || changed.has("run") || changed.has("curves") || changed.has("selection") || changed.has("filter")) updateTabs(parts, page, changed.has("view"));
+  if (changed.has("view") || changed.has("run") || changed.has("curves") || changed.has("selection") || changed.has("filter") || changed.has("settings")) updateTabs(parts, page, changed.has("view"));
   if (parts.filter !== document.activeElement || changed.has("view")) parts.filter.value = store.filter;
   const problem = store.filter === "" ? null : store.problem();
   parts.problem.hidden = problem === null;
@@ -168,6 +170,16 @@ function say(parts, text, tone = "") {
   while (parts.live.children.length > 4) parts.live.firstChild.remove();
   setTimeout(() => toast.remove(), tone === "bad" ? 20000 : 8000);
   return toast;
+}
+
+/** The address holds what is shown: view, settings, selection, filter. */
+async function copyAddress(page) {
+  try {
+    await navigator.clipboard.writeText(location.href);
+    page.shell.say("The address of this view is copied.");
+  } catch {
+    page.shell.say("It could not be copied; it is the address in the browser's bar.", "bad");
+  }
 }
 
 function storedTheme() {

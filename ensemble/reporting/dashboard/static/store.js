@@ -49,6 +49,7 @@ export class Store {
     this.quality = null;
     this.importances = null;
     this.tables = null;
+    this.history = null;
     this.waitingEpochs = null;
     this.answers = [];
     this.logNow = 0;
@@ -73,7 +74,7 @@ export class Store {
     this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "power", "selection"]);
   }
 
-  /** Takes one of the documents `curves`, `quality`, `importances`, `tables`. */
+  /** Takes one of the documents `curves`, `quality`, `importances`, `tables`, `history`. */
   loadDocument(name, document) {
     this[name] = document;
     if (document.members) document.members = bare(document.members);

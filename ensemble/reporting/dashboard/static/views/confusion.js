@@ -54,5 +54,6 @@ function cellOf(names, i, j, cell) {
 /** The matrix as a table: names of classes on both axes. */
 export function tabulate({ names, cells }) {
   const at = new Map(cells.map(([t, p, many]) => [`${t},${p}`, many]));
-  return { head: [TRUE_PREDICTED, ...names.map((name) => visible(name))], rows: names.map((name, i) => [visible(name), ...names.map((_, j) => number(at.get(`${i},${j}`) ?? 0))]) };
+  const head = [TRUE_PREDICTED, ...names.map((name) => [visible(name), number])];
+  return { head, rows: names.map((name, i) => [visible(name), ...names.map((_, j) => at.get(`${i},${j}`) ?? 0)]) };
 }

@@ -3,14 +3,14 @@
 import { card } from "../card.js";
 import { extent } from "../scales.js";
 import { fill, h, setText } from "../dom.js";
-import { byFigure, intervalWords } from "../figures.js";
-import { score, share, visible } from "../format.js";
+import { byFigure, findFigure, intervalWords } from "../figures.js";
+import { count, number, score, share, visible } from "../format.js";
 import { plainTable } from "../plain_table.js";
 import { HIGHLIGHT, NEUTRAL, SERIES } from "../store.js";
 import { Tiles } from "../tiles.js";
 import { confusionCard } from "./confusion.js";
 import { disagreementCard } from "./matrix.js";
-import { plotChart } from "./task_plots.js";
+import { Plots } from "./task_plots.js";
 
 const SHOWN = 30; // members beside the combined model
 const COMPARED = 2; // figures that members are compared by
@@ -30,7 +30,7 @@ class EnsembleView {
     this.page = page;
     this.drawn = null;
     this.built = null;
-    this.plots = [];
+    this.plots = new Plots(page, { document: "quality", names: () => this.quality.names });
     this.head = h("h2", { class: "first-head" });
     this.note = h("p", { class: "reading", role: "status" });
     this.tiles = new Tiles(page);
@@ -40,26 +40,23 @@ class EnsembleView {
   }
 
   /** The cards of a task; those of another one are taken down. */
-  build({ task, figures, plots }) {
+  build({ task, figures }) {
     const compared = figures.slice(0, COMPARED);
-    const key = JSON.stringify([task, compared, plots.map(({ id }) => id)]);
+    const key = JSON.stringify([task, compared]);
     if (key === this.built) return;
     this.built = key;
-    this.close();
     this.compared = compared;
     this.versus = card({ title: "Combined model and members", table: () => this.tabulateMembers() });
-    this.plots = plots.map((plot) => plotChart(plot, this.page.store));
     this.weights = card({ title: "Weights of the combination", width: "half", table: () => this.tabulateWeights() });
     this.matrix = disagreementCard(this.page);
     this.confusion = confusionCard();
     this.classTables = h("div", { class: "grid wrapping", hidden: true });
     this.tables = h("div", { class: "grid wrapping" });
-    fill(this.grid, this.versus.root, this.plots.map((each) => each.root), this.confusion.root, this.classTables, this.tables, this.weights.root, this.matrix.root);
+    fill(this.grid, this.versus.root, this.plots.root, this.confusion.root, this.classTables, this.tables, this.weights.root, this.matrix.root);
   }
 
   close() {
-    for (const chart of this.plots) chart.close();
-    this.plots = [];
+    this.plots.close();
   }
 
   update(changed) {
@@ -77,7 +74,7 @@ class EnsembleView {
     this.grid.hidden = false;
     this.absent.hidden = true;
     this.drawVersus();
-    this.plots.forEach((chart, i) => chart.draw(quality.plots[i], quality.names));
+    this.plots.draw();
     this.drawWeights();
     if (!isNew) return this.matrix.mark();
     this.matrix.draw(quality.disagreement, Object.keys(quality.members).length);
@@ -167,16 +164,16 @@ class EnsembleView {
     const { members, combined, intervals, figures } = this.quality;
     const names = figures.filter(({ name }) => [combined, ...Object.values(members)].some((each) => Number.isFinite(each?.[name])));
     const weights = this.combination?.weights ?? {};
-    const row = (name, metrics, weight) => [name, ...names.map((each) => score(metrics[each.name])), weight === undefined ? "–" : share(weight)];
+    const row = (name, metrics, weight) => [name, ...names.map((each) => metrics[each.name]), weight];
     const rows = this.rankMembers().map((id) => row(visible(id), members[id], Object.hasOwn(weights, id) ? weights[id] : undefined));
     const spans = [["ensemble", "combined"], ["best", visible(this.quality.best)], ["difference", "combined less the best"]].filter(([which]) => intervals?.[which])
-      .map(([which, name]) => [`${name}, 95 % interval`, ...names.map((each) => intervalWords(intervals[which][each.name]) || "–"), "–"]);
-    return { head: ["model", ...names.map((each) => visible(each.label)), "weight"], rows: [...(combined ? [row("combined", combined)] : []), ...spans, ...rows] };
+      .map(([which, name]) => [`${name}, 95 % interval`, ...names.map((each) => intervalWords(intervals[which][each.name]) || null), null]);
+    return { head: ["model", ...names.map((each) => [visible(each.label), score]), ["weight", share]], rows: [...(combined ? [row("combined", combined)] : []), ...spans, ...rows] };
   }
 
   tabulateWeights() {
-    const rows = Object.entries(this.combination.weights).sort((a, b) => b[1] - a[1]).map(([id, part]) => [visible(id), share(part)]);
-    return { head: ["member", "weight"], rows };
+    const rows = Object.entries(this.combination.weights).sort((a, b) => b[1] - a[1]).map(([id, part]) => [visible(id), part]);
+    return { head: ["member", ["weight", share]], rows };
   }
 }
 

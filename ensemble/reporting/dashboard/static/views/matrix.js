@@ -74,7 +74,8 @@ function head(page, id, i, side) {
 
 function tabulate(found) {
   const { members, matrix } = found;
-  return { head: ["member", ...members.map((_, i) => String(i + 1))], rows: members.map((id, i) => [`${i + 1} ${visible(id)}`, ...matrix[i].map((part, j) => (i === j ? "–" : shown(found, part)))]) };
+  const head = ["member", ...members.map((_, i) => [String(i + 1), (part) => shown(found, part)])];
+  return { head, rows: members.map((id, i) => [`${i + 1} ${visible(id)}`, ...matrix[i].map((part, j) => (i === j ? null : part))]) };
 }
 
 function shown({ unit }, part) {

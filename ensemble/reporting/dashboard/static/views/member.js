@@ -8,7 +8,7 @@ import { longText } from "../long_text.js";
 import { STATES } from "../store.js";
 import { Tiles } from "../tiles.js";
 import { costOf } from "./member_columns.js";
-import { MemberCurves } from "./member_curves.js";
+import { CurvePanels } from "./curves.js";
 
 export const memberView = {
   id: "member",
@@ -32,11 +32,12 @@ class MemberPage {
     this.dot = head.querySelector(".dot");
     this.failure = h("section", { class: "card failure", "aria-label": "Why it failed", hidden: true });
     this.tiles = new Tiles(page, 7);
-    this.curves = new MemberCurves(page, id);
+    const curves = h("section", { "aria-label": "Curves" });
+    this.curves = new CurvePanels(curves, page, id);
     this.params = h("section", { class: "card half", "aria-label": "Hyperparameters" });
     this.attempts = h("section", { class: "card half", "aria-label": "Attempts" });
     this.log = page.store.members.has(id) ? new LogTail(page, id) : null;
-    this.body = h("div", { class: "grid" }, h("div", {}, this.tiles.root), this.curves.root, this.params, this.attempts, this.log?.root);
+    this.body = h("div", { class: "grid" }, h("div", {}, this.tiles.root), curves, this.params, this.attempts, this.log?.root);
     this.absent = h("p", { class: "absent", hidden: true }, "The run has no member of this name.");
     fill(root, h("p", { class: "crumb" }, h("a", { href: page.link("members") }, "← Members")), head, this.failure, this.absent, this.body);
   }
@@ -52,7 +53,7 @@ class MemberPage {
     if (any("members", "cost", "curves")) this.drawTiles(member);
     if (any("members")) this.drawParams(member);
     if (any("spans", "clock")) this.drawAttempts();
-    if (any("curves", "run")) this.curves.update();
+    if (any("curves", "run", "selection", "hover")) this.curves.update(changed);
   }
 
   drawHead(member) {

@@ -3,6 +3,7 @@
 import { askCancel, askClone, verbsFor } from "../actions.js";
 import { fill, h, setText } from "../dom.js";
 import { count } from "../format.js";
+import { saveMenu } from "../save.js";
 import { createTable } from "../table.js";
 import { allColumns, defaultColumns } from "./member_columns.js";
 
@@ -20,11 +21,12 @@ export const membersView = {
 class Members {
   constructor(root, page) {
     this.page = page;
-    this.changes = readStored();
+    const set = page.settings({ columns: null, sort: SORT }, { columns: isObject, sort: (given) => isObject(given) && typeof given.up === "boolean" });
+    this.changes = set.columns ?? readStored();
     this.known = "";
     this.table = createTable({
-      label: "Members", sort: { ...(page.memberSort ?? SORT) },
-      onSort: (sort) => (page.memberSort = { ...sort }),
+      label: "Members", sort: { ...set.sort },
+      onSort: (sort) => page.set({ sort }),
       onOpen: (id) => page.go("member", { member: id }),
       onToggle: (id) => page.store.toggle(id),
       onRange: (ids) => page.store.select([...page.store.selection, ...ids]),
@@ -45,7 +47,7 @@ class Members {
     this.table.root.addEventListener("click", (event) => this.follow(event));
     const all = h("button", { type: "button", onclick: () => page.store.select(page.store.visible()) }, "Select all shown");
     this.all = all;
-    fill(root, h("div", { class: "toolbar" }, this.count, this.bulk, h("span", { class: "grow" }), all, this.chooser), this.table.root);
+    fill(root, h("div", { class: "toolbar" }, this.count, this.bulk, h("span", { class: "grow" }), all, this.chooser, saveMenu({ title: "Members", table: () => this.table.tabulate() })), this.table.root);
   }
 
   update(changed) {
@@ -98,12 +100,14 @@ class Members {
   choose(id, isShown) {
     this.changes[id] = isShown;
     writeStored(this.changes);
+    this.page.set({ columns: this.changes });
     this.page.note(new Set(["columns"]));
   }
 
   chooseUsual() {
     this.changes = {};
     writeStored(this.changes);
+    this.page.set({ columns: null });
     this.drawChooser();
     this.page.note(new Set(["columns"]));
   }
@@ -132,6 +136,10 @@ class Members {
   close() {
     this.table.close();
   }
+}
+
+function isObject(given) {
+  return typeof given === "object" && given !== null && !Array.isArray(given);
 }
 
 function readStored() {

@@ -3,6 +3,7 @@
 import { fill, h, setAttribute, setText } from "../dom.js";
 import { clock, count, hyperparameters, number, share, visible, watts } from "../format.js";
 import { card, makeTip, roving } from "../card.js";
+import { Plots } from "./task_plots.js";
 import { busiest, holders, layOut, rowsOf } from "../places.js";
 
 const PER_ROW = 16; // cores side by side
@@ -12,7 +13,7 @@ const LETTER = 6.6; // pixels
 export const placementView = {
   id: "placement",
   title: "Placement",
-  needs: [],
+  needs: ["history"],
   shown: () => true,
   mount: (root, page) => new PlacementView(root, page),
 };
@@ -20,11 +21,11 @@ export const placementView = {
 class PlacementView {
   constructor(root, page) {
     this.store = page.store;
-    this.moment = null; // Unix seconds; null: the present, or of an ended run when most were at work
+    this.moment = page.settings({ moment: null }, { moment: Number.isFinite }).moment; // Unix seconds; null: the present, or of an ended run when most were at work
     this.cards = new Map();
-    this.slider = h("input", { type: "range", min: "0", max: "1000", "aria-label": "moment of the run", oninput: () => this.slide() });
+    this.slider = h("input", { type: "range", min: "0", max: "1000", "aria-label": "moment of the run", oninput: () => this.slide(), onchange: () => page.set({ moment: this.moment }) });
     this.at = h("output", { class: "figures" });
-    this.present = h("button", { type: "button", class: "minor", onclick: () => this.choose(null) }, "now");
+    this.present = h("button", { type: "button", class: "minor", onclick: () => [this.choose(null), page.set({ moment: null })] }, "now");
     this.grid = h("div", { class: "nodes" });
     this.absent = h("p", { class: "absent" });
     this.card = card({
@@ -33,7 +34,8 @@ class PlacementView {
     });
     this.holder = h("div", { class: "nodes-holder" }, this.absent, this.grid);
     fill(this.card.body, this.holder);
-    fill(root, this.card.root);
+    this.plots = new Plots(page, { document: "history", view: "placement" });
+    fill(root, h("div", { class: "grid" }, this.card.root, this.plots.root));
     this.tip = makeTip(this.holder);
     const on = (name, listener) => this.grid.addEventListener(name, listener);
     on("pointerover", (event) => this.point(event.target.closest("[data-member]")));
@@ -47,6 +49,7 @@ class PlacementView {
   }
 
   close() {
+    this.plots.close();
     this.store.setHover(null);
   }
 
@@ -70,6 +73,7 @@ class PlacementView {
   }
 
   update(changed) {
+    this.plots.update(changed);
     if (changed.size === 1 && changed.has("hover")) return;
     const { store } = this;
     const [begin, end] = this.limits();
@@ -236,11 +240,11 @@ class PlacementView {
       for (const [name, device] of devices) {
         for (const { id, share: part } of device.pieces) {
           const member = this.store.members.get(id);
-          rows.push({ key: JSON.stringify([node.name, name, id]), member: id, cells: [id, node.name, name, number(part), number(member?.memory_gb), member?.state ?? ""] });
+          rows.push({ key: JSON.stringify([node.name, name, id]), member: id, cells: [visible(id), node.name, name, part, member?.memory_gb, member?.state ?? ""] });
         }
       }
     }
-    return { caption: "Who is where.", head: ["member", "node", "device", "share", "GiB", "state"], rows };
+    return { caption: "Who is where.", head: ["member", "node", "device", ["share", number], ["GiB", number], "state"], rows };
   }
 }
 
