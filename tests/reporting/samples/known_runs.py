@@ -1,0 +1,117 @@
+"""Runs whose predictions say of which record they are: the model returns the number that it finds in the content.
+
+Nothing is learnt. The target is the number, but for some records, which are so the most wrong; a member adds its
+`shift`, by which members disagree.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from torch import nn
+
+import ensemble
+from ensemble import Ensemble, Recipe
+from pipelines import Pipeline, sources, stages
+
+RECORDS = 60
+SHIFTS = (0.0, 0.25)
+
+
+class Reads(nn.Module):
+    """Returns the number in the content."""
+
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.tensor(shift))
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value + self.shift
+
+
+def model(params: dict[str, Any]) -> nn.Module:
+    return Reads(params["shift"])
+
+
+def target_of(number: int) -> float:
+    """What the records say; of every seventh far from what is predicted, and of each by another distance."""
+    return number + (100.0 + number if number % 7 == 0 else number / 1000)
+
+
+def write_images(folder: Path) -> Any:
+    """Grey images of one brightness each; their names say nothing of it."""
+    folder.mkdir()
+    labels = {}
+    for number in range(RECORDS):
+        name = f"{(number * 17) % RECORDS:03d}.png"
+        cv2.imwrite(str(folder / name), np.full((40, 30, 3), 4 * number, np.uint8))
+        labels[name] = target_of(number)
+    return sources.image_folder(folder, labels=labels)
+
+
+def write_texts(folder: Path) -> Any:
+    folder.mkdir()
+    rows = [{"text": f"the review <b>number {number}</b> of {RECORDS}", "label": target_of(number)} for number in range(RECORDS)]  # fmt: skip
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return sources.jsonl(folder / "texts.jsonl")
+
+
+def write_table(folder: Path) -> Any:
+    folder.mkdir()
+    lines = [f"{number},{number % 5},{target_of(number)}" for number in range(RECORDS)]
+    (folder / "table.csv").write_text("\n".join(["age,rooms,label", *lines]) + "\n")
+    return sources.csv(folder / "table.csv")
+
+
+def make_series(folder: Path) -> Any:
+    folder.mkdir()
+    rows = np.zeros((RECORDS, 50), np.float32)
+    for number in range(RECORDS):
+        rows[number, number % 50] = 1.0 + number  # the place and the height of its one peak
+    return sources.arrays(series=rows, label=np.array([target_of(each) for each in range(RECORDS)]))
+
+
+def read_content(sample: dict[str, Any]) -> dict[str, Any]:
+    """The number in the content, whatever kind it is of."""
+    if "image" in sample:
+        number = float(sample["image"].mean()) / 4
+    elif "text" in sample:
+        number = float(sample["text"].split()[3].partition("<")[0])
+    elif "series" in sample:
+        number = float(sample["series"].max()) - 1
+    else:
+        number = float(sample["age"])
+    return {"value": np.float32(number), "target": np.float32(sample["label"])}
+
+
+MAKERS = {"image": write_images, "text": write_texts, "table": write_table, "series": make_series}
+
+
+def declare(source: Any, **options: Any) -> Ensemble:
+    """Two members on parts of a source, in an order that is shuffled."""
+    first, second = source.split(0.4, seed=3)
+    train, valid = Pipeline(first, seed=1), Pipeline(second, seed=2)
+    if "image" in source[0]:
+        train, valid = (each.map(stages.decode_image("image")) for each in (train, valid))
+    return Ensemble(**{
+        "name": "known",
+        "recipe": Recipe(model=model, loss="mse", inputs=("value",), target="target", task="regression"),
+        "members": [{"shift": shift, "lr": 1e-12} for shift in SHIFTS],
+        "optimizer": "sgd",
+        "train": train.map(read_content),
+        "valid": valid.map(read_content),
+        "combine": "average",
+        "batch_size": 7,
+        **options,
+    })  # fmt: skip
+
+
+def run(path: Path, declared: Ensemble) -> Path:
+    """Runs it in this process."""
+    ensemble.submit(declared, path, executor="inline").wait()
+    return path
