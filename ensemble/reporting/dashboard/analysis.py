@@ -46,7 +46,7 @@ def read_importances(run_dir: RunDir, state: RunState) -> Document:
     except NoImportancesError as error:
         return {"importances": [], "method": "", "missing": str(error)}
     except Exception as error:
-        why = f"The importances cannot be computed: {_explain(error)}."
+        why = f"The importances cannot be computed: {explain(error)}."
         return {"importances": [], "method": "", "missing": why}
     found = [[name, share] for name, share in shares.items() if finite_or_none(share) is not None]
     return {"importances": found, "method": method, "missing": None}
@@ -77,10 +77,10 @@ def read_quality(run_dir: RunDir, state: RunState) -> Document:
     try:
         return _measure(run_dir, state)
     except Exception as error:
-        return _nothing(state, f"The saved predictions cannot be compared: {_explain(error)}.")
+        return _nothing(state, f"The saved predictions cannot be compared: {explain(error)}.")
 
 
-def _explain(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """What was raised, in one line; an error of this project or of the operating system says enough itself."""
     from ensemble.combine import CombineError
     from ensemble.store import StoreError

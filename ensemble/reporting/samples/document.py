@@ -72,7 +72,7 @@ def list_samples(ranking: Ranking | None, state: RunState, query: Query, size: i
         - `orders`, `models`, `classes`: [name or number, title] of what can be chosen; and what was, by the names
           of `Query.parse`.
         - `page`, `pages`: from 0; how many there are.
-        - `rows`: `index` of the sample in the source of the split, `score`, `target`, `prediction` in words,
+        - `rows`: `index` of the sample in the source of the split, `score`, `target` and `prediction` in words,
           `right` (None where it is neither), `members`: [name, prediction, right].
         - `more`: which members are not among them.
     """
@@ -159,7 +159,8 @@ def _describe_rows(
         return []
     shown = ranking.evaluated.shown
     task, values_of = shown.task, ranking.evaluated.rows_of
-    scores, predicted = ranking.scores[model, order].values, np.asarray(ranking.models[model](rows))
+    what, scores = ranking.scores[model, order].what, ranking.scores[model, order].values
+    predicted = np.asarray(ranking.models[model](rows))
     assert scores is not None
     of_members = {member: np.asarray(values_of[member][rows]) for member in listed}
     found = []
@@ -167,7 +168,7 @@ def _describe_rows(
         target = None if shown.target is None else shown.target[row]
         found.append({
             "index": int(shown.index[row]),
-            "score": text.score(float(scores[row])),
+            "score": f"{what} {text.score(float(scores[row]))}",
             "target": describe_target(task, target, names),
             "prediction": describe_prediction(task, predicted[at], names),
             "right": _is_right(task, predicted[at], target),

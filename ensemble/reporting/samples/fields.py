@@ -71,7 +71,11 @@ def _describe_value(value: Any) -> Field:
     if isinstance(value, int | float):
         is_short = isinstance(value, float) or abs(value) < 10**18
         return {"text": (f"{value:.6g}" if isinstance(value, float) else str(value)) if is_short else "an integer"}
-    if isinstance(value, list) and value and all(isinstance(each, str | int | float) for each in value[:MOST_TEXT]):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(each, str | int | float) for each in value[:MOST_TEXT])
+    ):
         shown = ", ".join(str(each)[:MOST_TEXT] for each in value[:MOST_NUMBERS])
         return {"text": _cut(shown + (f" and {len(value) - MOST_NUMBERS} more" if value[MOST_NUMBERS:] else ""))}
     shape = getattr(value, "shape", None)

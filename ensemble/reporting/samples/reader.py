@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,8 @@ class _Ended(Exception):
         self.why, self.is_of_record = why, is_of_record
 
 
-class Records(msgspec.Struct):
+@dataclass
+class Records:
     """The records of a request.
 
     Attributes:
@@ -82,7 +84,7 @@ class Records(msgspec.Struct):
         missing: why there are none; None where there are.
     """
 
-    records: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = field(default_factory=dict)
     note: str = ""
     missing: str | None = None
 
@@ -146,9 +148,7 @@ class RecordReader:
             finally:
                 self._start_timer()
 
-    def _read(
-        self, run_dir: RunDir, request: Mapping[str, Any], digests: Mapping[int, str | None]
-    ) -> Records:
+    def _read(self, run_dir: RunDir, request: Mapping[str, Any], digests: Mapping[int, str | None]) -> Records:
         found, todo = Records(), list(digests)
         deadline = time.monotonic() + self._request_s
         for _ in range(MOST_STARTS):
@@ -171,7 +171,9 @@ class RecordReader:
                 found.records[str(todo.pop(0))] = {"error": error.why}
                 if not todo or time.monotonic() > deadline:
                     break
-        found.records |= {str(index): {"error": "it was not read any more: others took too long"} for index in todo}
+        found.records |= {
+            str(index): {"error": "it was not read any more: others took too long"} for index in todo
+        }
         return found
 
     def _find_child(self, run_dir: RunDir) -> _Child:
@@ -363,12 +365,12 @@ def _clean(answer: Answer) -> dict[str, Any]:
         return {"error": (answer.error or "")[:1000]}
     fields: list[dict[str, Any]] = []
     for each in answer.fields[:100]:
-        field: dict[str, Any] = {"name": each.name[:1000], "text": each.text[:2000]}
+        shown: dict[str, Any] = {"name": each.name[:1000], "text": each.text[:2000]}
         if each.picture is not None and _is_picture(each.picture):
-            field["picture"] = each.picture
+            shown["picture"] = each.picture
         if each.lines:
-            field["lines"] = [line[:10_000] for line in each.lines[:4]]
-        fields.append(field)
+            shown["lines"] = [line[:10_000] for line in each.lines[:4]]
+        fields.append(shown)
     return {"fields": fields}
 
 

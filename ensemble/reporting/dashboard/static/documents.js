@@ -2,7 +2,7 @@
 
 const RETRY_MS = 5000;
 const RENEW_MS = 2000;
-export const DOCUMENTS = ["curves", "quality", "importances", "tables"];
+export const DOCUMENTS = ["curves", "quality", "importances", "tables", "samples"];
 
 /** Loads documents of `source` into `store`. `needs()` names those that are needed now; `onAnswer(error)` hears how each attempt ended, null where well. */
 export class Documents {

@@ -49,6 +49,7 @@ export class Store {
     this.quality = null;
     this.importances = null;
     this.tables = null;
+    this.samples = null; // of a report: live ones are asked for by the page
     this.waitingEpochs = null;
     this.answers = [];
     this.logNow = 0;
