@@ -71,8 +71,8 @@ def check_split(before: Mapping[str, Any], ensemble: Ensemble, split: str) -> tu
         return f"the declaration in the run directory has no {split}= any more", False
     if then is None:
         return None, False
-    now = {"scheme": SCHEME, "python": PYTHON, "splits": {split: _identify(pipeline)}}
-    count, fingerprint = now["splits"][split]
+    count, fingerprint = _identify(pipeline)
+    now = {"scheme": SCHEME, "python": PYTHON, "splits": {split: [count, fingerprint]}}
     if count != then[0]:
         return f"samples of {split} was {then[0]}, is {count}", False
     if list_unsure_splits(before, now):

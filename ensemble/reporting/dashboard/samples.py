@@ -1,8 +1,9 @@
-"""What the page's view "Samples" asks for: lists of samples, and their records, neither on the server's event loop."""
+"""What the view "Samples" asks for: lists of samples, and their records, both made off the server's event loop."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class SamplePages:
         self._reader = RecordReader()
         self._known: _Known | None = None
         self._lock = asyncio.Lock()
-        self._waiting = 0
+        self._counting, self._waiting = threading.Lock(), 0
 
     async def read_list(self, feed: Feed, query: Query) -> bytes:
         """One page of a list, encoded: `list_samples`, and an `id` for `read_records`."""
@@ -66,17 +67,17 @@ class SamplePages:
         known = await self._rank(feed)
         if known.ranking is None or known.list_id != id:
             raise Refused(409, "the run has other samples now: load the page anew")
-        if self._waiting >= MOST_WAITING:
-            raise Refused(429, "other records are being read; try again in a moment")
-        self._waiting += 1
+        with self._counting:
+            if self._waiting >= MOST_WAITING:
+                raise Refused(429, "other records are being read; try again in a moment")
+            self._waiting += 1
         reading = self._readers.submit(self._reader.read, feed.run_dir, known.state, known.ranking, indices)
-        reading.add_done_callback(
-            lambda _, loop=asyncio.get_running_loop(): loop.call_soon_threadsafe(self._leave)
-        )
+        reading.add_done_callback(self._leave)
         return encode(vars(await asyncio.wrap_future(reading)))
 
-    def _leave(self) -> None:
-        self._waiting -= 1
+    def _leave(self, _: object) -> None:
+        with self._counting:
+            self._waiting -= 1
 
     async def _rank(self, feed: Feed) -> _Known:
         async with self._lock:

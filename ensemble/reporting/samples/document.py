@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,13 +35,16 @@ EMPTY: dict[str, Any] = {
 }  # fmt: skip
 
 
+ANY = Filter()
+
+
 @dataclass(frozen=True)
 class Query:
     """Which page of which list is asked for."""
 
     order: Order = "wrong"
     model: Model = "combined"
-    only: Filter = Filter()
+    only: Filter = ANY
     page: int = 0
 
     @classmethod
@@ -51,8 +54,9 @@ class Query:
         Raises:
             ValueError: one of them is none of what it may be.
         """
-        order, model = given.get("order") or ORDERS[0], given.get("of") or MODELS[0]
-        if order not in ORDERS or model not in MODELS:
+        order = next((each for each in ORDERS if each == (given.get("order") or ORDERS[0])), None)
+        model = next((each for each in MODELS if each == (given.get("of") or MODELS[0])), None)
+        if order is None or model is None:
             raise ValueError(f"order= is one of {', '.join(ORDERS)}, of= one of {', '.join(MODELS)}")
         numbers: dict[str, int | None] = {}
         for name in ("true", "predicted", "page"):
@@ -61,7 +65,7 @@ class Query:
                 raise ValueError(f"{name}= is a number")
             numbers[name] = None if value is None else int(value)
         only = Filter(numbers["true"], numbers["predicted"])
-        return cls(cast("Order", order), cast("Model", model), only, numbers["page"] or 0)
+        return cls(order, model, only, numbers["page"] or 0)
 
 
 def list_samples(ranking: Ranking | None, state: RunState, query: Query, size: int = ON_A_PAGE) -> dict[str, Any]:
@@ -211,8 +215,8 @@ def describe_prediction(task: Task, values: Array, names: Sequence[str]) -> str:
     if task.kind == "gaussian":
         pairs = values.reshape(-1, 2).tolist()[: MOST_NAMED + 1]
         count = values.size // 2
-        said = [f"{text.number(mean)} ± {text.number(variance**0.5)}" for mean, variance in pairs]
-        return _list_positions(said, count)
+        moments = [f"{text.number(mean)} ± {text.number(variance**0.5)}" for mean, variance in pairs]
+        return _list_positions(moments, count)
     if task.kind == "quantiles" and values.ndim == 1:
         levels = zip(task.levels, values.tolist(), strict=True)
         return ", ".join(f"{level:g}: {text.number(value)}" for level, value in levels)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from ensemble.reporting.evaluated import Evaluated, Predict, read_evaluated
-from ensemble.spec.task import LABELS
+from ensemble.spec.task import LABELS, find_known
 
 if TYPE_CHECKING:
     from ensemble.combine.metrics import Array
@@ -83,16 +83,18 @@ class Ranking:
 
 
 def _match_rows(kind: str, target: Array, decided: Array, wanted: Filter) -> Array:
+    listed: Array = find_known(target)
     if kind == "multilabel":
-        found = np.ones(len(target), dtype=bool)
+        listed = listed.any(axis=1)
         for number, has in ((wanted.true, target == 1), (wanted.predicted, decided)):
             if number is not None:
-                found &= has[:, number] if number < has.shape[1] else False
-        return found
-    found = np.ones(target.shape, dtype=bool)
-    for number, given in ((wanted.true, target), (wanted.predicted, decided)):
-        found &= True if number is None else given == number
-    return found.reshape(len(found), -1).any(axis=1)
+                listed = listed & (has[:, number] if number < has.shape[1] else False)
+        return listed
+    if wanted.true is not None:
+        listed = listed & (target == wanted.true)
+    if wanted.predicted is not None:
+        listed = listed & (decided == wanted.predicted)
+    return np.asarray(listed.reshape(len(listed), -1).any(axis=1))
 
 
 def _cut(evaluated: Evaluated) -> list[slice]:
@@ -127,7 +129,7 @@ def rank_samples(run_dir: RunDir, state: RunState) -> Ranking | None:
 
 
 def _weigh_members(evaluated: Evaluated, weights: Mapping[str, float]) -> tuple[list[Array], Array]:
-    """The members whose disagreement counts: those of the combined model, where these are several, else all alike."""
+    """The members whose disagreement counts: those of the combined model where it has several, else all alike."""
     distinct = evaluated.shown.select_configurations()
     values = dict(zip(distinct.members, distinct.values, strict=True))
     chosen = {member: weight for member, weight in weights.items() if weight > 0 and member in values}

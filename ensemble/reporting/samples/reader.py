@@ -1,8 +1,8 @@
 """Reads the records of samples in a child process, whose memory and time are limited.
 
-Reading a record runs the user's code (sources, stages) and decodes what others have made. All of that happens in the
-child: it may hang, take memory, print, or end, and the server of the page does not notice more than that. It is kept
-for a while, since importing torch takes seconds, and for one run only: modules of two runs may have one name.
+Reading a record runs the user's code (sources, stages) and decodes what others have made. All of that happens in
+the child: it may hang, take memory, print, or end, and the server of the page does not notice more than that. It
+is kept for a while, as importing torch takes seconds, and for one run only: modules of two may have one name.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ensemble.reporting.samples.ranking import Ranking
     from ensemble.store import RunState
 
-#: What a child may hold beside its interpreter, with torch and the run's declaration; how long it may take to start
-#: and to load the declaration, for one record, and for all of a request; how often it is started for one request;
-#: and how long it is kept afterwards.
+#: What a child may hold beside its interpreter, with torch and the run's declaration; how long it may take to
+#: start and to load the declaration, for one record, and for all of a request; how often it is started for a
+#: request; how long it is kept afterwards.
 MEMORY_GB, LOAD_S, RECORD_S, REQUEST_S, MOST_STARTS, IDLE_S = 3.0, 60.0, 10.0, 90.0, 4, 60.0
 WATCH_S = 0.25
 MOST_SAMPLES = 24

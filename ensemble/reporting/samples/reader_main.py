@@ -3,7 +3,7 @@
 It loads the run's declaration, which runs the user's code, after the check of who could have written it
 (`RunDir.load_ensemble`), and again for each request: no file stays open that may have been changed since.
 
-A request is a line of JSON: `split`, `task` (its kind), `data` (what the log says of the run's data) and `samples`:
+A request is a line of JSON: `split`, `task` (its kind), `data` (what the log says of the run's data), `samples`:
 [index, digest of the target or None]. It is answered by `{"note": ...}` or `{"error": ...}`, then by
 `{"index": ..., "fields": [...]}` or `{"index": ..., "error": ...}` for each sample in order, and `{"end": true}`.
 """
@@ -25,8 +25,8 @@ from pipelines.ipc.child_processes import end_with_parent
 #: CPU-seconds until the kernel ends this process, whatever it does and whoever still waits for it.
 CPU_S = 300
 UNPROVEN = (
-    "Nothing identifies the records of this source (no fingerprint), so only their targets are compared with those "
-    "of the run."
+    "Nothing identifies the records of this source (it has no fingerprint): only their targets are compared with "
+    "those of the run."
 )
 
 

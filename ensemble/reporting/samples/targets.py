@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ensemble.spec.task import IGNORED, LABELS, NUMBERS
 
 
-class Wanted(NamedTuple):
+@dataclass(frozen=True)
+class Wanted:
     """A sample whose record is wanted.
 
     Attributes:
@@ -30,8 +32,8 @@ class Wanted(NamedTuple):
 def digest_values(values: Any, task: str) -> str | None:
     """Digests a target: "size:digest", equal before and after it was in a batch and in a file of predictions.
 
-    There floats of a label are integers, what takes no part is NaN or `IGNORED`, and floats may have been rounded to
-    32 bits.
+    There floats of a label are integers, what takes no part is NaN or `IGNORED`, and floats may have been rounded
+    to 32 bits.
 
     Returns:
         None for what is no array of numbers.

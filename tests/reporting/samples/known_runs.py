@@ -56,7 +56,8 @@ def write_images(folder: Path) -> Any:
 
 def write_texts(folder: Path) -> Any:
     folder.mkdir()
-    rows = [{"text": f"the review <b>number {number}</b> of {RECORDS}", "label": target_of(number)} for number in range(RECORDS)]  # fmt: skip
+    texts = [f"the review <b>number {number}</b> of {RECORDS}" for number in range(RECORDS)]
+    rows = [{"text": text, "label": target_of(number)} for number, text in enumerate(texts)]
     (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return sources.jsonl(folder / "texts.jsonl")
 
