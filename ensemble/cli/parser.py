@@ -268,8 +268,8 @@ def _make_parser() -> argparse.ArgumentParser:
             added.add_argument("--watch", action="store_true", help="show its progress until it ends, or Ctrl-C")
         if name == "report":
             text = (
-                "show so many samples of the data (at most 100), the most wrong, the most unsure and those on which "
-                "members disagree most, pictures up to 8 MiB; without it the report has none"
+                "show so many samples of the data (at most 100), the most wrong, the most unsure and those on "
+                "which members disagree most, with pictures up to 8 MiB; without it the report has none"
             )
             added.add_argument("--samples", type=samples, metavar="N", help=text)
             text = "write result files of MLPerf HPC into the package OUT as well, whose name is the submitter's"

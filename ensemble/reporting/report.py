@@ -49,7 +49,7 @@ def write_report(run_dir: RunDir, events: Sequence[Event] | None = None, samples
 
 
 def read_documents(run_dir: RunDir, view: RunView, samples: int = 0) -> dict[str, Any]:
-    """Returns all documents of a run, the ends of the logs of members that failed, and some samples of each order."""
+    """Returns all documents of a run, ends of the logs of members that failed, and some samples of each order."""
     from ensemble.reporting.dashboard.analysis import read_importances, read_quality
     from ensemble.reporting.samples.frozen import read_samples
 

@@ -203,12 +203,12 @@ def describe_prediction(task: Task, values: Array, names: Sequence[str]) -> str:
     if task.kind == "classification" and values.ndim == 1:
         order = np.argsort(-values, kind="stable")[:3]
         shown = [each for place, each in enumerate(order) if place == 0 or values[each] >= LEAST_SHARE]
-        return ", ".join(f"{_name(names, int(each))} {_percent(values[each])}" for each in shown)
+        return ", ".join(_name_share(names, int(each), values[each]) for each in shown)
     if task.kind == "multilabel":
         order = np.argsort(-values, kind="stable")
         has = [each for each in order if values[each] >= 0.5]
         listed = has[:MOST_NAMED] or order[:1]
-        said = ", ".join(f"{_name(names, int(each))} {_percent(values[each])}" for each in listed)
+        said = ", ".join(_name_share(names, int(each), values[each]) for each in listed)
         return said + _and_more(len(has), len(listed)) if has else f"none (most: {said})"
     if task.kind == "classification":
         return _list_positions([_name(names, each) for each in values.argmax(-1).ravel().tolist()])
@@ -253,5 +253,5 @@ def _and_more(count: int, listed: int) -> str:
     return f" and {count - listed} more" if count > listed else ""
 
 
-def _percent(share: float) -> str:
-    return f"{100 * float(share):.{1 if 0.99 < share < 1 else 0}f} %"
+def _name_share(names: Sequence[str], number: int, share: float) -> str:
+    return f"{_name(names, number)} ({100 * float(share):.{1 if 0.99 < share < 1 else 0}f} %)"

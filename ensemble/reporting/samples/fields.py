@@ -19,7 +19,7 @@ from pipelines.samples.nested import iterate_leaves
 from pipelines.stages._decode import is_jpeg
 from pipelines.stages._image_size import read_size
 from pipelines.stages._pictures import image_to_array, is_pil_image
-from pipelines.stages._sample import load_jpeg_encoder, load_opencv
+from pipelines.stages._sample import load_jpeg_decoder, load_jpeg_encoder, load_opencv
 
 Array = npt.NDArray[Any]
 #: What the page gets of a field: `name`, `text`, and where it has some, a `picture` (a data URI) or `lines`.
@@ -49,7 +49,7 @@ def describe_record(record: Any) -> list[Field]:
 def _describe(name: str, value: Any) -> Field:
     try:
         return {"name": name[:MOST_TEXT], **_describe_value(value)}
-    except PipelineError as error:
+    except (PipelineError, ValueError) as error:  # such as of a damaged image
         return {"name": name[:MOST_TEXT], "text": _cut(str(error))}
 
 
@@ -91,8 +91,10 @@ def _describe_bytes(data: bytes) -> Field:
     if not is_jpeg(data) and read_size(data) is None:
         return {"text": f"{len(data):,} bytes"}
     if is_jpeg(data):
+        height, width = load_jpeg_decoder()[0](data)[:2]
         data = stages.shrink_jpeg("image", PIXELS)({"image": data})["image"]
-        return _draw(stages.decode_jpeg("image")({"image": data})["image"], as_jpeg=True)
+        drawn = _draw(stages.decode_jpeg("image")({"image": data})["image"], as_jpeg=True)
+        return drawn | {"text": _describe_size(height, width)}
     return _draw(stages.decode_image("image")({"image": data})["image"], as_jpeg=False)
 
 
@@ -144,7 +146,6 @@ def _draw(image: Array, *, as_jpeg: bool) -> Field:
     cv2 = load_opencv()
     _, height, width = image.shape
     pixels = np.ascontiguousarray(image[:4].transpose(1, 2, 0) if image.shape[0] != 2 else image[0][:, :, None])
-    said = f"{width:,} × {height:,} pixels"
     if max(height, width) > PIXELS:
         factor = PIXELS / max(height, width)
         size = (max(1, round(width * factor)), max(1, round(height * factor)))
@@ -158,7 +159,14 @@ def _draw(image: Array, *, as_jpeg: bool) -> Field:
         if not done:
             raise PipelineError("the image cannot be made small")
         kind, data = "png", coded.tobytes()
-    return {"text": said, "picture": f"data:image/{kind};base64,{base64.b64encode(data).decode()}"}
+    return {
+        "text": _describe_size(height, width),
+        "picture": f"data:image/{kind};base64,{base64.b64encode(data).decode()}",
+    }
+
+
+def _describe_size(height: int, width: int) -> str:
+    return f"{width:,} × {height:,} pixels"
 
 
 def _draw_lines(columns: Array) -> Iterator[str]:

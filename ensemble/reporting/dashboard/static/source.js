@@ -55,7 +55,7 @@ export class LiveSource {
     return () => stream.close();
   }
 
-  /** One of the documents `state`, `curves`, `quality`, `importances`. */
+  /** One of the documents `state`, `curves`, `quality`, `importances`; `samples` and `records` with a query. */
   document(name) {
     return fetched(this.at(name));
   }
@@ -86,16 +86,6 @@ export class LiveSource {
     return () => stream.close();
   }
 
-  /** A page of the list of samples; `query` as of the server's `Query`, such as "order=wrong&page=1". */
-  samples(query) {
-    return fetched(this.at(`samples?${query}`));
-  }
-
-  /** The records of the samples in a list. */
-  records({ id, rows }) {
-    return fetched(this.at(`records?id=${encodeURIComponent(id)}&index=${rows.map(({ index }) => index)}`));
-  }
-
   /** Sends a request to the run; returns `{ request }`. */
   act(body) {
     return fetched(this.at("actions"), {
@@ -106,7 +96,7 @@ export class LiveSource {
   }
 }
 
-/** Documents that lie in the page: `{ state, curves, quality, importances, samples: { ORDER: list }, logs: { ID: text } }`, each but `state` optional. */
+/** Documents that lie in the page: `{ state, curves, quality, importances, logs: { ID: text } }`, each but `state` optional. */
 export class FrozenSource {
   constructor(documents) {
     this.documents = documents;
@@ -126,14 +116,6 @@ export class FrozenSource {
 
   async document(name) {
     return this.documents[name] ?? null;
-  }
-
-  async samples(query) {
-    return this.documents.samples[new URLSearchParams(query).get("order") ?? "wrong"];
-  }
-
-  async records(list) {
-    return list.records;
   }
 
   /** The end of a member's log as it was, or null. */

@@ -37,19 +37,23 @@ class SamplesView {
 
   async load(query) {
     this.asked = query;
+    const { key } = this.page.source; // the source goes on to another run before this view is closed
+    const isStale = () => query !== this.asked || key !== this.page.source.key;
     setText(this.reading, "The samples are being ordered.");
     setText(this.note, "");
     try {
-      const found = await this.page.source.samples(query);
-      if (query !== this.asked) return;
+      const chosen = new URLSearchParams(query).get("order") ?? "wrong";
+      const found = this.page.store.samples?.[chosen] ?? (await this.page.source.document(`samples?${query}`));
+      if (isStale()) return;
       this.draw(query, found);
       if (found.rows.length === 0) return;
-      const { records, note, missing } = await this.page.source.records(found);
-      if (query !== this.asked) return;
+      const indices = found.rows.map(({ index }) => index).join(",");
+      const { records, note, missing } = found.records ?? (await this.page.source.document(`records?id=${encodeURIComponent(found.id)}&index=${indices}`));
+      if (isStale()) return;
       setText(this.note, visible(missing ?? note));
       for (const { index } of found.rows) fill(this.shown.get(index), missing === null ? drawRecord(records[index]) : null);
     } catch (error) {
-      if (query === this.asked) setText(this.list.children.length ? this.note : this.reading, visible(error.message));
+      if (!isStale()) setText(this.list.children.length ? this.note : this.reading, visible(error.message));
     }
   }
 
