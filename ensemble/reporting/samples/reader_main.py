@@ -24,6 +24,7 @@ from pipelines.ipc.child_processes import end_with_parent
 
 #: CPU-seconds until the kernel ends this process, whatever it does and whoever still waits for it.
 CPU_S = 300
+NO_MEMORY = "it needs more memory than the process that reads it may take"
 UNPROVEN = (
     "Nothing identifies the records of this source (it has no fingerprint): only their targets are compared with "
     "those of the run."
@@ -76,10 +77,9 @@ def _read(run_dir: str, request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             fields = describe_record(record)
             why = _compare(maker, record, wanted, is_proven=is_proven)
             yield {"index": index, "error": why} if why is not None else {"index": index, "fields": fields}
-        except MemoryError:
-            yield {"index": index, "error": "it needs more memory than reading it may take"}
         except (Exception, SystemExit) as error:
-            yield {"index": index, "error": explain(error)}
+            is_memory = isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError)
+            yield {"index": index, "error": NO_MEMORY if is_memory else explain(error)}
 
 
 def _compare(maker: Any, record: Any, wanted: Wanted, *, is_proven: bool) -> str | None:

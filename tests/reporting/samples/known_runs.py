@@ -7,6 +7,10 @@ Nothing is learnt. The target is the number, but for some records, which are so 
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +120,50 @@ def run(path: Path, declared: Ensemble) -> Path:
     """Runs it in this process."""
     ensemble.submit(declared, path, executor="inline").wait()
     return path
+
+
+class Lines:
+    """A data set of the user's own, which reads a file anew each time, and does worse where it is told to.
+
+    Args:
+        folder: with `lines.txt`; a file `trap` in it has what happens at which index: "hang", "memory", "shared",
+            "exit", "print".
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        trap = self.folder / "trap"
+        if trap.exists():
+            spring(json.loads(trap.read_text()).get(str(index)))
+        number = int((self.folder / "lines.txt").read_text().split()[index])
+        return {"age": number, "label": target_of(number)}
+
+
+def spring(trap: str | None) -> None:
+    if trap == "hang":
+        time.sleep(10_000)
+    elif trap == "memory":
+        kept = [bytearray(2**28) for _ in range(64)]
+        kept[0][0] = 1
+    elif trap == "shared":  # which no limit of a process counts
+        memory = [mmap.mmap(-1, 2**26) for _ in range(64)]
+        for each in memory:
+            for start in range(0, len(each), 4096):
+                each[start] = 1
+    elif trap == "exit":
+        os._exit(7)
+    elif trap == "print":
+        for _ in range(200):
+            print("x" * 10**6, flush=True)
+            print("y" * 10**6, flush=True, file=sys.stderr)
+
+
+def write_lines(folder: Path) -> Any:
+    folder.mkdir()
+    (folder / "lines.txt").write_text(" ".join(str((each * 7) % RECORDS) for each in range(RECORDS)))
+    return sources.dataset(Lines(folder))
