@@ -77,7 +77,6 @@ class BrowserSession:
     ends: float
     may_act: bool = True
     streams: int = 0
-    may_act: bool = True
 
     @property
     def name(self) -> str:

@@ -25,7 +25,8 @@ def read_samples(run_dir: RunDir, state: RunState, count: int) -> dict[str, Any]
     ranking = rank_samples(run_dir, state)
     if ranking is None:
         return {order: list_samples(None, state, Query()) | {"records": {}} for order in ORDERS}
-    found, room, reader = {}, MOST_CHARACTERS, RecordReader()
+    found: dict[str, Any] = {}
+    room, reader = MOST_CHARACTERS, RecordReader()
     try:
         for order in ORDERS:
             listed = EMPTY | list_samples(ranking, state, Query(order), count)

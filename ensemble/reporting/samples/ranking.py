@@ -85,7 +85,7 @@ class Ranking:
 def _match_rows(kind: str, target: Array, decided: Array, wanted: Filter) -> Array:
     listed: Array = find_known(target)
     if kind == "multilabel":
-        listed = listed.any(axis=1)
+        listed = np.asarray(listed.any(axis=1))
         for number, has in ((wanted.true, target == 1), (wanted.predicted, decided)):
             if number is not None:
                 listed = listed & (has[:, number] if number < has.shape[1] else False)

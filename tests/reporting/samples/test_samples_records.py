@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cv2
 import known_runs
-import numpy as np
 import psutil
 import pytest
-from known_runs import MAKERS, RECORDS, SHIFTS, declare, target_of
+from known_runs import MAKERS, RECORDS, SHIFTS, declare, read_number, target_of
 
 from ensemble.reporting.samples.document import Query, list_samples
 from ensemble.reporting.samples.ranking import Ranking, rank_samples
@@ -54,23 +50,6 @@ def read_pages(path: Path, pages: int, **limits: float) -> list[Page]:
 
 def read(path: Path, **limits: float) -> Page:
     return read_pages(path, 1, **limits)[0]
-
-
-def read_number(fields: list[dict[str, Any]]) -> float:
-    """The number in the content of a record as it is shown."""
-    field = {each["name"]: each for each in fields}
-    if "image" in field:
-        data = base64.b64decode(field["image"]["picture"].partition(",")[2])
-        return float(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR).mean()) / 4
-    if "text" in field:
-        return float(re.findall(r"<b>number (\d+)</b>", field["text"]["text"])[0])
-    if "series" in field:
-        points = [tuple(map(float, each.split(","))) for each in field["series"]["lines"][0].split()]
-        place = int(np.argmin([y for _, y in points]))  # the peak, as SVG's y goes down
-        height = float(field["series"]["text"].rpartition("… ")[2]) - 1
-        assert place == height % 50
-        return height
-    return float(field["age"]["text"])
 
 
 def check_rows(rows: list[dict[str, Any]], found: Records) -> None:
