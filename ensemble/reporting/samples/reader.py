@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from ensemble.reporting.samples.targets import digest_values
 from ensemble.store import RunDir, StoreError
@@ -124,8 +125,9 @@ class RecordReader:
             indices: of the samples, at most `MOST_SAMPLES`; those that were not predicted are left out.
         """
         shown = ranking.evaluated.shown
-        rows = {index: row for row, index in enumerate(shown.index.tolist()) if index in set(indices)}
-        wanted = [index for index in dict.fromkeys(indices) if index in rows][:MOST_SAMPLES]
+        places = np.searchsorted(shown.index, indices)  # it ascends
+        rows = {index: row for index, row in zip(indices, places.tolist(), strict=True) if row < len(shown.index)}
+        wanted = [index for index, row in rows.items() if shown.index[row] == index][:MOST_SAMPLES]
         digests = {
             index: None if shown.target is None else digest_values(shown.target[rows[index]], shown.task.kind)
             for index in wanted

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +35,25 @@ def open_run(path: Path) -> tuple[RunDir, RunState, Ranking]:
 Page = tuple[list[dict[str, Any]], Records]
 
 
-def read_pages(path: Path, pages: int, **limits: float) -> list[Page]:
-    """The rows of the first pages of the list, and their records."""
+@contextlib.contextmanager
+def reading(path: Path, **limits: float) -> Iterator[Callable[..., Page]]:
+    """Yields what returns the rows of a page of the list and their records, all read by one child."""
     run_dir, state, ranking = open_run(path)
     reader = RecordReader(**{**SLOW, **limits})
-    found = []
+
+    def read_page(page: int = 0) -> Page:
+        rows = list_samples(ranking, state, Query(page=page))["rows"]
+        return rows, reader.read(run_dir, state, ranking, [row["index"] for row in rows])
+
     try:
-        for page in range(pages):
-            rows = list_samples(ranking, state, Query(page=page))["rows"]
-            found.append((rows, reader.read(run_dir, state, ranking, [row["index"] for row in rows])))
-        return found
+        yield read_page
     finally:
         reader.close()
 
 
 def read(path: Path, **limits: float) -> Page:
-    return read_pages(path, 1, **limits)[0]
+    with reading(path, **limits) as read_page:
+        return read_page()
 
 
 def check_rows(rows: list[dict[str, Any]], found: Records) -> None:
@@ -68,7 +72,8 @@ def check_rows(rows: list[dict[str, Any]], found: Records) -> None:
 )
 def test_the_record_is_that_of_the_prediction(kind: str, tmp_path: Path) -> None:
     path = known_runs.run(tmp_path / "run", declare(MAKERS[kind](tmp_path / kind)))
-    (rows, found), (rest, more) = read_pages(path, 2)
+    with reading(path) as read_page:
+        (rows, found), (rest, more) = read_page(), read_page(1)
     check_rows(rows, found)
     check_rows(rest, more)
     assert found.note == ""  # fingerprints prove it
@@ -96,23 +101,26 @@ def test_other_data_are_never_shown_in_the_place_of_those_of_the_run(tmp_path: P
     path = known_runs.run(tmp_path / "run", declare(MAKERS["table"](tmp_path / "table")))
     file = tmp_path / "table" / "table.csv"
     head, *lines = file.read_text().splitlines()
-    file.write_text("\n".join([head, *reversed(lines)]) + "\n")  # the same size
-    _, found = read(path)
-    assert all("was changed" in each["error"] for each in found.records.values()) and len(found.records) == 24
-    file.unlink()
-    _, found = read(path)
-    assert all("table.csv" in each["error"] for each in found.records.values())
+    with reading(path) as read_page:
+        check_rows(*read_page())  # what it has opened for these does not serve the next
+        file.write_text("\n".join([head, *reversed(lines)]) + "\n")  # the same size
+        _, found = read_page()
+        assert all("was changed" in each["error"] for each in found.records.values()) and len(found.records) == 24
+        file.unlink()
+        _, found = read_page()
+        assert all("table.csv" in each["error"] for each in found.records.values())
 
 
 def test_a_source_that_nothing_identifies_is_compared_by_targets(tmp_path: Path) -> None:
     path = known_runs.run(tmp_path / "run", declare(known_runs.write_lines(tmp_path / "lines")))
-    rows, found = read(path)
-    check_rows(rows, found)
-    assert "only their targets are compared" in found.note
     file = tmp_path / "lines" / "lines.txt"
-    numbers = file.read_text().split()
-    file.write_text(" ".join(numbers[1:] + numbers[:1]))
-    _, found = read(path)
+    with reading(path) as read_page:
+        rows, found = read_page()
+        check_rows(rows, found)
+        assert "only their targets are compared" in found.note
+        numbers = file.read_text().split()
+        file.write_text(" ".join(numbers[1:] + numbers[:1]))
+        _, found = read_page()
     assert all("the data have changed" in each["error"] for each in found.records.values())
 
 
