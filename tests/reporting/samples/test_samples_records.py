@@ -13,6 +13,7 @@ import known_runs
 import psutil
 import pytest
 from known_runs import MAKERS, RECORDS, SHIFTS, declare, read_number, target_of
+from leftovers import wait_until
 
 from ensemble.reporting.samples.document import Query, list_samples
 from ensemble.reporting.samples.ranking import Ranking, rank_samples
@@ -153,7 +154,7 @@ def set_trap(trapped: Path) -> Any:
     ("what", "limits", "why"),
     [
         ("exit", {}, "ended (exit status 7)"),
-        ("hang", {"record_s": 8.0}, "longer than 8 s"),
+        pytest.param("hang", {"record_s": 8.0}, "longer than 8 s", marks=pytest.mark.more),
         pytest.param("memory", {"memory_gb": 1.0}, "memory", marks=pytest.mark.more),
         pytest.param("shared", {"memory_gb": 1.0}, "more than 1 GiB", marks=pytest.mark.more),
     ],
@@ -209,5 +210,4 @@ def test_the_reader_is_kept_for_the_next_page_and_ends_by_itself(trapped: Path) 
     assert pid is not None and not psutil.pid_exists(pid)
     short = RecordReader(**SLOW, idle_s=0.01)
     assert short.read(run_dir, state, ranking, [0]).missing is None
-    while short.pid is not None:
-        pass
+    wait_until(lambda: short.pid is None, "the reader has ended")
