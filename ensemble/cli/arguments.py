@@ -24,6 +24,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def samples(text: str) -> int:
+    """A number of samples for a report."""
+    if not text.isdigit() or not 0 < int(text) <= 100:
+        raise argparse.ArgumentTypeError(f"must be an integer from 1 to 100, got {text!r}")
+    return int(text)
+
+
 def budget(text: str) -> dict[str, float]:
     """Limits of a search, as in hours=2,trials=100."""
     from ensemble.spec import SpecError

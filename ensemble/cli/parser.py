@@ -23,7 +23,7 @@ from ensemble.cli import (
     verify,
     view_commands,
 )
-from ensemble.cli.arguments import add_json_option, add_run_options, age, budget, count, path
+from ensemble.cli.arguments import add_json_option, add_run_options, age, budget, count, path, samples
 from ensemble.cli.bench import add_studies
 from ensemble.cli.cache_commands import add_cache_commands
 from ensemble.cli.run_commands import EXIT_FAILED
@@ -267,6 +267,11 @@ def _make_parser() -> argparse.ArgumentParser:
             added.epilog = "A number beside a state, as in finished (2), says how often the member was started."
             added.add_argument("--watch", action="store_true", help="show its progress until it ends, or Ctrl-C")
         if name == "report":
+            text = (
+                "show so many samples of the data (at most 100), the most wrong, the most unsure and those on "
+                "which members disagree most, with pictures up to 8 MiB; without it the report has none"
+            )
+            added.add_argument("--samples", type=samples, metavar="N", help=text)
             text = "write result files of MLPerf HPC into the package OUT as well, whose name is the submitter's"
             added.add_argument("--mlperf", metavar="OUT", help=text)
             text = "the benchmark as which they are written (default: deepcam, or cosmoflow where less is better)"

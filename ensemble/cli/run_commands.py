@@ -70,7 +70,7 @@ def submit(options: argparse.Namespace) -> int:
     name = options.name or spec.stem
     run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
     given = vars(options)
-    flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed", "--dashboard"]
+    flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed", "--dashboard", "--no-samples"]
     page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
     trust = [] if options.trust_folder is None else ["--trust-folder", os.path.abspath(options.trust_folder)]
     jobs = JobClient(options.address)
@@ -155,7 +155,7 @@ def _serve_page(run_dir: RunDir, options: argparse.Namespace) -> contextlib.Abst
     """The live page of a run, where it is asked for."""
     if not options.dashboard and options.dashboard_port is None:
         return contextlib.nullcontext()
-    return PageProcess(run_dir.path, options.dashboard_port)
+    return PageProcess(run_dir.path, options.dashboard_port, shows_samples=not options.no_samples)
 
 
 def resume(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ensemble.reporting.dashboard import analysis
 from ensemble.reporting.dashboard.feed import Feed, LogReader, encode
 from ensemble.reporting.dashboard.runs import RunList, find_runs, is_run
+from ensemble.reporting.dashboard.samples import SamplePages, stamp_of
 from ensemble.store import RunDir
 
 #: Runs that nobody watches whose projections are kept.
@@ -32,12 +33,6 @@ class _Analysis:
     next: float
 
 
-def _stamp(reader: LogReader) -> tuple[str, int, int]:
-    """Tells one state that is analysed from another one, of another log as well."""
-    generation = reader.read()
-    return reader.view.log, generation, reader.analysed
-
-
 class Runs:
     """The runs that are served, and a feed for each that a page has opened.
 
@@ -54,6 +49,7 @@ class Runs:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="runs")
         self._analyst = ThreadPoolExecutor(1, thread_name_prefix="analysis")
         self._feeds: OrderedDict[str, Feed] = OrderedDict()
+        self.samples = SamplePages()
         self._analyses: dict[tuple[str, str], _Analysis] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         self.closing = asyncio.Event()
@@ -103,13 +99,13 @@ class Runs:
         make = ANALYSES[name]
         async with self._locks.setdefault((key, name), asyncio.Lock()):
             known = self._analyses.get((key, name))
-            stamp = await feed.call(_stamp)
+            stamp = await feed.call(stamp_of)
             if known is not None and known.stamp == stamp:
                 return known.found
             if known is not None and (wait_s := known.next - time.monotonic()) > 0:
                 await asyncio.sleep(wait_s)
             began = time.monotonic()
-            stamp, state = await feed.call(lambda reader: (_stamp(reader), reader.copy_state()))
+            stamp, state = await feed.call(lambda reader: (stamp_of(reader), reader.copy_state()))
             loop = asyncio.get_running_loop()
             found = encode(await loop.run_in_executor(self._analyst, make, feed.run_dir, state))
             ended = time.monotonic()
@@ -128,3 +124,4 @@ class Runs:
             feed.close()
         for thread in (self._thread, self._analyst):
             thread.shutdown(wait=False, cancel_futures=True)
+        self.samples.close()

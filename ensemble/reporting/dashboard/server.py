@@ -16,8 +16,10 @@ from ensemble.reporting.dashboard.connections import BODY_S, MOST_HEADERS, MOST_
 from ensemble.reporting.dashboard.feed import Feed, LogReader, encode, encode_message
 from ensemble.reporting.dashboard.hub import Runs
 from ensemble.reporting.dashboard.member_log import read_chunk
+from ensemble.reporting.dashboard.samples import Access, check_access, parse_indices
 from ensemble.reporting.dashboard.security import MOST_STREAMS, VIEWER, BrowserSession, Guard, Refused
 from ensemble.reporting.metrics.collector import add_metrics
+from ensemble.reporting.samples.document import Query
 from ensemble.store import StoreError
 from ensemble.store.requests import find_user
 
@@ -34,10 +36,14 @@ LIST_S, LOG_S, WRITE_S, GRACE_S = 1.0, 0.5, 30.0, 10.0
 
 
 class Page:
-    """The routes of the page, and who is looking at it."""
+    """The routes of the page, and who is looking at it.
 
-    def __init__(self, runs: Runs, guard: Guard) -> None:
-        self._runs, self._guard = runs, guard
+    Args:
+        samples: who sees samples.
+    """
+
+    def __init__(self, runs: Runs, guard: Guard, samples: Access = "owner") -> None:
+        self._runs, self._guard, self._access = runs, guard, samples
         self._streams: set[object] = set()
         self._looked_at = 0.0
 
@@ -53,6 +59,8 @@ class Page:
         app.router.add_get(runs + "/events", self._list_events, allow_head=False)
         app.router.add_get(run + "/{name:state|curves|tables|history}", self._document)
         app.router.add_get(run + "/{name:quality|importances}", self._analysis)
+        app.router.add_get(run + "/samples", self._samples, allow_head=False)
+        app.router.add_get(run + "/records", self._records, allow_head=False)
         app.router.add_get(run + "/events", self._events, allow_head=False)
         app.router.add_get(run + "/members/{member}/log", self._member_log, allow_head=False)
         app.router.add_post(run + "/actions", self._act)
@@ -105,6 +113,23 @@ class Page:
         except StoreError as error:
             raise Refused(409, str(error)) from None
         return _send_json(found)
+
+    async def _samples(self, request: web.Request) -> web.StreamResponse:
+        check_access(self._access, request["session"])
+        try:
+            query = Query.parse(request.query)
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+        return _send_json(await self._runs.samples.read_list(self._feed(request), query))
+
+    async def _records(self, request: web.Request) -> web.StreamResponse:
+        check_access(self._access, request["session"])
+        try:
+            indices = parse_indices(request.query.get("index", ""))
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+        id = request.query.get("id", "")
+        return _send_json(await self._runs.samples.read_records(self._feed(request), id, indices))
 
     async def _act(self, request: web.Request) -> web.StreamResponse:
         feed = self._feed(request)
@@ -236,13 +261,14 @@ def _send_file(path: Path) -> web.StreamResponse:
 
 
 @contextlib.asynccontextmanager
-async def serve(runs: Runs, guard: Guard, listening: Any) -> AsyncIterator[Page]:
+async def serve(runs: Runs, guard: Guard, listening: Any, samples: Access = "owner") -> AsyncIterator[Page]:
     """Serves runs on a listening socket within the context.
 
     Args:
         listening: the socket; it is closed in the end.
+        samples: who sees samples.
     """
-    app, page = web.Application(client_max_size=MOST_BODY), Page(runs, guard)
+    app, page = web.Application(client_max_size=MOST_BODY), Page(runs, guard, samples)
     guard.add_to(app)
     page.add_to(app)
     add_metrics(app, runs.list_paths, ("/", guard.root))

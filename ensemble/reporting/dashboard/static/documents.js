@@ -3,7 +3,7 @@
 const RETRY_MS = 5000;
 const RENEW_MS = 2000;
 const RENEW_HISTORY_MS = 10000; // it is long, and little of it changes
-export const DOCUMENTS = ["curves", "quality", "importances", "tables", "history"];
+export const DOCUMENTS = ["curves", "quality", "importances", "tables", "history", "samples"];
 
 /** Loads documents of `source` into `store`. `needs()` names those that are needed now; `onAnswer(error)` hears how each attempt ended, null where well. */
 export class Documents {

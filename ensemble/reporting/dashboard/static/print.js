@@ -15,7 +15,7 @@ export function layOutForPrint(page) {
   const app = document.getElementById("app");
   app.classList.add("printing");
   app.appendChild(sheet);
-  const mounted = page.views.filter((view) => view.tab !== false && view.shown(page.store)).map((view) => mount(sheet, view, page));
+  const mounted = page.views.filter((view) => view.tab !== false && view.print !== false && view.shown(page.store)).map((view) => mount(sheet, view, page));
   return () => {
     for (const each of mounted) each?.close();
     sheet.remove();

@@ -55,7 +55,7 @@ export class LiveSource {
     return () => stream.close();
   }
 
-  /** One of the documents `state`, `curves`, `quality`, `importances`. */
+  /** One of the documents `state`, `curves`, `quality`, `importances`; `samples` and `records` with a query. */
   document(name) {
     return fetched(this.at(name));
   }

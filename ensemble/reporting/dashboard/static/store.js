@@ -50,6 +50,7 @@ export class Store {
     this.importances = null;
     this.tables = null;
     this.history = null;
+    this.samples = null; // of a report: live ones are asked for by the page
     this.waitingEpochs = null;
     this.answers = [];
     this.logNow = 0;

@@ -49,7 +49,7 @@ class EnsembleView {
     this.versus = card({ title: "Combined model and members", table: () => this.tabulateMembers() });
     this.weights = card({ title: "Weights of the combination", width: "half", table: () => this.tabulateWeights() });
     this.matrix = disagreementCard(this.page);
-    this.confusion = confusionCard();
+    this.confusion = confusionCard(this.page);
     this.classTables = h("div", { class: "grid wrapping", hidden: true });
     this.tables = h("div", { class: "grid wrapping" });
     fill(this.grid, this.versus.root, this.plots.root, this.confusion.root, this.classTables, this.tables, this.weights.root, this.matrix.root);

@@ -8,6 +8,7 @@ import { placementView } from "./placement.js";
 import { pipelineView } from "./pipeline.js";
 import { searchView } from "./search.js";
 import { ensembleView } from "./ensemble.js";
+import { samplesView } from "./samples.js";
 import { costView } from "./cost.js";
 import { detailsView } from "./details.js";
 import { noticesView } from "./notices.js";
@@ -16,5 +17,5 @@ import { runsView } from "./runs.js";
 
 export const VIEWS = [
   overviewView, membersView, curvesView, timelineView, placementView, pipelineView, searchView,
-  ensembleView, costView, detailsView, noticesView, memberView, runsView,
+  ensembleView, samplesView, costView, detailsView, noticesView, memberView, runsView,
 ];

@@ -44,15 +44,15 @@ export function disagreementCard(page) {
 }
 
 /**
- * A square of cells `{ i, j, words, opacity, label, class }` in row `i` and column `j`, `side` px wide, `top` px below the figure's edge and
+ * A square of cells `{ i, j, words, opacity, label, class, href }` in row `i` and column `j`, `side` px wide, `top` px below the figure's edge and
  * `LEFT` beside it; `heads` are drawn before them. The labels are shown where the cells are few.
  */
 export function grid({ many, side, top, cells, label, role, kind = "" }, ...heads) {
   const [width, height] = [LEFT + many * side + 2, top + many * side + 2];
-  const drawn = cells.map(({ i, j, words, opacity, label: text, class: name }) => {
+  const drawn = cells.map(({ i, j, words, opacity, label: text, class: name, href }) => {
     const [x, y] = [LEFT + j * side, top + i * side];
     const isShown = many <= NUMBERED && text !== null;
-    return svg("g", {}, svg("title", {}, words), svg("rect", { "data-mark": `${i},${j}`, class: name, x, y, width: side - 1, height: side - 1, "fill-opacity": opacity }),
+    return svg(href ? "a" : "g", { href }, svg("title", {}, words), svg("rect", { "data-mark": `${i},${j}`, class: name, x, y, width: side - 1, height: side - 1, "fill-opacity": opacity }),
       isShown ? svg("text", { x: x + 0.5 * side, y: y + 0.5 * side + 4, "text-anchor": "middle", class: opacity > 0.5 ? "on-mark" : null }, text) : null);
   });
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, svg("svg", { class: `matrix ${kind}`, width, height, viewBox: `0 0 ${width} ${height}`, role, "aria-label": label }, heads, drawn));
