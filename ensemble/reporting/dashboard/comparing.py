@@ -52,6 +52,7 @@ class Comparisons:
     def __init__(self) -> None:
         self._runs: dict[Path, _Recalled] = {}
         self._pairs: dict[tuple[Path, Stamp, Path, Stamp], Pair] = {}
+        self._until, self._has_worked = 0.0, False
 
     def compare(self, paths: Mapping[str, Path], rows: Mapping[str, Mapping[str, Any]]) -> Document:
         """Returns the document of a comparison (`describe_comparison`).
@@ -60,27 +61,32 @@ class Comparisons:
             paths: of the runs, by their keys, in order.
             rows: their rows in the list of runs.
         """
-        began = time.monotonic()
+        self._until = time.monotonic() + BUDGET_S
+        self._has_worked = False
         runs = [_name(key, rows[key], path) for key, path in paths.items()]
         _make_unique(runs, paths)
         for run in runs:
-            self._recall(run, paths[run.key], may_read=time.monotonic() < began + BUDGET_S)
-        pairs = self._compare_pairs(runs, [paths[run.key] for run in runs], began + BUDGET_S)
+            self._recall(run, paths[run.key])
+        pairs = self._compare_pairs(runs, [paths[run.key] for run in runs])
         for kept in (self._runs, self._pairs):
             while len(kept) > MOST_KEPT:
                 kept.pop(next(iter(kept)))  # type: ignore[call-overload]
         return describe_comparison(runs, pairs)
 
-    def _recall(self, run: Compared, path: Path, *, may_read: bool) -> None:
+    def _may_work(self) -> bool:
+        """Whether there is time for one more thing in this call; for the first one there is."""
+        may, self._has_worked = not self._has_worked or time.monotonic() < self._until, True
+        return may
+
+    def _recall(self, run: Compared, path: Path) -> None:
         """Gives a run what is known of it, as far as there is time to read."""
         known, now = self._runs.get(path), time.monotonic()
         run_dir = RunDir(path)
         try:
             found = os.stat(run_dir.events)
             stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if known is None or (known.stamp != stamp and now >= known.next):
-                if not may_read:
-                    return
+            is_due = known is None or (known.stamp != stamp and now >= known.next)
+            if is_due and self._may_work():
                 declared = recall_declared(run_dir, found.st_size)
                 ended = time.monotonic()
                 known = self._runs[path] = _Recalled(stamp, declared, ended + PAUSE * (ended - now))
@@ -89,11 +95,9 @@ class Comparisons:
         except (OSError, StoreError, *EVENT_ERRORS) as error:
             run.missing = " ".join(str(error).split()) or type(error).__name__
         else:
-            run.declared = known.declared
+            run.declared = known.declared if known is not None else None
 
-    def _compare_pairs(
-        self, runs: Sequence[Compared], paths: Sequence[Path], until: float
-    ) -> dict[str, Pair | None]:
+    def _compare_pairs(self, runs: Sequence[Compared], paths: Sequence[Path]) -> dict[str, Pair | None]:
         first, found = runs[0].declared, dict[str, Pair | None]()
         ours: PredictionMatrix | str | None = None
         for run, path in zip(runs[1:], paths[1:], strict=True):
@@ -101,7 +105,7 @@ class Comparisons:
             if first is None or other is None:
                 continue
             key = (paths[0], self._runs[paths[0]].stamp, path, self._runs[path].stamp)
-            if key not in self._pairs and time.monotonic() < until:
+            if key not in self._pairs and self._may_work():
                 ours = _read_combined(first) if ours is None else ours
                 theirs = ours if isinstance(ours, str) else _read_combined(other)
                 self._pairs[key] = _draw(first, ours, other, theirs)

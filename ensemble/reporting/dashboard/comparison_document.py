@@ -15,9 +15,9 @@ from ensemble.events import NOT_COMBINED
 from ensemble.reporting import text
 from ensemble.reporting.comparison.compare import explain_differences, make_rows
 from ensemble.reporting.comparison.declarations import Declared, list_differences
-from ensemble.reporting.model_figures import compare, describe_figure
+from ensemble.reporting.model_figures import ModelComparison, compare, describe_figure
 from ensemble.reporting.ranking import pareto_front, rounded
-from ensemble.reporting.sections import Table
+from ensemble.reporting.sections import Cell, Table
 
 Document = dict[str, Any]
 #: The intervals of the differences of a pair of runs, by figure; or why there are none.
@@ -187,7 +187,7 @@ _Known = Sequence[tuple[int, Compared, Declared]]
 
 
 def _tabulate_runs(known: _Known) -> Table:
-    rows = []
+    rows = list[list[Cell]]()
     for _, run, one in known:
         each = one.record["standing"]
         origin = "" if each["energy_j"] is None else f" ({each['energy_origin']})"
@@ -243,13 +243,7 @@ def _tabulate_models(known: _Known) -> Iterator[Table]:
             combined = one.state.combined or NOT_COMBINED
             for model in (f"combined, {len(combined.weights)} of them", f"best, {combined.best_member}"):
                 is_best = model.startswith("best")
-                values = [
-                    _write_interval(
-                        each and (each.best if is_best else each.value),
-                        each and (each.best_interval if is_best else each.interval),
-                    )
-                    for each in map(figures.get, headings)
-                ]
+                values = [_write_figure(figures.get(name), is_best=is_best) for name in headings]
                 rows.append(["" if is_best else run.name, model, *values])
         head = [("run", "text"), ("model", "text"), *((heading, "") for heading in headings.values())]
         title = f"Models on the {split} split" + (f" ({kind})" if len(apart) > 1 else "")
@@ -324,9 +318,11 @@ def _write_value(value: Any) -> str:
     return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"
 
 
-def _write_interval(value: float | None, interval: tuple[float, float] | None) -> str:
-    if value is None:
+def _write_figure(figure: ModelComparison | None, *, is_best: bool) -> str:
+    """A figure of a run's combined model, or of its best member, with its interval."""
+    value = figure and (figure.best if is_best else figure.value)
+    interval = figure and (figure.best_interval if is_best else figure.interval)
+    if not isinstance(value, float):
         return ""
-    return text.score(value) + (
-        "" if interval is None else f" ({text.score(interval[0])} … {text.score(interval[1])})"
-    )
+    low_high = f" ({text.score(interval[0])} … {text.score(interval[1])})" if isinstance(interval, tuple) else ""
+    return text.score(value) + low_high

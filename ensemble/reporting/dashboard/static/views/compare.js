@@ -15,7 +15,7 @@ class CompareView {
   constructor(root, page) {
     Object.assign(this, { root, page, charts: [], asked: null });
     [this.head, this.notes, this.plots, this.tables] = ["figure-tools", "", "grid", ""].map((kind) => h("div", { class: kind }));
-    fill(root, h("p", { class: "crumb" }, h("a", { href: "#runs" }, "All runs")), this.head, this.notes, this.plots, this.tables);
+    fill(root, this.head, this.notes, this.plots, this.tables);
   }
 
   update() {
