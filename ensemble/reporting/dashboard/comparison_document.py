@@ -27,6 +27,7 @@ ESTIMATED = " Estimated joules are CPU-seconds with a weight, not measured: not 
 COSTS = {"cpu_s": "CPU-seconds", "energy_j": "joules", "wall_s": "seconds of the run"}
 LONGEST = 120  # letters of a declared value
 LOG_SPAN = 30.0  # from which ratio of costs on their axis is logarithmic
+MOST_NOTES = 4  # above the charts
 MOST_PARAMS = 12  # of a member, that are written out
 
 
@@ -91,12 +92,17 @@ def describe_comparison(runs: Sequence[Compared], pairs: Mapping[str, Pair | Non
     tables = [_tabulate_runs(known), *_tabulate_models(known)]
     tables += _tabulate_pairs(runs[0], known[1:], pairs) if is_pair else ()
     tables += [_tabulate_best(known), *(_tabulate_declarations(declared, names) if known else ())]
+    pending = unread + sum(found is None for found in pairs.values())
+    if len(notes) > MOST_NOTES:
+        rest = [[note] for note in notes[MOST_NOTES:]]
+        tables.append(Table("notes", "Notes", "What else is not compared, and why.", [("", "text long")], rest))
+        notes = [*notes[:MOST_NOTES], f"{text.count(len(rest), 'more note')} below."]
     return {
         "runs": [
             {"key": run.key, "name": run.name, "state": {"word": run.word, "tone": run.tone}} for run in runs
         ],
-        "notes": notes,
-        "pending": unread + sum(found is None for found in pairs.values()),
+        "notes": [*([f"{pending} of what is compared is still being read …"] if pending else ()), *notes],
+        "pending": pending,
         "plots": [plot for group in groups.values() for plot in _plot_group(group, many=len(groups) > 1)],
         "tables": [table.as_dict() for table in tables if table.rows],
     }

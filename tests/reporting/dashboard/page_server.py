@@ -114,7 +114,7 @@ class PageServer:
     def runs(self) -> list[dict[str, Any]]:
         """The list of runs."""
         run = self.documents["state"]["run"]
-        rows = ({"key": key, "dir": run["dir"], **{name: run[name] for name in FIELDS}} for key in self.keys)
+        rows = ({"key": key, "dir": run["dir"], **{name: run.get(name) for name in FIELDS}} for key in self.keys)
         return [describe_row(row, NO_NOTES, row["dir"]) for row in rows]
 
     def follow(self, stream: str, first: str | None) -> Iterator[str]:

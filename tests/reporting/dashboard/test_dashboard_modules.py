@@ -141,13 +141,16 @@ def test_no_text_breaks_the_filter(call: Call, written: str) -> None:
 def test_an_address_says_what_was_put_into_it(
     call: Call, select: list[str], written: str, member: str | None
 ) -> None:
-    route = {"view": "curves", "run": None, "member": member, "select": select, "filter": written}
+    route = {"view": "curves", "run": None, "runs": [], "member": member, "select": select, "filter": written}
     assert call("route.js", "(m, route) => m.parseRoute(m.formatRoute(route))", route) == route
 
 
 def test_an_address_that_somebody_wrote(call: Call) -> None:
     found = call("route.js", "(m, hash) => m.parseRoute(hash)", "#curves?select=a,b&filter=lr%3C0.1")
-    assert found == {"view": "curves", "run": None, "member": None, "select": ["a", "b"], "filter": "lr<0.1"}
+    expected = {"view": "curves", "run": None, "member": None, "select": ["a", "b"], "filter": "lr<0.1"}
+    assert found == expected | {"runs": []}
+    found = call("route.js", "(m, hash) => m.parseRoute(hash)", "#compare?runs=a1,b2")
+    assert (found["view"], found["runs"]) == ("compare", ["a1", "b2"])
     assert call("route.js", "(m) => m.parseRoute('')")["view"] == ""
     assert call("route.js", "(m) => m.parseRoute('#x?filter=100%')")["filter"] == "100%"
 

@@ -359,7 +359,7 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_wider_than_the_scr
         documents["importances"]["importances"] = [["<i>evil</i>&amp;", 0.9], ["lr", 0.1]]
         tab.set_viewport_size(NARROW)
         open_page(documents, keys=("aa", "bb"))
-        box = tab.locator("tbody tr:first-child > :nth-child(5)").bounding_box()
+        box = tab.locator("tr[data-member] >> nth=0 >> td:nth-child(4)").bounding_box()
         assert box["x"] + box["width"] <= 400 - 14, "the list of runs shows progress and best"
         open_page(documents)
         for view in VIEWS:

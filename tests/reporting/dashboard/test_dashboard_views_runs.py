@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.more]
 
 def names(tab: Any) -> list[str]:
     """The directories of the rows that are shown, in their order."""
-    cells = "rows => rows.filter(row => !row.hidden).map(row => row.cells[2].textContent)"
+    cells = "rows => rows.filter(row => !row.hidden).map(row => row.cells[7].textContent)"
     return list(tab.eval_on_selector_all("tr[data-member]", cells))
 
 
 def pick(tab: Any, *directories: str) -> None:
     for each in directories:
-        tab.locator("tr[data-member]", has=tab.locator(f"td:nth-child(3):text-is('{each}')")).locator(
+        tab.locator("tr[data-member]", has=tab.locator(f"td:nth-child(8):text-is('{each}')")).locator(
             "td"
         ).first.click()
 

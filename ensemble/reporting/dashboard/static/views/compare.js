@@ -42,8 +42,7 @@ class CompareView {
     const moveFirst = (key) => (location.hash = formatRoute({ view: "compare", runs: [key, ...keys.filter((each) => each !== key)] }));
     const link = (key, i) => h("a", { class: "chart-key", href: `#overview?run=${key}` }, h("span", { class: "swatch", style: { background: colourAt(i) } }), names[i]);
     fill(this.head, choice("compared with", keys.map((key, i) => [key, names[i]]), keys[0], moveFirst), keys.map(link));
-    const said = pending ? [`${pending} of what is compared is still being read …`, ...notes] : notes;
-    fill(this.notes, said.map((note) => h("p", { class: "reading", "data-mark": "note" }, visible(note))));
+    fill(this.notes, notes.map((note) => h("p", { class: "reading", "data-mark": "note" }, visible(note))));
     const drawn = JSON.stringify([names, plots]);
     if (drawn !== this.drawn) {
       this.drawn = drawn;

@@ -12,7 +12,7 @@ export function colourAt(place) {
 
 const COLOURS = { best: SERIES[0], combined: HIGHLIGHT, reference: NEUTRAL };
 
-/** A chart for a plot: `root`, `draw(plot, names)`, `close()`. `names`: what each model, or run by its place, is called. */
+/** A chart for a plot: `root`, `draw(plot, names)`, `close()`. `names`: what each model, or run by its place, is called; many have no legend. */
 export function plotChart(plot) {
   const chart = new Chart({ title: plot.title, width: "half", height: 320 });
   return {
@@ -46,7 +46,7 @@ function drawn(series, plot, names, models, isLabelled) {
   const aside = isBar && models.length > 1 ? 0.56 * (models.indexOf(of) - 0.5) : 0;
   const outer = series.name !== null && series.name !== "50 %"; // a quantile beside the median
   return {
-    name, colour, shape, line: line ? "line" : null, dash: outer ? [4, 3] : null, quiet: !isLabelled, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
+    name, colour, shape, line: line ? "line" : null, dash: outer ? [4, 3] : null, quiet: !isLabelled || names.length > SERIES.length, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
     points: points.map(([x, y, more]) => ({
       x, y, aside, text: `${name}${series.name ? `, ${series.name}` : ""}\n${plot.x.title} ${significant(x, 4)}\n${plot.y.title} ${significant(y, 4)}${more ? `\n${more}` : ""}`,
     })),
