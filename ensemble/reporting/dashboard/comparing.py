@@ -64,7 +64,8 @@ class Comparisons:
         """
         self._until = time.monotonic() + BUDGET_S
         self._has_worked = False
-        runs = [_name(key, rows[key], path) for key, path in paths.items()]
+        states = {key: rows[key]["state"] for key in paths}
+        runs = [Compared(key, rows[key]["cells"]["name"], **states[key]) for key in paths]
         _make_unique(runs, paths)
         for run in runs:
             self._recall(run, paths[run.key])
@@ -135,10 +136,6 @@ def _is_same(one: Array | None, other: Array | None) -> bool:
     return one is other or (
         one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     )
-
-
-def _name(key: str, row: Mapping[str, Any], path: Path) -> Compared:
-    return Compared(key, row["notes"]["name"] or path.name, row["state"]["word"], row["state"]["tone"])
 
 
 def _make_unique(runs: Sequence[Compared], paths: Mapping[str, Path]) -> None:

@@ -144,6 +144,9 @@ class _Known:
 def describe_row(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns a row of the list as the page has it: beside its fields the `notes`, and by names that the filter
     knows the texts of its columns (`cells`), and what they are sorted and filtered by (`params`).
+
+    Args:
+        where: its directory, from the folder on: its name unless people gave it another one.
     """
     found = _write_cells(row, notes, where)
     cells, params = ({name: each[at] for name, each in found.items()} for at in (0, 1))
@@ -152,7 +155,7 @@ def describe_row(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -
 
 def _write_cells(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -> dict[str, tuple[str, Any]]:
     counts, best, used = row["counts"] or {}, row["best"] or {}, row["used"] or {}
-    name, tags = notes["name"] or row["name"], " ".join(notes["tags"])
+    name, tags = notes["name"] or where, " ".join(notes["tags"])
     many, failed = sum(counts.values()), counts.get("failed", 0)
     energy, cpu, value, combined = (
         used.get("energy_j"),
@@ -164,6 +167,7 @@ def _write_cells(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -
     return {
         "name": (name, name),
         "dir": (where, where),
+        "declared": (row["name"], row["name"]),
         "tag": (tags, tags or None),
         "note": (notes["note"], notes["note"] or None),
         "members": (str(many), many),

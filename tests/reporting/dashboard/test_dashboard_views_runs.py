@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.browser, pytest.mark.more]
 
 
 def names(tab: Any) -> list[str]:
-    """The directories of the rows that are shown, in their order."""
-    cells = "rows => rows.filter(row => !row.hidden).map(row => row.cells[7].textContent)"
+    """The names of the rows that are shown, in their order."""
+    cells = "rows => rows.filter(row => !row.hidden).map(row => row.cells[1].textContent)"
     return list(tab.eval_on_selector_all("tr[data-member]", cells))
 
 
-def pick(tab: Any, *directories: str) -> None:
-    for each in directories:
-        tab.locator("tr[data-member]", has=tab.locator(f"td:nth-child(8):text-is('{each}')")).locator(
+def pick(tab: Any, *names: str) -> None:
+    for each in names:
+        tab.locator("tr[data-member]", has=tab.locator(f"td:nth-child(2) a:text-is('{each}')")).locator(
             "td"
         ).first.click()
 
@@ -47,8 +47,8 @@ def test_runs_are_sorted_filtered_named_picked_and_compared(own_tab: Any, tmp_pa
         best = {Path(row["dir"]).name: row["best"]["value"] for row in server.get("/api/runs")}
         tab.click("th[data-column=best] button")
         assert names(tab) == sorted(best, key=lambda name: -best[name])
-        tab.click("th[data-column=dir] button")
-        tab.click("th[data-column=dir] button")
+        tab.click("th[data-column=id] button")
+        tab.click("th[data-column=id] button")
         assert names(tab) == ["sweep", "short", "second", "first"]
 
         pick(tab, "second")
@@ -62,7 +62,7 @@ def test_runs_are_sorted_filtered_named_picked_and_compared(own_tab: Any, tmp_pa
             "<b>bold</b> one", ("night", "cnn"), "it\nlearns"
         )
         tab.fill("[aria-label='Filter runs']", "tag:night")
-        assert names(tab) == ["second"] and "1 run of 4" in tab.inner_text(".toolbar")
+        assert names(tab) == ["<b>bold</b> one"] and "1 run of 4" in tab.inner_text(".toolbar")
         tab.fill("[aria-label='Filter runs']", "-bold state:finished members<20")
         assert names(tab) == ["short", "first"]
         tab.fill("[aria-label='Filter runs']", "colour:red")
