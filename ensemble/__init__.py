@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ensemble.inspection import Comparison as Comparison
     from ensemble.inspection import DryRun as DryRun
     from ensemble.inspection import SavedPredictions as SavedPredictions
+    from ensemble.inspection import compare as compare
     from ensemble.inspection import list_runs as list_runs
     from ensemble.inspection import load_predictions as load_predictions
-    from ensemble.inspection.compare import compare as compare
     from ensemble.inspection.dry_run import dry_run as dry_run
     from ensemble.refit import refit as refit
     from ensemble.result import Result as Result

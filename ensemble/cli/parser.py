@@ -301,6 +301,13 @@ def _make_parser() -> argparse.ArgumentParser:
     text = "List the runs in a folder, the newest first: their state, best value, CPU time, energy and duration."
     listed = command("list", inspect_commands.list_runs, text)
     listed.add_argument("folder", nargs="?", default="runs", type=path, help="folder (default: %(default)s)")
+    text = "Give a run a name, tags and a note, which lists of runs and the live page show, or show those it has."
+    tagged = command("tag", inspect_commands.tag_run, text)
+    tagged.add_argument("run_dir", metavar="RUN_DIR")
+    tagged.add_argument("--add", nargs="+", action="extend", metavar="TAG", help="tags that it gets, a word each")
+    tagged.add_argument("--remove", nargs="+", action="extend", metavar="TAG", help="tags that it loses")
+    tagged.add_argument("--name", help="what it is called in lists; empty: as it was declared")
+    tagged.add_argument("--note", metavar="TEXT", help="a note of one or several lines; empty: none")
     text = "List the runs of a folder that have had no event for some time; with --yes, remove them."
     pruned = command("prune-runs", inspect_commands.prune_runs, text)
     pruned.add_argument("folder", metavar="FOLDER", type=path, help="folder with run directories")

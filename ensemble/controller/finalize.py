@@ -173,6 +173,8 @@ class Finalizer:
         """Write the ledger of what the run has used, and what that amounts to, from the whole log; its rows as a
         table, too. Beside it the results of the members and all their epochs.
         """
+        from ensemble.meter import ledger
+        from ensemble.reporting.comparison.declarations import follow_objective
         from ensemble.reporting.dashboard.runs import write_summary
         from ensemble.reporting.results import format_metrics, make_results
         from ensemble.reporting.run_projection import RunProjection
@@ -180,14 +182,16 @@ class Finalizer:
         from ensemble.store.files import write_bytes, write_json
 
         try:
-            run = RunProjection.from_events(read_events(self._run_dir.events))
-            state, used = run.state, run.ledger
+            events = read_events(self._run_dir.events)
+            state, reached = follow_objective(events)
+            run = RunProjection(state, ledger(events))
+            used = run.ledger
             impact = run_impact(state, used)
             write_json(self._run_dir.ledger, used.as_dict() | {"impact": impact.as_dict()})
             write_bytes(self._run_dir.ledger_csv, used.as_csv().encode())
             write_bytes(self._run_dir.metrics_csv, format_metrics(state).encode())
             write_json(self._run_dir.results, make_results(run, self._per_class))
-            write_summary(self._run_dir, run)
+            write_summary(self._run_dir, run, reached)
             save_result_digests(self._run_dir, state)
         except Exception as error:
             self._note("the ledger or the results could not be written", error)

@@ -1,11 +1,11 @@
 """Looks at runs before they start and after they have ended: costs in advance, lists, comparisons, predictions."""
 
-from ensemble.inspection.compare import compare
-from ensemble.inspection.comparison import Comparison
 from ensemble.inspection.dry_run import dry_run
 from ensemble.inspection.dry_run_result import DryRun
 from ensemble.inspection.run_list import list_runs
 from ensemble.inspection.saved_predictions import SavedPredictions, load_predictions
+from ensemble.reporting.comparison.compare import compare
+from ensemble.reporting.comparison.result import Comparison
 
 __all__ = [
     "Comparison",

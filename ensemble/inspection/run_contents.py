@@ -40,6 +40,7 @@ _KINDS = (
     ("report.html", "the report, with figures, and predictions of some samples", "the run"),
     ("results.json", "metrics of the members and of the combined model", "all members"),
     ("summary.json", "metrics of the members and of the combined model", "all members"),
+    ("notes.json", "a name, tags and a note that people gave the run", "the run"),
     ("tensorboard/*", "what a logger has written", "all members"),
     ("mlflow/*", "what a logger has written", "all members"),
     ("wandb/*", "what a logger has written", "all members"),
@@ -106,6 +107,7 @@ _TOP = [
     "optuna.journal",
     "prior-trials.json",
     "digests.json",
+    "notes.json",
 ]
 _DEEPER = (
     "members/*/log.txt",

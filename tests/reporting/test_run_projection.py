@@ -16,9 +16,9 @@ from run_events import Event, list_run, measured, search_run
 
 import ensemble
 from ensemble.cli.parser import main
-from ensemble.inspection.declarations import read_declared
 from ensemble.meter import LedgerView
 from ensemble.reporting import RunProjection, summary_text, text
+from ensemble.reporting.comparison.declarations import read_declared
 from ensemble.reporting.dashboard.feed import LogReader
 from ensemble.reporting.loggers.points import describe_end
 from ensemble.reporting.metrics import families, projection

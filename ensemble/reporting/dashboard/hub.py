@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ensemble.reporting.dashboard import analysis
+from ensemble.reporting.dashboard.comparing import Comparisons
 from ensemble.reporting.dashboard.feed import Feed, LogReader, encode
 from ensemble.reporting.dashboard.runs import RunList, find_runs, is_run
 from ensemble.reporting.dashboard.samples import SamplePages, stamp_of
 from ensemble.store import RunDir
+from ensemble.store.run_notes import edit_notes
 
 #: Runs that nobody watches whose projections are kept.
 MOST_KEPT = 4
@@ -48,6 +53,8 @@ class Runs:
         self._list.scan()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="runs")
         self._analyst = ThreadPoolExecutor(1, thread_name_prefix="analysis")
+        self._comparer = ThreadPoolExecutor(1, thread_name_prefix="comparisons")
+        self._comparisons = Comparisons()
         self._feeds: OrderedDict[str, Feed] = OrderedDict()
         self.samples = SamplePages()
         self._analyses: dict[tuple[str, str], _Analysis] = {}
@@ -70,6 +77,30 @@ class Runs:
         heads = {key: await self.feed(key).call(LogReader.describe_head) for key in keys}
         loop = asyncio.get_running_loop()
         return encode(await loop.run_in_executor(self._thread, self._list.update, heads))
+
+    async def read_comparison(self, keys: Sequence[str]) -> bytes:
+        """The document of several runs side by side (`comparison_document`), encoded.
+
+        Raises:
+            KeyError: there is no such run.
+        """
+        paths = {key: self._list.paths[key] for key in keys}
+        rows = {row["key"]: row for row in json.loads(await self.read_list())}
+        if any(key not in rows for key in keys):
+            raise KeyError(keys)
+        loop = asyncio.get_running_loop()
+        return encode(await loop.run_in_executor(self._comparer, self._comparisons.compare, paths, rows))
+
+    async def edit_notes(self, key: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes what people wrote about a run, and returns it.
+
+        Raises:
+            KeyError: there is no such run.
+            StoreError: it cannot be changed so, or not by this user.
+        """
+        run_dir = RunDir(self._list.paths[key])
+        loop = asyncio.get_running_loop()
+        return (await loop.run_in_executor(self._comparer, edit_notes, run_dir, changes)).as_dict()
 
     def feed(self, key: str) -> Feed:
         """The feed of a run.
@@ -122,6 +153,6 @@ class Runs:
         """Ends all threads."""
         for feed in self._feeds.values():
             feed.close()
-        for thread in (self._thread, self._analyst):
+        for thread in (self._thread, self._analyst, self._comparer):
             thread.shutdown(wait=False, cancel_futures=True)
         self.samples.close()

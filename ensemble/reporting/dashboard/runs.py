@@ -6,21 +6,25 @@ its controller, only its row is kept.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ensemble.reporting import text
+from ensemble.reporting.comparison.declarations import Declared, limit_record, make_record, read_declared
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
 from ensemble.store import RunDir, RunStatus, StoreError
 from ensemble.store.event_handlers import EVENT_ERRORS
-from ensemble.store.files import write_json
+from ensemble.store.files import write_bytes
+from ensemble.store.run_notes import RunNotes, read_notes
 
 LEVELS = 2
 SCAN_S = 2.0
@@ -37,30 +41,51 @@ FIELDS = (
 )  # fmt: skip
 
 
+NOTES, NO_NOTES = "notes.json", RunNotes().as_dict()
+
 #: Version of `summary.json`.
 SUMMARY_VERSION = 1
 
 
-def write_summary(run_dir: RunDir, run: RunProjection) -> None:
-    """Write the row of a run that has ended beside its log: a list of many runs need not read their logs.
+def write_summary(run_dir: RunDir, run: RunProjection, reached: Sequence[tuple[float, float]]) -> None:
+    """Write the row of a run that has ended, and what a comparison says of it, beside its log: a list of many runs
+    need not read their logs, and no comparison of them.
 
-    The row counts as long as the log has as many bytes as now.
+    Both count as long as the log has as many bytes as now.
+
+    Args:
+        reached: see `ensemble.reporting.comparison.declarations.follow_objective`.
 
     Raises:
         WriteError: it cannot be written.
     """
     row = describe_head(run_dir.path.name, run)
-    write_json(run_dir.summary, {"v": SUMMARY_VERSION, "log_bytes": run_dir.events.stat().st_size, "row": row})
+    found = {"v": SUMMARY_VERSION, "log_bytes": run_dir.events.stat().st_size, "row": row}
+    found |= {"record": limit_record(make_record(run, reached))}
+    write_bytes(run_dir.summary, json.dumps(found, separators=(",", ":")).encode())
 
 
 def _read_summary(run_dir: RunDir, log_bytes: int) -> dict[str, Any] | None:
-    """The row of a run from its summary; None where there is none of a log of so many bytes."""
+    """The summary of a run; None where there is none of a log of so many bytes."""
     try:
         found = json.loads(run_dir.summary.read_bytes())
         is_valid = found["v"] == SUMMARY_VERSION and found["log_bytes"] == log_bytes
-        return dict(found["row"]) if is_valid and set(FIELDS) <= set(found["row"]) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return dict(found) if is_valid and set(FIELDS) <= set(found["row"]) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def recall_declared(run_dir: RunDir, log_bytes: int) -> Declared:
+    """A run for a comparison: from its summary where that is of a log of so many bytes, else from its log.
+
+    Raises:
+        StoreError: its log cannot be read.
+    """
+    found = _read_summary(run_dir, log_bytes)
+    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+        return Declared.from_record(run_dir, (found or {})["record"])
+    read = read_declared(run_dir.path)
+    return Declared(run_dir, limit_record(read.record), read.state)
 
 
 def is_run(path: Path) -> bool:
@@ -113,6 +138,48 @@ class _Known:
     status: RunStatus | None = None
     is_lost: bool = False
     read_at: float = 0.0
+    listed: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
+
+
+def describe_row(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns a row of the list as the page has it: beside its fields the `notes`, and by names that the filter
+    knows the texts of its columns (`cells`), and what they are sorted and filtered by (`params`).
+
+    Args:
+        where: its directory, from the folder on: its name unless people gave it another one.
+    """
+    found = _write_cells(row, notes, where)
+    cells, params = ({name: each[at] for name, each in found.items()} for at in (0, 1))
+    return {**row, "notes": notes, "cells": cells, "params": params}
+
+
+def _write_cells(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -> dict[str, tuple[str, Any]]:
+    counts, best, used = row["counts"] or {}, row["best"] or {}, row["used"] or {}
+    name, tags = notes["name"] or where, " ".join(notes["tags"])
+    many, failed = sum(counts.values()), counts.get("failed", 0)
+    energy, cpu, value, combined = (
+        used.get("energy_j"),
+        used.get("cpu_s"),
+        best.get("value"),
+        row["combined_value"],
+    )
+    origin = "" if energy is None else f" ({used['energy_origin']})"
+    return {
+        "name": (name, name),
+        "dir": (where, where),
+        "declared": (row["name"], row["name"]),
+        "tag": (tags, tags or None),
+        "note": (notes["note"], notes["note"] or None),
+        "members": (str(many), many),
+        "failed": (str(failed), failed),
+        "best": (text.score(value), value),
+        "combined": (text.score(combined), combined),
+        "objective": (row["objective"] or text.ABSENT, row["objective"]),
+        "state": (row["state"]["word"], row["state"]["word"]),
+        "cpu_s": (text.cpu(cpu), cpu),
+        "energy_j": (text.joules(energy) + origin, energy),
+        "took_s": (text.duration(row["wall_s"]), row["wall_s"]),
+    }
 
 
 class RunList:
@@ -126,12 +193,13 @@ class RunList:
     def __init__(self, path: Path, *, is_one: bool) -> None:
         self._path, self._is_one = path, is_one
         self._known: dict[str, _Known] = {}
+        self._notes: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._next_scan = 0.0
         self._with_used = False
         self.paths: dict[str, Path] = {}
 
     def update(self, heads: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns a row for each run; of some in a large folder it has no more than the name at first.
+        """Returns a row for each run (`describe_row`); of some in a large folder it has only the name at first.
 
         Args:
             heads: by key, how runs stand that are followed anyway (`describe_head`); their logs are not read here.
@@ -146,7 +214,7 @@ class RunList:
             self._read(key, self.paths[key])
             if time.monotonic() > now + READ_S:
                 break
-        return [self._known[key].row for key in self.paths]
+        return [self._list(key) for key in self.paths]
 
     def read_all(self) -> list[dict[str, Any]]:
         """Returns a row for each run, what it has used included, however long it takes to read them."""
@@ -155,7 +223,7 @@ class RunList:
         for key, path in self.paths.items():
             self._read(key, path)
             self._known[key].status = None
-        return [self._known[key].row for key in self.paths]
+        return [self._list(key) for key in self.paths]
 
     def scan(self) -> None:
         """Looks for runs."""
@@ -164,7 +232,28 @@ class RunList:
         self._known = {
             key: self._known.get(key) or _Known(_name_row(key, path)) for key, path in self.paths.items()
         }
+        self._notes = {key: known for key, known in self._notes.items() if key in self.paths}
         self._next_scan = time.monotonic() + SCAN_S
+
+    def _list(self, key: str) -> dict[str, Any]:
+        """The row of a run with what people wrote about it, and as texts; the same one as long as both are."""
+        known, notes = self._known[key], self._find_notes(key)
+        if known.listed is None or known.listed[0] is not known.row or known.listed[1] is not notes:
+            where = self.paths[key]
+            where = where.relative_to(self._path) if where != self._path else Path(where.name)
+            known.listed = (known.row, notes, describe_row(known.row, notes, str(where)))
+        return known.listed[2]
+
+    def _find_notes(self, key: str) -> dict[str, Any]:
+        """What people wrote about a run, which is read when its file has changed."""
+        try:
+            found = os.lstat(self.paths[key] / NOTES)
+            stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
+        except OSError:
+            return NO_NOTES
+        if key not in self._notes or self._notes[key][0] != stamp:
+            self._notes[key] = (stamp, read_notes(RunDir(self.paths[key])).as_dict())
+        return self._notes[key][1]
 
     def _read(self, key: str, path: Path) -> None:
         known, run_dir = self._known[key], RunDir(path)
@@ -177,7 +266,7 @@ class RunList:
             with open(run_dir.events, "rb") as file:
                 head = file.read(HEAD_BYTES)
             if known.status is None and (summary := _read_summary(run_dir, stamp[1])) is not None:
-                known.row = {**summary, "key": key, "dir": str(path)}
+                known.row = {**summary["row"], "key": key, "dir": str(path)}
                 known.stamp, known.head, known.is_lost = stamp, head, False
                 return
             if known.status is None or known.stamp is None or head != known.head or stamp[1] < known.stamp[1]:

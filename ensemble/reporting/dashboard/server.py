@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from ensemble.reporting.dashboard.actions import ActionError, perform
+from ensemble.reporting.dashboard.comparing import MOST_RUNS
 from ensemble.reporting.dashboard.connections import BODY_S, MOST_HEADERS, MOST_LINE, Connections
 from ensemble.reporting.dashboard.feed import Feed, LogReader, encode, encode_message
 from ensemble.reporting.dashboard.hub import Runs
@@ -64,6 +66,8 @@ class Page:
         app.router.add_get(run + "/events", self._events, allow_head=False)
         app.router.add_get(run + "/members/{member}/log", self._member_log, allow_head=False)
         app.router.add_post(run + "/actions", self._act)
+        app.router.add_post(run + "/notes", self._edit_notes)
+        app.router.add_get(root + "api/compare", self._compare)
 
     def is_looked_at(self) -> bool:
         """Whether a page is connected, or was a moment ago: one that is loaded again comes back."""
@@ -131,15 +135,35 @@ class Page:
         id = request.query.get("id", "")
         return _send_json(await self._runs.samples.read_records(self._feed(request), id, indices))
 
+    async def _compare(self, request: web.Request) -> web.StreamResponse:
+        keys = list(dict.fromkeys(filter(None, request.query.get("runs", "").split(","))))
+        if not 0 < len(keys) <= MOST_RUNS:
+            raise Refused(400, f"one to {MOST_RUNS} runs can be compared, not {len(keys)}")
+        try:
+            return _send_json(await self._runs.read_comparison(keys))
+        except KeyError:
+            raise Refused(404, "there is no such run") from None
+
+    async def _edit_notes(self, request: web.Request) -> web.StreamResponse:
+        body = await _read_body(request)
+        try:
+            changes = json.loads(body)
+            if not isinstance(changes, dict):
+                raise ValueError
+            return _send_json(encode(await self._runs.edit_notes(request.match_info["key"], changes)))
+        except (ValueError, RecursionError):
+            raise Refused(400, "the body is no JSON object") from None
+        except KeyError:
+            raise Refused(404, "there is no such run") from None
+        except StoreError as error:
+            raise Refused(409, str(error)) from None
+
     async def _act(self, request: web.Request) -> web.StreamResponse:
         feed = self._feed(request)
+        body = await _read_body(request)
         try:
-            async with asyncio.timeout(BODY_S):
-                body = await request.read()
             by = f"{find_user()}'s page, browser {request['session'].name} from {request.remote}"
             id = await feed.call(lambda reader: perform(reader, body, by))
-        except TimeoutError:
-            raise Refused(408, "the body did not come in time") from None
         except ActionError as error:
             raise Refused(error.status, error.why) from None
         except StoreError as error:
@@ -234,6 +258,14 @@ async def _next_unless(messages: AsyncGenerator[bytes, None], closing: asyncio.T
     finally:
         reading.cancel()
         await asyncio.wait((reading,))
+
+
+async def _read_body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise Refused(408, "the body did not come in time") from None
 
 
 def _read_offset(request: web.Request) -> int | None:

@@ -212,9 +212,9 @@ def test_a_run_has_one_stream_and_the_list_another(tab: Any, open_page: Open) ->
 
 def test_a_folder_lists_its_runs_and_each_can_be_opened(tab: Any, open_page: Open) -> None:
     open_page(make_documents(10), keys=("a1", "b2", "c3"))
-    assert tab.locator("[data-mark='run']").count() == 3
+    assert tab.locator("tr[data-member]:visible").count() == 3
     assert tab.text_content("h1") == "Runs"
-    tab.click("[data-mark='run'] >> nth=1 >> a")
+    tab.click("tr[data-member] >> nth=1 >> a")
     tab.wait_for_selector("[data-view='overview']:not([data-drawn='0'])")
     assert "run=" in tab.url
     tab.keyboard.press("2")
@@ -361,7 +361,7 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_wider_than_the_scr
         documents["importances"]["importances"] = [["<i>evil</i>&amp;", 0.9], ["lr", 0.1]]
         tab.set_viewport_size(NARROW)
         open_page(documents, keys=("aa", "bb"))
-        box = tab.locator("tbody tr:first-child > :nth-child(5)").bounding_box()
+        box = tab.locator("tr[data-member] >> nth=0 >> td:nth-child(4)").bounding_box()
         assert box["x"] + box["width"] <= 400 - 14, "the list of runs shows progress and best"
         open_page(documents)
         for view in VIEWS:

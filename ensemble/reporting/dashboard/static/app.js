@@ -15,6 +15,8 @@ const TICK_MS = 1000;
 const DIAGNOSE_MS = 2000;
 const LIST_MS = 30000;
 
+const findView = (id) => VIEWS.find((view) => view.id === id);
+
 /** The whole page. Views get it as `page`: `{ store, source, route, runs, views, go, act, settings, set }`. */
 class App {
   constructor(root) {
@@ -61,7 +63,7 @@ class App {
   key() {
     if (!this.source.live) return "frozen";
     if (this.route.run !== null) return this.route.run;
-    return this.runs.length === 1 && this.route.view !== "runs" ? this.runs[0].key : null;
+    return this.runs.length === 1 && !findView(this.route.view)?.ofRuns ? this.runs[0].key : null;
   }
 
   /** Does what the address says: opens its run, selects, filters, shows its view. */
@@ -233,8 +235,8 @@ class App {
   }
 
   show() {
-    const wanted = this.opened === null ? "runs" : this.route.view;
-    const next = VIEWS.find((view) => view.id === wanted) ?? VIEWS[0];
+    const named = findView(this.route.view);
+    const next = this.opened === null && !named?.ofRuns ? findView("runs") : (named ?? VIEWS[0]);
     const key = this.viewKey(next);
     if (this.view?.key !== key) {
       this.view?.mounted.close();
@@ -272,7 +274,7 @@ class App {
     const changed = this.changed;
     this.changed = new Set();
     this.shell.update(changed);
-    if (this.store.run !== null || this.view.view.id === "runs") {
+    if (this.store.run !== null || this.view.view.ofRuns) {
       this.view.mounted.update(changed);
       this.view.drawn += 1;
       this.view.root.setAttribute("data-drawn", this.view.drawn);

@@ -1,4 +1,4 @@
-/** The page's address: `#curves?run=KEY&member=ID&axis=run&select=a,b&filter=lr%3C0.1`; what it knows no other name for is a setting of the view. */
+/** The page's address: `#curves?run=KEY&member=ID&axis=run&select=a,b&filter=lr%3C0.1`, `#compare?runs=KEY,KEY`; what it knows no other name for is a setting of the view. */
 
 const OWN = ["run", "member", "select", "filter"];
 
@@ -25,7 +25,7 @@ export function formatRoute({ view, run, member, select, filter, set }) {
   const parts = [];
   if (run) parts.push(`run=${encodeURIComponent(run)}`);
   if (member) parts.push(`member=${encodeURIComponent(member)}`);
-  for (const [name, text] of set ?? []) parts.push(`${encodeURIComponent(name)}=${encodeURIComponent(text)}`);
+  for (const [name, text] of set ?? []) parts.push(`${encodeURIComponent(name)}=${encodeURIComponent(text).replaceAll("%2C", ",")}`);
   if (select?.length) parts.push(`select=${select.map(encodeURIComponent).join(",")}`);
   if (filter) parts.push(`filter=${encodeURIComponent(filter)}`);
   return `#${encodeURIComponent(view)}${parts.length ? `?${parts.join("&")}` : ""}`;

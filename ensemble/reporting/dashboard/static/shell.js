@@ -70,9 +70,9 @@ function update(parts, page, changed) {
   const hasRun = store.run !== null;
   parts.bar.hidden = !hasRun;
   setText(parts.stopping, page.isStopping() ? "stopping …" : "");
-  parts.back.hidden = !hasRun || page.runs.length < 2;
+  parts.back.hidden = page.view?.view.id === "runs" || page.runs.length < 2;
   if (!hasRun) {
-    setText(parts.name, "Runs");
+    setText(parts.name, page.view?.view.title ?? "Runs");
     setText(parts.lead, "");
     parts.state.hidden = true;
     document.title = "Runs";

@@ -88,11 +88,13 @@ export class LiveSource {
 
   /** Sends a request to the run; returns `{ request }`. */
   act(body) {
-    return fetched(this.at("actions"), {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-    });
+    return this.ask(`runs/${encodeURIComponent(this.key)}/actions`, body);
+  }
+
+  /** What the server answers at a path of its interface, to `body` where one is sent. */
+  ask(path, body) {
+    const sent = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    return fetched(`${this.base}api/${path}`, body === undefined ? {} : sent);
   }
 }
 

@@ -14,8 +14,9 @@ import { detailsView } from "./details.js";
 import { noticesView } from "./notices.js";
 import { memberView } from "./member.js";
 import { runsView } from "./runs.js";
+import { compareView } from "./compare.js";
 
 export const VIEWS = [
   overviewView, membersView, curvesView, timelineView, placementView, pipelineView, searchView,
-  ensembleView, samplesView, costView, detailsView, noticesView, memberView, runsView,
+  ensembleView, samplesView, costView, detailsView, noticesView, memberView, runsView, compareView,
 ];

@@ -1,43 +1,96 @@
-/** The runs of a folder. */
+/** The runs of a folder: sorted, filtered, named and tagged, and picked to be compared. */
 
-import { fill, h } from "../dom.js";
-import { ABSENT, cpu, duration, joules, moment, number, score, visible } from "../format.js";
+import { openDialog } from "../dialog.js";
+import { fill, h, setAttribute, setText } from "../dom.js";
+import { filterProblem, matcher } from "../filter.js";
+import { count, moment, share, visible } from "../format.js";
+import { createTable } from "../table.js";
 import { stateBar } from "./state_bar.js";
 
-function row(run) {
-  const failed = run.counts?.failed ?? 0;
-  const total = Object.values(run.counts ?? {}).reduce((sum, many) => sum + many, 0);
-  return h("tr", { "data-mark": "run" },
-    h("th", { scope: "row", class: "text" }, h("a", { href: `#overview?run=${encodeURIComponent(run.key)}` }, visible(run.name)), h("div", { class: "soft small" }, visible(run.dir))),
-    h("td", { class: "text" }, h("span", { class: `pill ${run.state.tone}` }, run.state.word)),
-    h("td", { class: "wide" }, stateBar(run.counts ?? {}), h("div", { class: "soft small" }, `${Math.round(100 * (run.done ?? 0))} %${failed ? `, ${failed} failed` : ""}`)),
-    h("td", {}, number(total)),
-    h("td", {}, run.best ? score(run.best.value) : ABSENT, h("div", { class: "soft small" }, run.best ? visible(run.objective ?? "") : "")),
-    h("td", {}, run.used ? cpu(run.used.cpu_s) : ABSENT),
-    h("td", {}, run.used ? joules(run.used.energy_j, run.used.energy_origin) : ABSENT),
-    h("td", {}, moment(run.started)),
-    h("td", {}, duration(run.wall_s)));
+const picked = new Set(); // keys of runs; they stay while the page does
+const OF_ONE = { name: "name", tags: "tags, with blanks between them", note: "note" };
+const OF_MANY = { add: "tags that all of them get", remove: "tags that all of them lose" };
+
+/** A column as the server wrote it: a run has its texts in `cells`, and what they are sorted and filtered by in `params`. */
+function plain(id, title, width, isText = false) {
+  const show = (cell, run) => [setText(cell, visible(run.cells[id])), setAttribute(cell, "title", isText ? visible(run.cells[id]) : null), cell.classList.add("clip")];
+  return { id, title, width, text: isText, value: (run) => run.params[id], show };
 }
 
-export const runsView = {
-  id: "runs",
-  title: "Runs",
-  tab: false,
-  needs: [],
-  shown: () => true,
-  mount(root, page) {
-    return {
-      update(changed) {
-        if (!["runs", "view"].some((name) => changed.has(name))) return;
-        if (page.runs.length === 0) {
-          fill(root, h("p", { class: "absent" }, "No run is here yet. One that begins in this folder appears by itself."));
-          return;
-        }
-        const newest = [...page.runs].sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
-        const head = ["run", "state", "progress", "members", "best", "CPU time", "energy", "started", "took"].map((title, i) => h("th", { scope: "col", class: i < 3 ? "text" : null }, title));
-        fill(root, h("div", { class: "card scroll" }, h("table", { class: "runs" }, h("caption", { class: "unseen" }, "Runs"), h("thead", {}, h("tr", {}, head)), h("tbody", {}, newest.map(row)))));
-      },
-      close() {},
+const COLUMNS = [
+  { id: "picked", title: "✓", about: "Picked", width: 34, text: true, up: false, value: (run) => Number(picked.has(run.key)), show: (cell, _, on) => fill(cell, h("span", { class: on ? "box on" : "box", "aria-hidden": "true" })) },
+  { id: "id", title: "run", width: 190, text: true, value: (run) => run.params.name,
+    show: (cell, run) => [fill(cell, h("a", { href: `#overview?run=${run.key}`, title: visible(run.dir) }, visible(run.cells.name))), cell.classList.add("clip", "name")] },
+  { id: "done", title: "progress", width: 108, value: (run) => run.done, show: (cell, run) => fill(cell, stateBar(run.counts), h("span", { class: "soft small" }, share(run.done))) },
+  plain("best", "best", 80), plain("combined", "combined", 104),
+  { id: "state", title: "state", width: 196, text: true, value: (run) => run.state.word, show: (cell, run) => fill(cell, h("span", { class: `pill ${run.state.tone}` }, run.state.word)) },
+  plain("tag", "tags", 110, true), plain("declared", "declared as", 140, true), plain("members", "members", 92), plain("failed", "failed", 74), plain("objective", "objective", 106, true),
+  plain("cpu_s", "CPU time", 104), plain("energy_j", "energy", 166),
+  { id: "started", title: "started", width: 160, value: (run) => run.started, show: (cell, run) => setText(cell, moment(run.started)) },
+  plain("took_s", "took", 116), plain("note", "note", 220, true),
+];
+
+export const runsView = { id: "runs", title: "Runs", tab: false, ofRuns: true, mount: (root, page) => new RunsView(root, page) };
+
+class RunsView {
+  constructor(root, page) {
+    Object.assign(this, { page, chosen: [] }); // of the picked runs those that are there, in the order in which they were picked
+    const pick = (keys, verb) => [keys.forEach((key) => picked[verb](key)), this.update()];
+    this.table = createTable({
+      label: "Runs", sort: (page.runSort ??= { column: "started", up: false }), onSort: (sort) => (page.runSort = { ...sort }),
+      isSelected: (key) => picked.has(key), onOpen: (run) => page.go("overview", { run }),
+      onToggle: (key) => pick([key], picked.has(key) ? "delete" : "add"), onRange: (keys) => pick(keys, "add"),
+    });
+    this.table.setColumns(COLUMNS);
+    const button = (text, onclick, kind) => h("button", { type: "button", class: kind, onclick }, text);
+    this.count = h("p", { class: "soft", role: "status" });
+    this.problem = h("p", { class: "problem bad", role: "status" });
+    this.compare = button("", () => page.go("compare", { set: new Map([["runs", this.chosen.join()]]) }), "primary");
+    this.others = h("div", { class: "buttons" }, button("Name, tags, note …", () => this.ask()), button("Pick none", () => [picked.clear(), this.update()]));
+    this.filter = h("input", { type: "search", class: "filter", placeholder: "Filter runs: night tag:cnn best>0.9", "aria-label": "Filter runs", value: page.runFilter, oninput: () => this.update() });
+    fill(root, h("div", { class: "toolbar" }, this.count, this.compare, this.others, h("span", { class: "grow" }), this.filter), this.problem, this.table.root);
+  }
+
+  update() {
+    const { runs } = this.page;
+    const filter = (this.page.runFilter = this.filter.value);
+    const [rows, passes] = [runs.map(({ key, params }) => ({ key, params })), matcher(filter)]; // as a filter has members
+    const shown = rows.filter(passes).map(({ key }) => key);
+    this.runs = new Map(runs.map((run) => [run.key, run]));
+    this.table.setRows(shown, (key) => this.runs.get(key), COLUMNS);
+    setText(this.problem, runs.length ? filterProblem(filter, rows) : "");
+    const some = shown.length === runs.length ? count(runs.length, "run") : `${count(shown.length, "run")} of ${runs.length}`;
+    setText(this.count, runs.length ? some : "No run is here yet. One that begins in this folder appears by itself.");
+    this.chosen = [...picked].filter((key) => this.runs.has(key));
+    setText(this.compare, `Compare ${this.chosen.length}`);
+    this.compare.disabled = this.others.hidden = this.chosen.length === 0;
+  }
+
+  /** Asks what is to be written about the picked runs, and has the server keep what was changed. */
+  ask() {
+    const keys = this.chosen;
+    const { notes, cells } = this.runs.get(keys[0]);
+    const fields = Object.entries(keys.length > 1 ? OF_MANY : OF_ONE).map(([name, label]) => {
+      const input = h(name === "note" ? "textarea" : "input", { name, rows: 4 });
+      const before = (input.value = Array.isArray(notes[name]) ? notes[name].join(" ") : keys.length > 1 ? "" : notes[name]);
+      return { name, before, input, shown: h("label", { class: "field" }, h("span", { class: "soft small" }, label), input) };
+    });
+    const refusal = h("p", { class: "bad", role: "alert" });
+    const keep = async () => {
+      const changes = Object.fromEntries(fields.filter(({ before, input }) => input.value !== before).map(({ name, input }) => [name, input.value]));
+      try {
+        for (const key of keys) await this.page.source.ask(`runs/${key}/notes`, changes);
+        return this.page.noteRuns(await this.page.source.runs());
+      } catch (error) {
+        setText(refusal, `Not kept: ${visible(error.message)}`);
+        return false;
+      }
     };
-  },
-};
+    const about = h("p", { class: "soft small" }, "Kept in the run's directory, for all who list it.");
+    openDialog({ title: keys.length > 1 ? count(keys.length, "run") : visible(cells.name), body: [fields.map(({ shown }) => shown), refusal, about], confirm: "Keep", onConfirm: keep });
+  }
+
+  close() {
+    this.table.close();
+  }
+}

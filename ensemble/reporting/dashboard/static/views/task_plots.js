@@ -9,8 +9,13 @@ import { HIGHLIGHT, NEUTRAL, SERIES, STATES } from "../store.js";
 /** The colours of models; what else a series is of has the next one of its own. */
 const COLOURS = { best: SERIES[0], combined: HIGHLIGHT, reference: NEUTRAL };
 
-/** A chart for a plot: `root`, `draw(plot)`, `close()`; a mark of a member selects it. */
-function plotChart(plot, store, options) {
+/** The colour of a run, or of another of many things that are drawn together, by its place. */
+export function colourAt(place) {
+  return SERIES[place] ?? `hsl(${Math.round(place * 137.5) % 360} 52% 52%)`;
+}
+
+/** A chart for a plot: `root`, `draw(plot)`, `close()`; a mark of a member selects it. `options` as of `Plots`. */
+export function plotChart(plot, store, options) {
   let shown = plot;
   const table = () => (shown.table ? { head: shown.table.head.map((name) => [name, number]), rows: shown.table.rows } : chart.tabulate());
   const chart = new Chart({ title: visible(plot.title), width: options.width, height: 320, pick: (id) => store.toggle(id), table });
@@ -77,16 +82,16 @@ function axis({ title, range, kind, zero }, series, at) {
 
 function drawn(series, plot, names, models, isLabelled, store, { isShown, isPale }) {
   const { of, shape, line, points, label, dash, dashed, still, state } = series;
-  const colour = state !== undefined ? STATES[state] : Object.hasOwn(COLOURS, of) ? COLOURS[of] : SERIES[models.indexOf(of) % SERIES.length];
+  const colour = state !== undefined ? STATES[state] : Object.hasOwn(COLOURS, of) ? COLOURS[of] : colourAt(typeof of === "number" ? of : models.indexOf(of));
   if (of === "reference") return { name: "right", colour, line: "line", dash: [5, 4], width: 1, still: true, quiet: true, points: points.map(([x, y]) => ({ x, y })) };
   const name = visible(label ?? names[of] ?? of);
   const isBar = shape === "bar";
   const aside = isBar && models.length > 1 ? 0.56 * (models.indexOf(of) - 0.5) : 0;
   const outer = (series.name ?? null) !== null && series.name !== "50 %"; // a quantile beside the median
   return {
-    name, colour, shape, still: still ?? dashed, line: line === true ? "line" : line || null, dash: dash ?? (outer || dashed ? [4, 3] : null), quiet: (label ?? null) === null && !isLabelled, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
+    name, colour, shape, still: still ?? dashed, line: line === true ? "line" : line || null, dash: dash ?? (outer || dashed ? [4, 3] : null), quiet: ((label ?? null) === null && !isLabelled) || models.length > SERIES.length, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
     points: points.filter(([, , more]) => more?.member === undefined || isShown(more.member)).map(([x, y, more]) => ({
-      x, y, aside, get text() { return `${name}${series.name ? `, ${series.name}` : ""}\n${visible(plot.x.title)} ${short(x)}\n${visible(plot.y.title)} ${short(y)}`; }, ...more, id: more?.member,
+      x, y, aside, get text() { return `${name}${series.name ? `, ${series.name}` : ""}\n${visible(plot.x.title)} ${short(x)}\n${visible(plot.y.title)} ${short(y)}${more?.note ? `\n${more.note}` : ""}`; }, ...more, id: more?.member,
       colour: store.selection.has(more?.member) ? store.colour(more.member) : more?.fill === undefined ? null : rampColour(more.fill),
       pale: more?.member !== undefined && isPale(more.member),
     })),
