@@ -22,12 +22,13 @@ from ensemble.events import AttemptEvent, Epoch, MemberDeclared, Power, RequestA
 from ensemble.meter import Ledger, LedgerView
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
+from ensemble.reporting.dashboard.member_log import excerpt
 from ensemble.reporting.dashboard.power_series import PowerSeries
 from ensemble.reporting.dashboard.run_section import describe_run
 from ensemble.reporting.dashboard.streams import StreamRates, describe_streams
 from ensemble.reporting.dashboard.tables import describe_tables
 from ensemble.reporting.run_projection import RunProjection
-from ensemble.reporting.sections.notices import Notice, NoticeCollector
+from ensemble.reporting.sections.notices import Notice, NoticeCollector, group_notices
 from ensemble.reporting.time_left import TimeLeftEstimator
 from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, leave_out
 from ensemble.store.state import RunState
@@ -124,6 +125,7 @@ class RunView:
         self._ledger_offset = -1  # of the log behind the events that it has seen
         self._paces = {"run": Pace(), "cost": Pace(COST_EVERY_S)}
         self._said_driver: str | None = None
+        self._excerpts: dict[tuple[str, int], str] = {}  # of logs of members that failed, by member and attempt
         self._touched = Touched()
         self._start_change()
 
@@ -178,7 +180,7 @@ class RunView:
             "spans": {name: rows.list_spans(member) for name, member in members.items()},
             "nodes": self._list_nodes(),
             "streams": describe_streams(self.state, self._rates),
-            "notices": [vars(notice) for notice in self._notices],
+            "notices": group_notices(self._notices),
             "cost": cost,
             "power": {"nodes": self._power.describe(self.state)},
         }
@@ -188,7 +190,7 @@ class RunView:
         return {"offset": self.offset, **self._curves.describe()}
 
     def tables_document(self) -> dict[str, Any]:
-        """What the other views have no place for, as tables."""
+        """Further columns of members, and tables of what was used."""
         known = self._ledger if self._ledger_offset == self.offset else None
         return describe_tables(self.state, known or self._used.read())
 
@@ -207,6 +209,11 @@ class RunView:
         began = self._clock()
         left_s = self._estimator.left_s(self.state)
         found = describe_run(self.run_dir.path.name, self.project(), left_s)
+        for failure in found["failures"]:
+            key = (failure["members"][0], failure["attempt"])
+            if key not in self._excerpts:
+                self._excerpts[key] = excerpt(self.run_dir, key[0])
+            failure["log"] = self._excerpts[key]
         self._paces["run"].note(began, self._clock())
         return found
 
@@ -249,7 +256,7 @@ class RunView:
             return None
         change = self._compose(self._touched, due)
         change |= _list("epochs", self._curves.take()) | _list("power", self._power.take())
-        change |= _list("notices", [vars(notice) for notice in self._new_notices])
+        change |= _list("notices", group_notices(self._notices, self._new_notices))
         later = self._touched.sections - due
         self._start_change()
         self._touched.sections = later
@@ -269,7 +276,8 @@ class RunView:
         change |= _list("epochs", self._curves.replay(names))
         change |= _list("power", self._power.since(first))
         begin = self.state.started or 0.0
-        return change | _list("notices", [vars(n) for n in self._notices if begin + n.at_s >= first - 1e-3])
+        missed = [notice for notice in self._notices if begin + notice.at_s >= first - 1e-3]
+        return change | _list("notices", group_notices(self._notices, missed))
 
     def _compose(self, touched: Touched, due: Collection[str]) -> dict[str, Any]:
         members: Mapping[str, Any] = self.state.members

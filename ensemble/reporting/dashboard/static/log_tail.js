@@ -25,7 +25,8 @@ export class LogTail {
     follow.addEventListener("change", () => this.scroll());
     this.text.addEventListener("wheel", () => this.notice(), { passive: true });
     this.text.addEventListener("keydown", () => this.notice());
-    const tools = page.source.live ? [h("label", { class: "check" }, follow, "Follow"), this.pause] : [];
+    const raw = h("input", { type: "checkbox", onchange: () => this.begin(page, member, raw.checked) });
+    const tools = page.source.live ? [h("label", { class: "check", title: "Every line as it was written: repeated ones, and each state of a progress bar" }, raw, "Raw"), h("label", { class: "check" }, follow, "Follow"), this.pause] : [];
     this.root = h("section", { class: "card", "aria-label": "Log" },
       h("div", { class: "card-head" }, h("h3", {}, "Log"), this.about, h("span", { class: "grow" }), tools), this.text);
     this.visibility = () => this.plan();
@@ -33,7 +34,9 @@ export class LogTail {
     this.begin(page, member);
   }
 
-  begin(page, member) {
+  begin(page, member, isRaw = false) {
+    this.end?.();
+    this.clear();
     if (!page.source.live) {
       const frozen = page.source.log(member);
       if (frozen === null) setText(this.about, "not in this page; it lies in the run directory");
@@ -41,7 +44,7 @@ export class LogTail {
       this.receive(frozen ?? "");
       return;
     }
-    this.end = page.source.followLog(member, {
+    this.end = page.source.followLog(member, isRaw, {
       onData: (piece) => {
         if (!this.begun) this.cut = piece.from > 0;
         this.begun = true;

@@ -112,7 +112,10 @@ export class Store {
       for (const [id, spans] of Object.entries(change.spans)) this.spans.set(id, spans);
       changed.push("spans");
     }
-    if (change.notices?.length) this.applyNotices(change.notices, changed);
+    if (change.notices?.length) {
+      this.applyNotices(change.notices);
+      changed.push("notices");
+    }
     if (change.power?.length) {
       this.applyPower(change.power);
       changed.push("power");
@@ -169,21 +172,17 @@ export class Store {
     }
   }
 
-  /** Adds notices; after a reconnect some are known already. */
-  applyNotices(notices, changed) {
-    const last = new Set(this.notices.slice(-MOST_NOTICES / 2).map((each) => `${each.at_s} ${each.text}`));
-    const fresh = notices.filter((each) => !last.has(`${each.at_s} ${each.text}`));
-    if (fresh.length === 0) return;
-    this.notices = [...this.notices, ...fresh].slice(-MOST_NOTICES);
-    changed.push("notices");
+  /** Adds notices; one whose key is known takes the place of what was known of it. */
+  applyNotices(notices) {
+    const fresh = new Set(notices.map((each) => each.key));
+    this.notices = [...this.notices.filter((each) => !fresh.has(each.key)), ...notices].slice(-MOST_NOTICES);
   }
 
   /** Adds a notice of this page's own, such as a refusal. */
   addNotice(level, text) {
     if (this.run === null) return;
     const at_s = Math.max(0, this.now() - (this.run.started ?? this.now()));
-    const notice = { at_s, level, text, isOwn: true }; // such as a refusal: no document has it
-    this.notices = [...this.notices, notice].slice(-MOST_NOTICES);
+    this.applyNotices([{ key: Symbol(text), at_s, level, text, who: "", count: 1, isOwn: true }]); // such as a refusal: no document has it
     this.tell(["notices"]);
   }
 

@@ -4,6 +4,7 @@ import { Chart } from "../canvas_chart.js";
 import { card, choice } from "../card.js";
 import { fill, h, setText } from "../dom.js";
 import { cpu, joules, number, share, timeUnit, visible, watts } from "../format.js";
+import { plainTable } from "../plain_table.js";
 import { SERIES } from "../store.js";
 import { Tiles } from "../tiles.js";
 
@@ -21,9 +22,12 @@ const SORTS = [["direct", "direct use"], ["full", "full use"], ["number", "numbe
 export const costView = {
   id: "cost",
   title: "Cost",
-  needs: [],
+  needs: ["tables"],
   shown: (store) => store.run !== null,
-  mount: (root, page) => new CostView(root, page),
+  mount(root, page) {
+    page.documents.forget("tables"); // of a run in progress they are other ones each time
+    return new CostView(root, page);
+  },
 };
 
 class CostView {
@@ -44,9 +48,9 @@ class CostView {
     this.note = h("p", { class: "reading" });
     this.more = h("button", { type: "button", onclick: () => this.set({ all: !this.all }) });
     this.legend = h("div", { class: "chart-legend" });
-    this.tables = h("p", { class: "reading" }, "All figures as tables: ", h("a", { href: page.link("details") }, "Details"), ".");
-    fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more, this.tables);
-    fill(root, this.tiles.root, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.card.root, this.lines));
+    this.tables = h("div", {});
+    fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more);
+    fill(root, this.tiles.root, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.card.root, this.lines), this.tables);
   }
 
   close() {
@@ -83,6 +87,8 @@ class CostView {
     }
     if (isNew || changed.has("cost") || changed.has("selection") || changed.has("filter")) this.drawMembers();
     if (isNew || changed.has("power")) this.drawPower();
+    const { tables } = store;
+    if ((isNew || changed.has("tables")) && tables !== null) fill(this.tables, tables.tables.map(plainTable), tables.missing.map((why) => h("p", { class: "absent" }, visible(why))));
     this.origin.hidden = !this.origins().has("estimated") && store.run.totals?.energy_origin !== "estimated";
   }
 

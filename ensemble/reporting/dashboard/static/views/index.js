@@ -9,12 +9,11 @@ import { pipelineView } from "./pipeline.js";
 import { searchView } from "./search.js";
 import { ensembleView } from "./ensemble.js";
 import { costView } from "./cost.js";
-import { detailsView } from "./details.js";
 import { noticesView } from "./notices.js";
 import { memberView } from "./member.js";
 import { runsView } from "./runs.js";
 
 export const VIEWS = [
   overviewView, membersView, curvesView, timelineView, placementView, pipelineView, searchView,
-  ensembleView, costView, detailsView, noticesView, memberView, runsView,
+  ensembleView, costView, noticesView, memberView, runsView,
 ];

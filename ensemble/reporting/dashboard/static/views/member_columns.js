@@ -3,6 +3,7 @@
 import { h, setAttribute, setText } from "../dom.js";
 import { findFigure } from "../figures.js";
 import { ABSENT, cpu, duration, joules, number, score, share, value, visible } from "../format.js";
+import { textOf } from "../plain_table.js";
 import { STATES } from "../store.js";
 
 const USUAL = ["state", "epoch", "metric", "place", "waited", "left_s", "cpu_s", "energy_j"];
@@ -38,8 +39,18 @@ export function allColumns(store) {
     { id: "memory_gb", title: "memory", about: "Memory in GB", width: 90, value: (row) => row.memory_gb, show: plain((row) => (row.memory_gb === null ? ABSENT : `${number(row.memory_gb)} GB`)) },
     { id: "cpu_s", title: "CPU time", about: "CPU-seconds of its own processes", width: 94, value: (row) => cost(row.id, "cpu_s"), show: plain((row) => cpu(cost(row.id, "cpu_s"))) },
     energy(store, cost),
+    ...further(store.tables),
     { id: "options", title: "options", about: "How it is trained beside its hyperparameters", width: 210, text: true, value: (row) => row.options, show: clipped((row) => row.options) },
   ];
+}
+
+/** Columns of the document `tables`; none while it is not here. */
+function further(tables) {
+  return (tables?.columns ?? []).map(({ id, title, about, kind, letters }, i) => {
+    const cell = (row) => tables.members[row.id]?.[i] ?? null;
+    const width = Math.round(Math.min(330, Math.max(64, letters * CHARACTER_PX + 28)));
+    return { id, title: visible(title), about: visible(about), text: kind === "text", width, value: (row) => [cell(row)].flat().at(-1), show: clipped((row) => textOf(cell(row)) || null) };
+  });
 }
 
 /** The columns that are shown until the reader chooses others: a Set of ids. */

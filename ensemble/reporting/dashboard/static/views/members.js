@@ -22,6 +22,8 @@ class Members {
     this.page = page;
     this.changes = readStored();
     this.known = "";
+    page.documents.forget("tables"); // of a run in progress they are other ones each time
+    if (Object.values(this.changes).includes(true)) page.documents.fetch("tables"); // a column may be of them
     this.table = createTable({
       label: "Members", sort: { ...(page.memberSort ?? SORT) },
       onSort: (sort) => (page.memberSort = { ...sort }),
@@ -35,7 +37,11 @@ class Members {
     this.count = h("p", { class: "soft", role: "status" });
     this.bulk = h("div", { class: "buttons", hidden: true });
     this.chooser = h("details", { class: "chooser" }, h("summary", { class: "button" }, "Columns"));
-    this.chooser.addEventListener("toggle", () => this.chooser.open && this.drawChooser());
+    this.chooser.addEventListener("toggle", () => {
+      if (!this.chooser.open) return;
+      if (page.store.tables === null) page.documents.fetch("tables");
+      this.drawChooser();
+    });
     this.chooser.addEventListener("keydown", (event) => {
       if (event.key !== "Escape") return;
       this.chooser.open = false;
@@ -50,7 +56,8 @@ class Members {
 
   update(changed) {
     const { store } = this.page;
-    const rows = ["members", "filter", "cost", "run", "view", "columns", "reset"];
+    const rows = ["members", "filter", "cost", "run", "view", "columns", "tables", "reset"];
+    if (changed.has("tables") && this.chooser.open) this.drawChooser();
     if (rows.some((name) => changed.has(name))) this.drawRows(store);
     else if (changed.has("selection")) this.table.draw();
     const shown = store.visible().length;
