@@ -485,6 +485,7 @@ def test_the_tables_are_those_of_now_each_time_a_view_is_opened(tab: Any, open_p
     show(tab, "members")
     tab.click(".chooser summary")
     tab.click(".chooser label:has-text('sent by a worker')")
+    tab.keyboard.press("Escape")
     tab.click("th[data-column='exchange sent by a worker'] button")
     place = tab.locator("thead th").evaluate_all(
         "all => all.findIndex((e) => e.dataset.column.includes('sent by'))"

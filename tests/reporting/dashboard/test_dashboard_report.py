@@ -123,6 +123,7 @@ def test_what_no_view_draws_is_in_columns_and_tables(alone: Any, full: Path) -> 
     alone.wait_for_selector("tr[data-member]")
     alone.click(".chooser summary")
     alone.click(".chooser label:has-text('full CPU-s')")
+    alone.keyboard.press("Escape")
     alone.click("th[data-column='cost_of_members full CPU-s'] button")
     seconds = alone.locator("tr[data-member]:not([hidden])").evaluate_all(
         """(rows, at) => rows.map((row) => Number(row.cells[at].textContent))""",

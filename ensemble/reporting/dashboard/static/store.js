@@ -2,8 +2,9 @@
 
 import { filterProblem, matcher } from "./filter.js";
 
+/** Colours of members: apart from each other for colour-blind readers, too, and from both backgrounds. */
 export const SERIES = [
-  "#3b82c4", "#d97a2b", "#2f9e77", "#c2558f", "#8a6fd1", "#b08f1e", "#24a0b3", "#cc4f4f", "#7a9a3a", "#a3714a",
+  "#3b82c4", "#d97a2b", "#207380", "#926c0b", "#3f9f8f", "#406e41", "#515cb2", "#b981ad", "#c7107b", "#bc6871", "#8a81f9", "#50a457",
 ];
 export const HIGHLIGHT = "#d97a2b";
 export const NEUTRAL = "#8a94a3";
@@ -233,7 +234,7 @@ export class Store {
     return this.run?.best?.member ?? null;
   }
 
-  /** A member's colour: its own where there are ten at most, or while it is selected; else neutral, the best marked. */
+  /** A member's colour: its own where there are twelve at most, or while it is selected; else neutral, the best marked. */
   colour(id) {
     if (this.members.size <= SERIES.length) return SERIES[Math.max(0, this.order.indexOf(id)) % SERIES.length];
     if (this.selection.has(id)) return SERIES[this.slots.get(id) % SERIES.length];

@@ -48,7 +48,7 @@ class CostView {
     this.note = h("p", { class: "reading" });
     this.more = h("button", { type: "button", onclick: () => this.set({ all: !this.all }) });
     this.legend = h("div", { class: "chart-legend" });
-    this.tables = h("div", {});
+    this.tables = h("div", { class: "below" });
     fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more);
     fill(root, this.tiles.root, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.card.root, this.lines), this.tables);
   }

@@ -70,6 +70,7 @@ class Overview {
     this.originKey = key;
     fill(this.made, run.made_with.map(([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))]));
     fill(this.failures, failureList(this.page));
+    this.failures.hidden = run.failures.length === 0;
   }
 
   drawProgress({ run }) {
