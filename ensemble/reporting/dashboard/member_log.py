@@ -73,9 +73,8 @@ def excerpt(run_dir: RunDir, member: str) -> str:
 def tidy(text: str) -> str:
     """Returns text of a log without noise.
 
-    Control sequences are left out; of a progress bar stays what it showed last, of repeated lines one, with `× 12`.
-
-    Up to three lines that repeat together, as a warning and its source do, count as one.
+    Control sequences are left out; of a progress bar stays what it showed last, of repeated lines one, with
+    `× 12`. Up to three lines that repeat together, as a warning and its source do, count as one.
     """
     lines = [visible(line.rstrip("\r").rpartition("\r")[2]) for line in text.split("\n")]
     found, at = list[str](), 0

@@ -33,7 +33,8 @@ def describe_tables(state: RunState, ledger: Ledger) -> dict[str, Any]:
 
     Returns:
         - `columns` of members: each with `id`, `title`, `about`, `kind` ("text" or ""), and `letters` of its
-          widest cell; `members`: the cells of each. A cell is a number, a text, null, or [text, what it is sorted by].
+          widest cell; `members`: the cells of each. A cell is a number, a text, null, or [text, what it is sorted
+          by].
         - `tables` of all else: each with `id`, `title`, `text`, `head` ([name, class] of each column), `rows`.
         - `missing`: a sentence for each that could not be made.
     """

@@ -279,7 +279,10 @@ def _make_state(
         "counts": counts,
         "best": best,
         "combined": make_combined(ranked[:3], rows) if ended and ranked else None,
-        "benefit": {"text": "3 of 8 members were combined: 0.012 better than the best." if ended else "", "tone": "good" if ended else ""},
+        "benefit": {
+            "text": "3 of 8 members were combined: 0.012 better than the best." if ended else "",
+            "tone": "good" if ended else "",
+        },
         "metrics": ["accuracy", "loss"],
         "figures": {each["name"]: each for each in list_figures("accuracy", "loss", "nll", "ece")},
         "params": ["lr", "width", "depth", "optimizer"] + (["<i>evil</i>&amp;"] if hostile else []),
