@@ -29,7 +29,7 @@ from ensemble.store.event_handlers import EVENT_ERRORS, apply_event
 from ensemble.store.state import RunState
 
 KINDS = ("run_failed", "run_ended", "run_stopped", "run_lost", "failed", "diverged", "stalled", "budget")
-LEAST_STALL_S = 60.0
+LEAST_STALL_S = 60.0  # without a step, however short an epoch is
 SPACING_S = 60.0  # between two alerts of one cause
 FAR = 10.0  # times a member's least training loss, from which on it has diverged
 LONGEST = 1000  # characters of a text
@@ -85,13 +85,14 @@ class AlertReader:
 
     Args:
         stalled_after: see `ensemble.spec.Notify`.
-        least_stall_s: seconds without a step that are no stall, however short an epoch is.
+        state, used: of a run that is folded elsewhere; then `find` is called in place of `read`.
     """
 
-    def __init__(self, stalled_after: float = 5.0, least_stall_s: float = LEAST_STALL_S) -> None:
-        self.state = RunState()
-        self._stalled_after, self._least_stall_s = stalled_after, least_stall_s
-        self._used = LedgerView()
+    def __init__(
+        self, stalled_after: float = 5.0, state: RunState | None = None, used: LedgerView | None = None
+    ) -> None:
+        self.state, self._used = state or RunState(), used or LedgerView()
+        self._stalled_after = stalled_after
         self._moved: dict[str, float] = {}  # when members that are at work made their last step
         self._stalled, self._diverged = set[str](), set[str]()
         self._least: dict[str, float] = {}  # training loss of each member
@@ -99,14 +100,18 @@ class AlertReader:
         self._budget_at = 0.0
 
     def read(self, event: Event) -> list[Alert]:
-        """Returns the alerts of the next event."""
-        if isinstance(event, RunStarted):
-            self._moved.clear()
+        """Applies the next event, and returns its alerts."""
         try:
             self._used.apply(event)
             apply_event(self.state, event)
         except EVENT_ERRORS:  # a line of the log that makes no sense is said elsewhere
             return []
+        return self.find(event)
+
+    def find(self, event: Event) -> list[Alert]:
+        """Returns the alerts of an event that was applied."""
+        if isinstance(event, RunStarted):
+            self._moved.clear()
         if isinstance(event, AttemptEvent):
             self._note_step(event)
         if isinstance(event, Failed) and not event.retry:
@@ -157,7 +162,7 @@ class AlertReader:
             usual_s = self._usual_epoch_s(member)
             if usual_s is None or member in self._stalled:
                 continue
-            if now - since > max(self._least_stall_s, self._stalled_after * usual_s):
+            if now - since > max(LEAST_STALL_S, self._stalled_after * usual_s):
                 self._stalled.add(member)
                 what = f"no step for more than {self._stalled_after:g} times its usual epoch"
                 found.append(Alert("stalled", "stalled", what, now, (member,)))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import AttemptEvent, Epoch, MemberDeclared, Power, RequestAnswered, RunStarted, Started
 from ensemble.meter import Ledger, LedgerView
+from ensemble.reporting.alerts import Alert, AlertGate, AlertReader
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
 from ensemble.reporting.dashboard.member_log import excerpt
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 COST_EVERY_S = 2.0
+RECENT_S = 60.0  # of alerts that a page is told
 #: Times as long as computing it took, until what is computed from all members is computed again.
 PAUSE = 60.0
 
@@ -125,6 +127,8 @@ class RunView:
         self._ledger_offset = -1  # of the log behind the events that it has seen
         self._paces = {"run": Pace(), "cost": Pace(COST_EVERY_S)}
         self._said_driver: str | None = None
+        self._alerts, self._gate = AlertReader(state=self.state, used=self._used), AlertGate()
+        self._passed: list[Alert] = []  # that the next change tells
         self._excerpts: dict[tuple[str, int], str] = {}  # of logs of members that failed, by member and attempt
         self._touched = Touched()
         self._start_change()
@@ -157,7 +161,18 @@ class RunView:
         if isinstance(event, Power) and (interval := self._used.parser.last_interval) is not None:
             self._power.apply(event, interval)
         self._add_notices(event)
+        self._gate.add(self._alerts.find(event))
         self._touched.note(event)
+
+    def look(self, now: float) -> None:
+        """Lets the alerts pass that are due at a time in Unix seconds; those of long ago are forgotten."""
+        self._gate.add(self._alerts.look(now))
+        if self.driver is not None:
+            self._gate.add(self._alerts.describe_loss(now))
+        while (alert := self._gate.next(now)) is not None:
+            self._gate.confirm(alert, now)
+            if now - alert.t < RECENT_S:
+                self._passed.append(alert)
 
     def _add_notices(self, event: Event) -> None:
         found = self._collector.apply(event)
@@ -234,7 +249,7 @@ class RunView:
         """Whether `take_change` would return one now; what is computed from all members may become due without
         another event.
         """
-        return bool(self._list_due(self._touched)) or self.driver != self._said_driver
+        return bool(self._list_due(self._touched) or self._passed) or self.driver != self._said_driver
 
     def _list_due(self, touched: Touched) -> set[str]:
         """The sections that are sent now; members are one."""
@@ -252,9 +267,11 @@ class RunView:
             self._touched.all_members = True  # what trained does so no more, or again
             self._touched.sections |= {"run", "nodes", "streams"}
         due = self._list_due(self._touched)
-        if not due:
+        if not due and not self._passed:
             return None
         change = self._compose(self._touched, due)
+        alerts, self._passed = self._passed, []
+        change |= _list("alerts", [{"kind": each.kind, "cause": each.cause, "text": each.text} for each in alerts])
         change |= _list("epochs", self._curves.take()) | _list("power", self._power.take())
         change |= _list("notices", group_notices(self._notices, self._new_notices))
         later = self._touched.sections - due

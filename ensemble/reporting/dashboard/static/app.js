@@ -2,6 +2,7 @@
 
 import { send, tellAnswers } from "./actions.js";
 import { Documents } from "./documents.js";
+import { showAlerts } from "./notify.js";
 import { layOutForPrint } from "./print.js";
 import { formatRoute, parseRoute } from "./route.js";
 import { buildShell } from "./shell.js";
@@ -167,6 +168,7 @@ class App {
     for (const name of changed) this.changed.add(name);
     if (changed.has("selection") || changed.has("filter")) this.writeRoute();
     if (changed.has("answers")) tellAnswers(this);
+    if (changed.has("alerts")) showAlerts(this.store);
     this.schedule();
   }
 

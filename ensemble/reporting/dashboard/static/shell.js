@@ -4,6 +4,7 @@ import { fill, h, isTyping, setAttribute, setText } from "./dom.js";
 import { openHelp } from "./help.js";
 import { count, duration, moment } from "./format.js";
 import { driverBanner } from "./lost_driver.js";
+import { makeSwitch } from "./notify.js";
 
 const THEMES = ["auto", "light", "dark"];
 const CONNECTIONS = {
@@ -31,9 +32,11 @@ function frame(page) {
   const connection = h("span", { class: "connection", role: "status" });
   const theme = h("button", { class: "quiet", type: "button", onclick: () => nextTheme(theme) });
   const help = h("button", { class: "quiet", type: "button", "aria-label": "Help and keys", onclick: () => openHelp(shownTabs(page)) }, "?");
+  const notify = h("button", { class: "quiet", type: "button", title: "Notify me when the run fails, stalls or ends" }, "Notify me");
+  makeSwitch(notify, page);
   const back = h("a", { class: "back", href: "#runs", hidden: true }, "All runs");
   const lead = h("p", { class: "lead" });
-  const tools = h("div", { class: "tools" }, connection, theme, help);
+  const tools = h("div", { class: "tools" }, connection, notify, theme, help);
   const header = h("header", { class: "top" }, h("div", { class: "title" }, back, name, state, stopping, tools), lead);
 
   const filter = h("input", {

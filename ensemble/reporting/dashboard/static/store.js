@@ -51,6 +51,7 @@ export class Store {
     this.tables = null;
     this.waitingEpochs = null;
     this.answers = [];
+    this.alerts = [];
     this.logNow = 0;
     this.heardAt = 0;
     this.shown = null;
@@ -125,6 +126,10 @@ export class Store {
     else if (change.epochs?.length && this.curves !== null) {
       this.applyEpochs(change.epochs);
       changed.push("curves");
+    }
+    if (change.alerts?.length) {
+      this.alerts = change.alerts;
+      changed.push("alerts");
     }
     if (change.answers?.length) {
       this.answers = [...this.answers, ...change.answers].slice(-100);
