@@ -73,7 +73,7 @@ class MemberPage {
     const verbs = verbsFor(this.page, member).join(" ");
     if (verbs !== this.verbs) {
       this.verbs = verbs;
-      fill(this.buttons, memberButtons(this.page, member));
+      fill(this.buttons, memberButtons(this.page, [this.id]));
     }
     const failure = JSON.stringify([member.error, member.reason, member.advice]);
     if (failure === this.known) return;

@@ -1,6 +1,6 @@
 /** All members in a table: sorted, filtered, with the columns that the reader wants. */
 
-import { askCancel, askClone, verbsFor } from "../actions.js";
+import { memberButtons, verbsFor } from "../actions.js";
 import { fill, h, setText } from "../dom.js";
 import { count } from "../format.js";
 import { createTable } from "../table.js";
@@ -115,25 +115,16 @@ class Members {
     this.page.note(new Set(["columns"]));
   }
 
-  /** The requests that can be made for the selected members, each with the number of those it is for. */
+  /** What can be asked for the selected members. */
   drawBulk() {
     const { page } = this;
-    const able = { pause: [], resume: [], cancel: [], add: [] };
-    for (const id of page.store.selection) {
-      const member = page.store.members.get(id);
-      for (const verb of member === undefined ? [] : verbsFor(page, member)) able[verb].push(id);
-    }
-    const key = JSON.stringify(able);
+    const { members, selection } = page.store;
+    const ids = [...selection].filter((id) => members.has(id));
+    const key = JSON.stringify(ids.map((id) => [id, ...verbsFor(page, members.get(id))]));
     if (key === this.bulkKey) return;
     this.bulkKey = key;
-    const each = (verb) => () => able[verb].forEach((member) => page.act(verb, { member }));
-    const button = (label, onclick, kind) => h("button", { type: "button", class: kind, onclick }, label);
-    fill(this.bulk,
-      able.pause.length > 0 && button(`Pause ${able.pause.length}`, each("pause")),
-      able.resume.length > 0 && button(`Resume ${able.resume.length}`, each("resume")),
-      able.cancel.length > 0 && button(`Cancel ${able.cancel.length} …`, () => askCancel(page, able.cancel), "danger"),
-      page.store.selection.size === 1 && able.add.length === 1 && button("Clone with changes …", () => askClone(page, able.add[0])));
-    this.bulk.hidden = this.bulk.children.length === 0;
+    fill(this.bulk, memberButtons(page, ids));
+    this.bulk.hidden = this.bulk.querySelector("button") === null;
   }
 
   close() {
