@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from ensemble.meter import Ledger
     from ensemble.store import RunState
 
-K, C = TypeVar("K"), TypeVar("C", bound=Hashable)
+K = TypeVar("K")
+C = TypeVar("C", bound=Hashable)
 
 MOST_ON_FRONT = 12  # named in the closing summary
 MOST_CAUSES = 3  # of failures, named in the closing summary
