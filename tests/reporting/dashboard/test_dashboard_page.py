@@ -296,7 +296,7 @@ def test_a_log_is_left_with_its_page(tab: Any, open_page: Open) -> None:
     wait_until(tab, lambda: server.followers("log member-1") == 1)
     tab.keyboard.press("1")
     tab.wait_for_selector("[data-view='overview']:not([data-drawn='0'])")
-    assert tab.locator("pre.log").count() == 0
+    assert tab.locator("[role=log]").count() == 0
     server.push_log("member-1", "x\n", 4)  # the server notices a reader that has gone when it writes
     wait_until(tab, lambda: (server.push_log("member-1", "x\n", 4), server.followers("log member-1") == 0)[1])
 
@@ -464,13 +464,13 @@ def test_alerts_become_notifications_once_they_are_asked_for(own_tab: Any, page_
     tab.wait_for_selector(DRAWN)
     alert = {"kind": "failed", "cause": "x", "text": "member-3: failed (oom): " + HOSTILE[5]}
     page_server.push(make_change(documents["state"], 1) | {"alerts": [alert]})
-    tab.wait_for_function("offset => document.body.dataset.offset >= offset", arg=str(124456))
+    wait_until(tab, lambda: tab.evaluate("Number(document.body.dataset.offset)") > documents["state"]["offset"])
     assert tab.evaluate("window.shown") == [], "nobody has asked for them"
     tab.context.grant_permissions(["notifications"], origin=origin)
     tab.click("button:has-text('Notify me')")
     tab.wait_for_selector("button[aria-pressed=true]:has-text('Notify me')")
     page_server.push(make_change(documents["state"], 2) | {"alerts": [alert]})
-    tab.wait_for_function("window.shown.length === 1")
+    wait_until(tab, lambda: tab.evaluate("window.shown.length") == 1)
     assert tab.evaluate("window.shown") == [["digits", visible(alert["text"])]]
     tab.click("button:has-text('Notify me')")
     tab.wait_for_selector("button[aria-pressed=false]:has-text('Notify me')")

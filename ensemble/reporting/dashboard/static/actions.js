@@ -64,12 +64,8 @@ export function verbsFor(page, member) {
   const verbs = new Set(page.store.run?.actions ?? []);
   const isPaused = member.state === "paused";
   const isActive = ACTIVE.has(member.state);
-  return ["pause", "resume", "cancel", "add"].filter((verb) => {
-    if (verb === "pause") return isActive && verbs.has(verb);
-    if (verb === "resume") return isPaused && verbs.has(verb);
-    if (verb === "cancel") return (isActive || isPaused) && verbs.has(verb);
-    return verbs.has(verb);
-  });
+  const fits = { pause: isActive, resume: isPaused, cancel: isActive || isPaused, add: true };
+  return Object.keys(fits).filter((verb) => fits[verb] && verbs.has(verb));
 }
 
 /** The buttons for one member, or for several: each with the number of those that it is for. */

@@ -222,6 +222,7 @@ class App {
     if (this.view?.key !== key) {
       this.view?.mounted.close();
       const root = this.shell.freshRoot(next);
+      next.renews?.forEach((name) => this.documents.forget(name)); // of a run in progress it is another one each time
       this.view = { key, view: next, root, drawn: 0, mounted: next.mount(root, this) };
     }
     this.route = { ...this.route, view: next.id };

@@ -2,11 +2,10 @@
 
 import { setAttribute } from "./dom.js";
 import { visible } from "./format.js";
-
-const STORED = "ensemble-notify";
+import { read, write } from "./storage.js";
 
 function isOn() {
-  return globalThis.Notification?.permission === "granted" && localStorage.getItem(STORED) === "on";
+  return globalThis.Notification?.permission === "granted" && read("notify") === true;
 }
 
 /** Makes of a button the switch for them. The browser is asked for its permission when it is pressed, not before. */
@@ -19,7 +18,7 @@ export function makeSwitch(button, page) {
       page.shell.say("The browser does not let this page notify you: see its settings of this site.", "bad");
       return;
     }
-    localStorage.setItem(STORED, wanted ? "on" : "off");
+    write("notify", wanted);
     setAttribute(button, "aria-pressed", String(wanted));
   });
 }

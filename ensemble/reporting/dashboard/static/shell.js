@@ -5,6 +5,7 @@ import { openHelp } from "./help.js";
 import { count, duration, moment } from "./format.js";
 import { driverBanner } from "./lost_driver.js";
 import { makeSwitch } from "./notify.js";
+import { read, write } from "./storage.js";
 
 const THEMES = ["auto", "light", "dark"];
 const CONNECTIONS = {
@@ -15,7 +16,7 @@ const CONNECTIONS = {
 export function buildShell(root, page) {
   const parts = frame(page);
   fill(root, parts.header, parts.bar, parts.trouble, parts.driver.root, parts.main, parts.live);
-  applyTheme(storedTheme(), parts.theme);
+  applyTheme(read("theme") ?? "auto", parts.theme);
   return {
     update: (changed) => update(parts, page, changed),
     freshRoot: (view) => freshRoot(parts, page, view),
@@ -170,21 +171,9 @@ function say(parts, text, tone = "") {
   return toast;
 }
 
-function storedTheme() {
-  try {
-    return localStorage.getItem("ensemble-theme") ?? "auto";
-  } catch {
-    return "auto"; // a page without storage, such as a report in a sandbox
-  }
-}
-
 function nextTheme(button) {
   const next = THEMES[(THEMES.indexOf(button.dataset.theme) + 1) % THEMES.length];
-  try {
-    localStorage.setItem("ensemble-theme", next);
-  } catch {
-    // it holds for this page alone
-  }
+  write("theme", next);
   applyTheme(next, button);
 }
 

@@ -23,11 +23,9 @@ export const costView = {
   id: "cost",
   title: "Cost",
   needs: ["tables"],
+  renews: ["tables"],
   shown: (store) => store.run !== null,
-  mount(root, page) {
-    page.documents.forget("tables"); // of a run in progress they are other ones each time
-    return new CostView(root, page);
-  },
+  mount: (root, page) => new CostView(root, page),
 };
 
 class CostView {

@@ -16,11 +16,9 @@ export const memberView = {
   title: "Member",
   tab: false,
   needs: ["curves", "tables"],
+  renews: ["tables"],
   shown: () => true,
-  mount(root, page) {
-    page.documents.forget("tables"); // of a run in progress they are other ones each time
-    return new MemberPage(root, page, page.route.member);
-  },
+  mount: (root, page) => new MemberPage(root, page, page.route.member),
 };
 
 class MemberPage {

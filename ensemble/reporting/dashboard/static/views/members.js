@@ -3,16 +3,17 @@
 import { memberButtons, verbsFor } from "../actions.js";
 import { fill, h, setText } from "../dom.js";
 import { count } from "../format.js";
+import { read, write } from "../storage.js";
 import { createTable } from "../table.js";
 import { allColumns, defaultColumns } from "./member_columns.js";
 
-const STORED = "ensemble-columns";
 const SORT = { column: "number", up: true };
 
 export const membersView = {
   id: "members",
   title: "Members",
   needs: [],
+  renews: ["tables"],
   shown: () => true,
   mount: (root, page) => new Members(root, page),
 };
@@ -20,9 +21,8 @@ export const membersView = {
 class Members {
   constructor(root, page) {
     this.page = page;
-    this.changes = readStored();
+    this.changes = read("columns") ?? {};
     this.known = "";
-    page.documents.forget("tables"); // of a run in progress they are other ones each time
     if (Object.values(this.changes).includes(true)) page.documents.fetch("tables"); // a column may be of them
     this.table = createTable({
       label: "Members", sort: { ...(page.memberSort ?? SORT) },
@@ -104,13 +104,13 @@ class Members {
 
   choose(id, isShown) {
     this.changes[id] = isShown;
-    writeStored(this.changes);
+    write("columns", this.changes);
     this.page.note(new Set(["columns"]));
   }
 
   chooseUsual() {
     this.changes = {};
-    writeStored(this.changes);
+    write("columns", this.changes);
     this.drawChooser();
     this.page.note(new Set(["columns"]));
   }
@@ -129,21 +129,5 @@ class Members {
 
   close() {
     this.table.close();
-  }
-}
-
-function readStored() {
-  try {
-    return JSON.parse(localStorage.getItem(STORED)) ?? {};
-  } catch {
-    return {}; // no storage, or something else wrote there
-  }
-}
-
-function writeStored(changes) {
-  try {
-    localStorage.setItem(STORED, JSON.stringify(changes));
-  } catch {
-    // it holds for this page alone
   }
 }
