@@ -23,7 +23,16 @@ from ensemble.cli import (
     verify,
     view_commands,
 )
-from ensemble.cli.arguments import add_json_option, add_run_options, age, budget, count, path, samples
+from ensemble.cli.arguments import (
+    add_json_option,
+    add_notify_options,
+    add_run_options,
+    age,
+    budget,
+    count,
+    path,
+    samples,
+)
 from ensemble.cli.bench import add_studies
 from ensemble.cli.cache_commands import add_cache_commands
 from ensemble.cli.run_commands import EXIT_FAILED
@@ -205,6 +214,7 @@ def _make_parser() -> argparse.ArgumentParser:
         added.add_argument("--run-dir", help=f"run directory (default: {usual})")
         add_executor(added, executor="ray")
         add_run_options(added)
+        add_notify_options(added)
         group_read = "let the group of the run directory read it (default: only its owner)"
         added.add_argument("--group-read", action="store_true", help=group_read)
         dashboard.add_page_options(added)
@@ -287,6 +297,7 @@ def _make_parser() -> argparse.ArgumentParser:
             added.add_argument("--budget", type=budget, metavar="LIMITS", help=text)
             add_executor(added, executor=None)
             add_run_options(added, fresh=False)
+            add_notify_options(added)
 
     text = "Compare the files of a run with the digests in its log, and list what is whole, damaged or missing."
     verified = command("verify", verify.verify_run, text)

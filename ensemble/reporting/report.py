@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.reporting.text import visible
+from ensemble.reporting.dashboard.member_log import tidy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +80,7 @@ def read_logs(run_dir: RunDir, state: RunState) -> dict[str, str]:
                 end = file.read().decode(errors="replace")
         except OSError:
             continue  # it has written none
-        lines = end.splitlines()
-        found[member.id] = "\n".join(visible(line) for line in lines[-LOG_LINES:]) + "\n"
+        lines = tidy(end).splitlines()
+        found[member.id] = "\n".join(lines[-LOG_LINES:]) + "\n"
         room -= len(found[member.id])
     return found

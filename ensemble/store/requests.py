@@ -3,9 +3,9 @@
 | verb | of | what the controller does |
 |---|---|---|
 | stop | the run | members write a checkpoint (not if `at_once`), the run ends and can be gone on with |
-| cancel | a member, or all | ends for good |
-| pause | a member, or all | writes a checkpoint, ends, gives up its place; the run lives on |
-| resume | a member, or all | goes on from its checkpoint as soon as there is a place |
+| cancel | a member, several (`members`), or all | ends for good |
+| pause | the same | writes a checkpoint, ends, gives up its place; the run lives on |
+| resume | the same | goes on from its checkpoint as soon as there is a place |
 | add | a member, `declared` as in `Ensemble.members` | is declared and gets in line |
 | add | a clone, by `from`, `declared` and `warm` | the same |
 

@@ -17,9 +17,9 @@ from ensemble.store.requests import write_request
 #: Fields of an action by its verb.
 FIELDS = {
     "stop": frozenset(("at_once",)),
-    "pause": frozenset(("member",)),
-    "resume": frozenset(("member",)),
-    "cancel": frozenset(("member",)),
+    "pause": frozenset(("member", "members")),
+    "resume": frozenset(("member", "members")),
+    "cancel": frozenset(("member", "members")),
     "add": frozenset(("from", "warm", "params")),
 }
 MOST_PARAMS, LONGEST_NAME, LONGEST_VALUE = 200, 200, 10_000
@@ -68,6 +68,11 @@ def parse_action(body: bytes, members: Collection[str]) -> Action:
     for name in ("member", "from"):
         if name in given and (not isinstance(given[name], str) or given[name] not in members):
             raise ActionError(404, f"there is no member {str(given[name])[:LONGEST_NAME]!r}")
+    several = given.get("members")
+    if several is not None and (not isinstance(several, list) or not several or "member" in given):
+        raise ActionError(400, "members must be a list of names, without a member")
+    if unknown := [each for each in several or () if not isinstance(each, str) or each not in members]:
+        raise ActionError(404, f"there is no member {str(unknown[0])[:LONGEST_NAME]!r}")
     if verb == "add":
         return Action(verb, _make_addition(given))
     return Action(verb, given)

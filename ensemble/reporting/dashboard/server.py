@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from ensemble.reporting.dashboard.comparing import MOST_RUNS
 from ensemble.reporting.dashboard.connections import BODY_S, MOST_HEADERS, MOST_LINE, Connections
 from ensemble.reporting.dashboard.feed import Feed, LogReader, encode, encode_message
 from ensemble.reporting.dashboard.hub import Runs
-from ensemble.reporting.dashboard.member_log import read_chunk
+from ensemble.reporting.dashboard.member_log import read_chunk, tidy, untouched
 from ensemble.reporting.dashboard.samples import Access, check_access, parse_indices
 from ensemble.reporting.dashboard.security import MOST_STREAMS, VIEWER, BrowserSession, Guard, Refused
 from ensemble.reporting.metrics.collector import add_metrics
@@ -194,17 +195,18 @@ class Page:
         feed, member = self._feed(request), request.match_info["member"]
         if not await feed.call(lambda reader: reader.read() and member in reader.members):
             raise Refused(404, "there is no such member")
-        begin = _read_offset(request)
+        begin, raw = _read_offset(request), "raw" in request.query
+        clean, read = untouched if raw else tidy, functools.partial(read_chunk, whole_lines=not raw)
 
         async def follow() -> AsyncGenerator[bytes, None]:
             at = begin
             while True:
-                chunk = await asyncio.to_thread(read_chunk, feed.run_dir, member, at)
+                chunk = await asyncio.to_thread(read, feed.run_dir, member, at)
                 if chunk is None:
                     await asyncio.sleep(LOG_S)
                     continue
                 at = chunk.end
-                yield encode_message(encode({"text": chunk.text, "from": chunk.begin, "to": at}), id=at)
+                yield encode_message(encode({"text": clean(chunk.text), "from": chunk.begin, "to": at}), id=at)
 
         return await self._stream(request, follow())
 

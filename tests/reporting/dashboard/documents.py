@@ -115,21 +115,19 @@ def _plot_search(documents: dict[str, Document]) -> list[Document]:
 
 
 def _make_tables(names: list[str]) -> Document:
-    """A table with a row for each member, and one of another kind."""
-    head = [["member", "text"], ["workers", ""], ["computing", ""], ["sent by a worker", ""], ["planned", "text"]]
-    rows = [
-        [name, 1 + i % 4, [f"{i % 10}0.0%", i % 10 / 10], None if i % 3 else [f"{i} KiB", 1024 * i], "flat"]
+    """Columns of members, and a table of another kind."""
+    heads = (("computing", ""), ("sent by a worker", ""), ("planned", "text"))
+    about = {"about": "Where their time went. All epochs.", "letters": 16}
+    cells = {
+        name: [[f"{i % 10}0.0%", i % 10 / 10], None if i % 3 else [f"{i} KiB", 1024 * i], "flat"]
         for i, name in enumerate(names)
-    ]
-    times = {"id": "exchange", "title": "Where their time went", "text": "All epochs.", "head": head, "rows": rows}
+    }
     roles = {"id": "cost_of_roles", "title": "Cost by role", "text": "", "head": [["role", "text"], ["CPU-s", ""]]}
     return {
-        "tables": [
-            times | {"of_members": True},
-            roles | {"rows": [[["training", 0], 1234.5], [["feeding", 1], None]], "of_members": False},
-        ],
+        "columns": [{"id": f"exchange {name}", "title": name, "kind": kind, **about} for name, kind in heads],
+        "members": cells,
+        "tables": [roles | {"rows": [[["training", 0], 1234.5], [["feeding", 1], None]]}],
         "missing": ["Packing cannot be shown: KeyError: 'members'."],
-        "made_with": [["python", "3.12.4"], ["revision", "4f2a91c"]],
     }
 
 
@@ -161,6 +159,11 @@ def make_change(state: Document, step: int, touched: int = 10, *, seed: int = 0)
         "epochs": epochs,
         "power": [[node, now - 0.2, now, 100 + 50 * rng.random(), 40.0]],
     }
+
+
+def make_notice(at_s: float, level: str, text: str) -> Document:
+    """One notice, of nobody else."""
+    return {"key": f"{level} {at_s}", "at_s": at_s, "level": level, "text": text, "who": "", "count": 1}
 
 
 def _names(members: int, hostile: bool) -> list[str]:
@@ -314,6 +317,11 @@ def _make_state(
             "watts_origin": "measured", "prepared": 12936, "consumed": 103488, "reuse": 8.0,
             "samples_per_s": 21000.0, "models_per_minute": 3.4,
         },
+        "failures": [
+            {"text": "3 × loss is nan", "reason": "nan", "members": list(rows)[3:6], "more": 0, "attempt": 3,
+             "advice": "Lower lr.", "log": f"Traceback\n{HOSTILE[0]}"}
+        ] if len(rows) > 5 else [],
+        "made_with": [["python", "3.12.4"], ["revision", "4f2a91c"]],
         "driver": None,
         "actions": [] if ended else ["stop", "pause", "resume", "cancel", "add"],
     }  # fmt: skip
@@ -328,9 +336,9 @@ def _make_state(
         "nodes": [make_node(rng, name, gpus) for name in places],
         "streams": [make_stream(node, cohort, len(rows)) for cohort, node in enumerate(places)],
         "notices": [
-            {"at_s": 12.0, "level": "warning", "text": f"{places[0]}: CPU throttled for 3 s."},
-            {"at_s": 40.5, "level": "error", "text": "member-3: loss is nan at step 113; it is not tried again."},
-            {"at_s": 61.0, "level": "info", "text": "A second feeder was started for stream group 1."},
+            make_notice(12.0, "warning", f"{places[0]}: CPU throttled for 3 s."),
+            make_notice(40.5, "error", "member-3: loss is nan at step 113; it is not tried again."),
+            make_notice(61.0, "info", "A second feeder was started for stream group 1."),
         ],
         "cost": make_cost(rng, rows),
         "power": {

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from documents import COLUMNS, HOSTILE, START, make_change, make_documents
+from documents import COLUMNS, HOSTILE, START, make_change, make_documents, make_notice
 from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
@@ -231,7 +231,7 @@ def test_a_change_applied_twice_is_as_one_applied_once(call: Call) -> None:
     documents = make_documents(12)
     changes = [make_change(documents["state"], step, touched=4) for step in range(1, 6)]
     for change in changes:
-        change["notices"] = [{"at_s": change["offset"], "level": "info", "text": "something"}]
+        change["notices"] = [make_notice(change["offset"], "info", "something")]
     code = make_store("""
         s.loadDocument("curves", docs.curves);
         for (const change of rest[0]) for (let i = 0; i < rest[1]; i += 1) s.apply(change);
@@ -286,7 +286,7 @@ def test_nothing_that_grows_grows_without_end(call: Call) -> None:
           s.apply({ offset: docs.state.offset + i, now,
             epochs: [["member-0", 100 + i, now, { accuracy: i / 18000 }]],
             power: [[node, now, now + 0.2, 100 + (i % 2), 40]],
-            notices: [{ at_s: i, level: "info", text: `${i}` }],
+            notices: [{ key: `${i}`, at_s: i, level: "info", text: `${i}`, who: "", count: 1 }],
             answers: [{ request: `${i}`, verb: "pause", member: null, done: true, message: "" }] });
         }
         const curve = s.curves.members["member-0"], points = s.power.nodes[0].points;

@@ -2,6 +2,7 @@
 
 import { send, tellAnswers } from "./actions.js";
 import { Documents } from "./documents.js";
+import { showAlerts } from "./notify.js";
 import { layOutForPrint } from "./print.js";
 import { changeSettings, formatRoute, parseRoute, readSettings } from "./route.js";
 import { buildShell } from "./shell.js";
@@ -171,6 +172,7 @@ class App {
     for (const name of changed) this.changed.add(name);
     if (changed.has("selection") || changed.has("filter")) this.writeRoute();
     if (changed.has("answers")) tellAnswers(this);
+    if (changed.has("alerts")) showAlerts(this.store);
     this.schedule();
   }
 
@@ -241,6 +243,7 @@ class App {
     if (this.view?.key !== key) {
       this.view?.mounted.close();
       const root = this.shell.freshRoot(next);
+      next.renews?.forEach((name) => this.documents.forget(name)); // of a run in progress it is another one each time
       this.view = { key, view: next, root, drawn: 0, mounted: next.mount(root, this) };
     }
     this.route = { ...this.route, view: next.id };

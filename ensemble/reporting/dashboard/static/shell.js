@@ -4,6 +4,8 @@ import { fill, h, isTyping, setAttribute, setText } from "./dom.js";
 import { openHelp } from "./help.js";
 import { count, duration, moment } from "./format.js";
 import { driverBanner } from "./lost_driver.js";
+import { makeSwitch } from "./notify.js";
+import { read, write } from "./storage.js";
 
 const THEMES = ["auto", "light", "dark"];
 const CONNECTIONS = {
@@ -14,7 +16,7 @@ const CONNECTIONS = {
 export function buildShell(root, page) {
   const parts = frame(page);
   fill(root, parts.header, parts.bar, parts.trouble, parts.driver.root, parts.main, parts.live);
-  applyTheme(storedTheme(), parts.theme);
+  applyTheme(read("theme") ?? "auto", parts.theme);
   return {
     update: (changed) => update(parts, page, changed),
     freshRoot: (view) => freshRoot(parts, page, view),
@@ -33,11 +35,12 @@ function frame(page) {
   const theme = h("button", { class: "quiet", type: "button", onclick: () => nextTheme(theme) });
   const help = h("button", { class: "quiet", type: "button", "aria-label": "Help and keys", onclick: () => openHelp(shownTabs(page)) }, "?");
   const share = h("button", { class: "quiet", type: "button", "aria-label": "Copy the address of this view", title: "Copy the address of this view", onclick: () => copyAddress(page) }, "link");
+  const notify = h("button", { class: "quiet", type: "button", title: "Notify me when the run fails, stalls or ends" }, "Notify me");
+  makeSwitch(notify, page);
   const back = h("a", { class: "back", href: "#runs", hidden: true }, "All runs");
   const lead = h("p", { class: "lead" });
-  const tools = h("div", { class: "tools" }, access, connection, theme, help);
+  const tools = h("div", { class: "tools" }, access, connection, notify, share, theme, help);
   const header = h("header", { class: "top" }, h("div", { class: "title" }, back, name, state, stopping, tools), lead);
-  theme.before(share);
 
   const filter = h("input", {
     type: "search", class: "filter", placeholder: "Filter members", "aria-label": "Filter members", autocomplete: "off",
@@ -182,21 +185,9 @@ async function copyAddress(page) {
   }
 }
 
-function storedTheme() {
-  try {
-    return localStorage.getItem("ensemble-theme") ?? "auto";
-  } catch {
-    return "auto"; // a page without storage, such as a report in a sandbox
-  }
-}
-
 function nextTheme(button) {
   const next = THEMES[(THEMES.indexOf(button.dataset.theme) + 1) % THEMES.length];
-  try {
-    localStorage.setItem("ensemble-theme", next);
-  } catch {
-    // it holds for this page alone
-  }
+  write("theme", next);
   applyTheme(next, button);
 }
 

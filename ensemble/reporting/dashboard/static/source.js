@@ -74,10 +74,10 @@ export class LiveSource {
   }
 
   /** Follows a member's log; handlers as of `follow`, data `{ text, from, to }`. Returns what ends that. */
-  followLog(member, handlers) {
+  followLog(member, isRaw, handlers) {
     let to = null;
-    const path = `members/${encodeURIComponent(member)}/log`;
-    const url = () => this.at(to === null ? path : `${path}?from=${to}`);
+    const path = `members/${encodeURIComponent(member)}/log?${isRaw ? "raw" : ""}`;
+    const url = () => this.at(to === null ? path : `${path}&from=${to}`);
     const onData = (piece) => {
       to = piece.to;
       handlers.onData(piece);

@@ -2,8 +2,9 @@
 
 import { filterProblem, matcher } from "./filter.js";
 
+/** Colours of members: apart from each other for colour-blind readers, too, and from both backgrounds. */
 export const SERIES = [
-  "#3b82c4", "#d97a2b", "#2f9e77", "#c2558f", "#8a6fd1", "#b08f1e", "#24a0b3", "#cc4f4f", "#7a9a3a", "#a3714a",
+  "#3b82c4", "#d97a2b", "#207380", "#926c0b", "#3f9f8f", "#406e41", "#515cb2", "#b981ad", "#c7107b", "#bc6871", "#8a81f9", "#50a457",
 ];
 export const HIGHLIGHT = "#d97a2b";
 export const NEUTRAL = "#8a94a3";
@@ -53,6 +54,7 @@ export class Store {
     this.samples = null; // of a report: live ones are asked for by the page
     this.waitingEpochs = null;
     this.answers = [];
+    this.alerts = [];
     this.logNow = 0;
     this.heardAt = 0;
     this.shown = null;
@@ -108,7 +110,10 @@ export class Store {
       for (const [id, spans] of Object.entries(change.spans)) this.spans.set(id, spans);
       changed.push("spans");
     }
-    if (change.notices?.length) this.applyNotices(change.notices, changed);
+    if (change.notices?.length) {
+      this.applyNotices(change.notices);
+      changed.push("notices");
+    }
     if (change.power?.length) {
       this.applyPower(change.power);
       changed.push("power");
@@ -117,6 +122,10 @@ export class Store {
     else if (change.epochs?.length && this.curves !== null) {
       this.applyEpochs(change.epochs);
       changed.push("curves");
+    }
+    if (change.alerts?.length) {
+      this.alerts = change.alerts;
+      changed.push("alerts");
     }
     if (change.answers?.length) {
       this.answers = [...this.answers, ...change.answers].slice(-100);
@@ -173,21 +182,17 @@ export class Store {
     }
   }
 
-  /** Adds notices; after a reconnect some are known already. */
-  applyNotices(notices, changed) {
-    const last = new Set(this.notices.slice(-MOST_NOTICES / 2).map((each) => `${each.at_s} ${each.text}`));
-    const fresh = notices.filter((each) => !last.has(`${each.at_s} ${each.text}`));
-    if (fresh.length === 0) return;
-    this.notices = [...this.notices, ...fresh].slice(-MOST_NOTICES);
-    changed.push("notices");
+  /** Adds notices; one whose key is known takes the place of what was known of it. */
+  applyNotices(notices) {
+    const fresh = new Set(notices.map((each) => each.key));
+    this.notices = [...this.notices.filter((each) => !fresh.has(each.key)), ...notices].slice(-MOST_NOTICES);
   }
 
   /** Adds a notice of this page's own, such as a refusal. */
   addNotice(level, text) {
     if (this.run === null) return;
     const at_s = Math.max(0, this.now() - (this.run.started ?? this.now()));
-    const notice = { at_s, level, text, isOwn: true }; // such as a refusal: no document has it
-    this.notices = [...this.notices, notice].slice(-MOST_NOTICES);
+    this.applyNotices([{ key: Symbol(text), at_s, level, text, who: "", count: 1, isOwn: true }]); // such as a refusal: no document has it
     this.tell(["notices"]);
   }
 
@@ -238,7 +243,7 @@ export class Store {
     return this.run?.best?.member ?? null;
   }
 
-  /** A member's colour: its own where there are ten at most, or while it is selected; else neutral, the best marked. */
+  /** A member's colour: its own where there are twelve at most, or while it is selected; else neutral, the best marked. */
   colour(id) {
     if (this.members.size <= SERIES.length) return SERIES[Math.max(0, this.order.indexOf(id)) % SERIES.length];
     if (this.selection.has(id)) return SERIES[this.slots.get(id) % SERIES.length];

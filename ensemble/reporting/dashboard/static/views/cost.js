@@ -3,6 +3,7 @@
 import { card, choice } from "../card.js";
 import { fill, h, setText } from "../dom.js";
 import { cpu, joules, number, share, visible } from "../format.js";
+import { plainTable } from "../plain_table.js";
 import { SERIES } from "../store.js";
 import { Tiles } from "../tiles.js";
 import { Plots } from "./task_plots.js";
@@ -20,7 +21,8 @@ const SORTS = [["direct", "direct use"], ["full", "full use"], ["number", "numbe
 export const costView = {
   id: "cost",
   title: "Cost",
-  needs: ["history"],
+  needs: ["history", "tables"],
+  renews: ["tables"],
   shown: (store) => store.run !== null,
   mount: (root, page) => new CostView(root, page),
 };
@@ -42,9 +44,9 @@ class CostView {
     this.note = h("p", { class: "reading" });
     this.more = h("button", { type: "button", onclick: () => this.set({ all: !this.all }) });
     this.legend = h("div", { class: "chart-legend" });
-    this.tables = h("p", { class: "reading" }, "All figures as tables: ", h("a", { href: page.link("details") }, "Details"), ".");
-    fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more, this.tables);
-    fill(root, this.tiles.root, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.root, this.lines));
+    this.tables = h("div", { class: "below" });
+    fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more);
+    fill(root, this.tiles.root, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.root, this.lines), this.tables);
   }
 
   close() {
@@ -82,6 +84,8 @@ class CostView {
     }
     if (isNew || changed.has("cost") || changed.has("selection") || changed.has("filter")) this.drawMembers();
     this.power.update(changed);
+    const { tables } = store;
+    if ((isNew || changed.has("tables")) && tables !== null) fill(this.tables, tables.tables.map(plainTable), tables.missing.map((why) => h("p", { class: "absent" }, visible(why))));
     this.origin.hidden = !this.origins().has("estimated") && store.run.totals?.energy_origin !== "estimated";
   }
 

@@ -266,7 +266,7 @@ export class CurvePanels {
       band: quartiles ? band(lines, bandPositions(lines)) : [],
       x: { lo, hi, whole: range.x[1] - range.x[0], label: AXES[settings.axis][1], kind },
       y: { lo: low, hi: high, log: settings.log },
-      paleness: lines.length <= 30 ? 0.5 : store.selection.size || quartiles ? 0.22 : 0.5,
+      paleness: lines.length <= 30 ? 0.5 : store.selection.size || quartiles ? Math.max(0.04, Math.min(0.22, 12 / lines.length)) : 0.5, // many do not hide the band
       zoomed: settings.zoom !== null,
     });
     if (!shown) box.read(`${this.reading(metric, lines, front, quartiles)} Triangles: lines that leave the axis; "outliers" shows them whole.`);

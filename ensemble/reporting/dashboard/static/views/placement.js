@@ -21,11 +21,11 @@ export const placementView = {
 class PlacementView {
   constructor(root, page) {
     this.store = page.store;
-    this.moment = page.settings({ moment: null }, { moment: Number.isFinite }).moment; // Unix seconds; null: the present, or of an ended run when most were at work
+    this.moment = page.settings({ moment: null }, { moment: Number.isFinite }).moment; // Unix seconds; null: the present, or of a run that stands still when most were at work
     this.cards = new Map();
     this.slider = h("input", { type: "range", min: "0", max: "1000", "aria-label": "moment of the run", oninput: () => this.slide(), onchange: () => page.set({ moment: this.moment }) });
     this.at = h("output", { class: "figures" });
-    this.present = h("button", { type: "button", class: "minor", onclick: () => [this.choose(null), page.set({ moment: null })] }, "now");
+    this.present = h("button", { type: "button", class: "minor", onclick: () => [this.choose(this.moment === null ? this.limits()[1] : null), page.set({ moment: this.moment })] }, "now");
     this.grid = h("div", { class: "nodes" });
     this.absent = h("p", { class: "absent" });
     this.card = card({
@@ -82,8 +82,8 @@ class PlacementView {
     if (document.activeElement !== this.slider) this.slider.value = end > begin ? Math.round(((at - begin) / (end - begin)) * 1000) : 1000;
     setText(this.at, isPresent ? "now" : clock(at - begin));
     setAttribute(this.slider, "aria-valuetext", isPresent ? "now" : `${clock(at - begin)} after the start`);
-    setText(this.present, this.isLive() ? "now" : "when most were at work");
-    this.present.hidden = this.moment === null;
+    setText(this.present, this.isLive() ? "now" : this.moment === null ? "its end" : "when most were at work");
+    this.present.hidden = isPresent;
     if (changed.size === 1 && changed.has("clock")) return;
     const shown = new Set(store.visible());
     this.isPresent = isPresent;
@@ -101,7 +101,7 @@ class PlacementView {
     const cores = here.reduce((sum, each) => sum + each.cores.capacity, 0);
     const free = here.reduce((sum, each) => sum + Math.max(0, each.cores.capacity - each.cores.held), 0);
     const gpus = here.flatMap((each) => each.gpus);
-    const when = this.isPresent ? "" : ` at ${clock(at - begin)}`;
+    const when = this.isPresent ? "" : ` at ${clock(at - begin)}${this.moment === null ? ", when most were at work" : ""}`;
     const parts = [`${count(ids.size, "member")} on ${count(here.length, "node")}${when}`, `${number(free)} of ${count(cores, "core")} reserved by nobody`];
     if (gpus.length) parts.push(`${number(gpus.filter((each) => each.pieces.length === 0).length)} of ${count(gpus.length, "GPU")} without a member`);
     return `${parts.join("; ")}. Widths are the shares that members asked for; cores are not pinned.`;

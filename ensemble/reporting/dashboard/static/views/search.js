@@ -208,7 +208,7 @@ class SearchView {
     this.importance.setAttribute("aria-pressed", String(this.byImportance));
     const order = this.byImportance ? "in the order of their importance" : "in the order in which they were declared";
     this.parallel.read(`One line for each trial, hyperparameters ${order}, ${visible(store.run.objective)} last. Drag along an axis to select a range; click a line to select its member. ` +
-      "The word above an axis changes its scale. The colour is the rank by the objective; up to ten selected trials have their own colours.");
+      "The word above an axis changes its scale. The colour is the rank by the objective; up to twelve selected trials have their own colours.");
     const names = this.allAxes ? this.params : this.params.slice(0, MOST_AXES);
     const axes = names.map((name) => ({ name, of: (trial) => paramOf(trial, name) }));
     // The last axis has a name that no hyperparameter can have.

@@ -1,0 +1,17 @@
+/** What the reader has chosen, kept in the browser; a page without storage, such as a report in a sandbox, forgets it. */
+
+export function read(name) {
+  try {
+    return JSON.parse(localStorage.getItem(`ensemble-${name}`));
+  } catch {
+    return null;
+  }
+}
+
+export function write(name, value) {
+  try {
+    localStorage.setItem(`ensemble-${name}`, JSON.stringify(value));
+  } catch {
+    // it holds for this page alone
+  }
+}
