@@ -148,6 +148,7 @@ class Runs:
         self.closing.set()
         for feed in self._feeds.values():
             feed.stop_reading()
+        self.samples.close()
 
     def close(self) -> None:
         """Ends all threads."""
@@ -155,4 +156,3 @@ class Runs:
             feed.close()
         for thread in (self._thread, self._analyst, self._comparer):
             thread.shutdown(wait=False, cancel_futures=True)
-        self.samples.close()

@@ -150,6 +150,27 @@ def test_each_row_has_the_predictions_of_its_sample(run: RunDir) -> None:
     assert scores == sorted(scores, reverse=True)
 
 
+def test_the_losses_are_those_of_the_combined_model_that_the_page_shows(run: RunDir) -> None:
+    events = read_events(run.events)
+    for kept in (events, [e for e in events if e["type"] not in ("combined", "run_finished")]):
+        ranking, quality = rank_samples(run, fold(kept)), read_quality(run, fold(kept))
+        assert ranking is not None and ranking.scores["combined", "wrong"].values is not None
+        assert ranking.scores["combined", "wrong"].values.mean() == pytest.approx(
+            quality["combined"]["nll"], rel=1e-3
+        )
+        weights = {member: weight for member, weight in ranking.weights.items() if weight}
+        assert weights == quality["combination"]["weights"]
+    assert "of the members so far" in list_samples(ranking, fold(kept), Query())["reading"]
+
+
+def test_of_a_run_that_combines_by_a_function_the_best_member_is_listed(run: RunDir) -> None:
+    events = [e | ({"method": "function"} if e["type"] == "combined" else {}) for e in read_events(run.events)]
+    state = fold(events)
+    found = list_samples(rank_samples(run, state), state, Query())
+    assert found["of"] == "best" and [name for name, _ in found["models"]] == ["best"] and len(found["rows"]) == 24
+    assert "not determined by the saved predictions" in found["reading"]
+
+
 def test_an_address_that_asks_for_nonsense_is_refused() -> None:
     for given in ({"order": "worst"}, {"of": "member-1"}, {"page": "-1"}, {"true": "1e3"}, {"page": "9" * 12}):
         with pytest.raises(ValueError, match="="):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,19 @@ def test_the_record_is_that_of_the_prediction(kind: str, tmp_path: Path) -> None
     assert few == sorted(few, reverse=True) == first[: len(few)]  # the worst first, and before all others
     assert {row["index"] for row in rows}.isdisjoint(row["index"] for row in rest)
     assert len(rows) == MOST_SAMPLES and len(rows) + len(rest) == RECORDS - round(RECORDS * 0.4)
+
+
+@pytest.mark.more
+@pytest.mark.skipif("ENSEMBLE_DATA" not in os.environ, reason="ENSEMBLE_DATA does not name the folder of photos/")
+def test_photographs_are_those_of_their_predictions(tmp_path: Path) -> None:
+    archive = Path(os.environ["ENSEMBLE_DATA"], "photos", "photos.tar")
+    rows, found = read(known_runs.run(tmp_path / "run", known_runs.declare_photos(archive)))
+    assert found.missing is None and len(rows) == MOST_SAMPLES
+    for row in rows:
+        fields = found.records[str(row["index"])]["fields"]
+        (key,) = (each["text"] for each in fields if each["name"] == "key")
+        assert float(row["target"]) == zlib.crc32(key.encode()) % 1000
+        assert float(row["members"][-1][1]) == pytest.approx(read_number(fields), abs=1.0)
 
 
 def test_out_of_fold_each_sample_is_the_training_record_that_was_left_out(tmp_path: Path) -> None:
