@@ -28,6 +28,7 @@ MOST_CONTOURS = 3  # pairs of the most important hyperparameters
 CELLS = 24  # of a contour, along each axis
 REACH = 0.15  # of an axis: beyond it from the nearest trial nothing is interpolated
 FEWEST = 6  # trials of a contour
+MOST_PASSED = 1000  # rings beside what was pruned
 SPREADS = 4.0  # of the middle half, beyond which values are outliers
 DECADES = 1.5  # from which on positive values lie on a logarithmic axis
 ESTIMATED = "Estimated joules are CPU-seconds with a weight, not measured: not evidence of a saving."
@@ -51,17 +52,17 @@ class Trial:
     further: Sequence[float | None] = ()
     curve: Mapping[int, float | None] = field(default_factory=dict)
 
-    def mark(self, x: Any, y: float, more: str = "") -> list[Any]:
-        """A point of a plot."""
-        words = [text.visible(self.id), f"{self.state} after {text.count(self.epoch, 'epoch')}"]
-        words += [text.hyperparameters(self.params), text.score(self.value) + more]
-        return [x, y, {"member": self.id, "text": "\n".join(words)}]
+    def mark(self, x: Any, y: float, *words: str, aside: bool = False) -> list[Any]:
+        """A point of a plot; `aside`: it is moved a little, so that equal values do not hide each other."""
+        more: Document = {"member": self.id, "text": "\n".join((text.visible(self.id), *words))}
+        if aside:
+            more["aside"] = round(self.number * 0.6180339887 % 1 - 0.5, 3)
+        return [_short(x), _short(y), more]
 
-    def beside(self, x: float, y: float, more: str = "") -> list[Any]:
-        """A point that is moved a little, so that equal values do not hide each other."""
-        found = self.mark(x, y, more)
-        found[2]["aside"] = round(self.number * 0.6180339887 % 1 - 0.5, 4)
-        return found
+    def describe(self) -> list[str]:
+        """How far it came, with what."""
+        words = [f"{self.state} after {text.count(self.epoch, 'epoch')}", text.hyperparameters(self.params)]
+        return [*words, text.score(self.value)]
 
 
 @dataclass(frozen=True)
@@ -130,12 +131,17 @@ def _plot_pruning(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Documen
         for rung in rungs
     ]
     passed = [
-        each.beside(rung, value, f"\nafter epoch {rung}: {text.score(value)}")
+        each.mark(rung, value, f"after epoch {rung}: {text.score(value)}", aside=True)
         for each in trials
         for rung in rungs
         if (each.epoch > rung or each.state == "finished") and (value := each.curve.get(rung)) is not None
     ]
-    crosses = [each.beside(each.epoch, each.value) for each in pruned if each.value is not None]
+    passed = (
+        [passed[i * len(passed) // MOST_PASSED] for i in range(MOST_PASSED)]
+        if len(passed) > MOST_PASSED
+        else passed
+    )
+    crosses = [p.mark(p.epoch, p.value, *p.describe(), aside=True) for p in pruned if p.value is not None]
     most = max([info.epochs or 1, *rungs])
     yield {
         "id": "pruning",
@@ -194,8 +200,8 @@ def _plot_fronts(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Document
 
         def mark(each: Trial, at: int = at) -> list[Any]:
             parts = zip(titles, info.further, each.further, strict=True)
-            more = "".join(f"\n{words}: {_amount(name, value, info.origin)}" for words, name, value in parts)
-            return each.mark(each.further[at], each.value or 0.0, more)
+            more = (f"{words}: {_amount(name, value, info.origin)}" for words, name, value in parts)
+            return each.mark(each.further[at], each.value or 0.0, *each.describe(), *more)
 
         values = [each.further[at] or 0.0 for each in judged]
         yield {
@@ -243,18 +249,18 @@ def _plot_contours(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Docume
         kinds = [_kind(values) for values in axes]
         values = np.array([each.value for each in having], dtype=float)
         cells = _interpolate(axes, kinds, values)
-        low, high = _plain_range(values.tolist())
+        low, high = plain_range(values.tolist())
         sign = 1 if info.direction == "max" else -1
 
         def place(value: float, low: float = low, high: float = high, sign: int = sign) -> float:
             share = min(1.0, max(0.0, (value - low) / ((high - low) or 1.0)))
             return round(share if sign > 0 else 1 - share, 3)
 
-        points = [
-            [x, y, {"to": to, "fill": place(value), "text": f"about {text.score(value)}\ninterpolated"}]
-            for x, y, to, value in cells
+        points = [[x, y, {"to": to, "fill": place(value)}] for x, y, to, value in cells]
+        marks = [
+            each.mark(each.params[a], each.params[b], *_describe_pair(each, (a, b)), text.score(each.value))
+            for each in having
         ]
-        marks = [each.mark(each.params[a], each.params[b]) for each in having]
         for mark, value in zip(marks, values, strict=True):
             mark[2]["fill"] = place(float(value))
         yield {
@@ -264,14 +270,10 @@ def _plot_contours(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Docume
             "between them is an interpolation (linear), only near trials: other hyperparameters differ, too.",
             "absent": None if cells else f"It needs {FEWEST} finished trials that differ in both.",
             "said": f"{len(having)} trials",
-            "table": {
-                "head": ["trial", text.visible(a), text.visible(b), objective],
-                "rows": [[text.visible(t.id), t.params[a], t.params[b], t.value] for t in having],
-            },
             "x": {"title": text.visible(a), "range": None, "kind": kinds[0]},
             "y": {"title": text.visible(b), "range": None, "kind": kinds[1]},
             "series": [
-                {"of": "ground", "label": "", "shape": "cell", "points": points},
+                {"of": "ground", "label": "", "shape": "cell", "still": True, "points": points},
                 {"of": "trials", "label": "", "shape": "dot", "size": 4, "points": marks},
             ],
         }
@@ -320,6 +322,10 @@ def _short(value: float) -> float:
     return float(f"{value:.6g}")
 
 
+def _describe_pair(trial: Trial, names: Sequence[str]) -> list[str]:
+    return [text.hyperparameters({name: trial.params[name] for name in names})]
+
+
 def _is_number_in(trials: Sequence[Trial], name: str) -> bool:
     values = [each.params.get(name) for each in trials if name in each.params]
     return len(set(map(repr, values))) > 2 and all(finite_or_none(value) is not None for value in values)
@@ -334,7 +340,7 @@ def _kind(values: Sequence[float]) -> str:
     return "log" if abs(by_log - 0.5) < abs(even - 0.5) else "linear"
 
 
-def _plain_range(values: Sequence[float]) -> tuple[float, float]:
+def plain_range(values: Sequence[float]) -> tuple[float, float]:
     """Smallest and largest value that is worth showing: outliers far beyond the middle half are left out."""
     if not values:
         return 0.0, 1.0
@@ -346,7 +352,7 @@ def _plain_range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _axis(title: str, values: Sequence[float]) -> Document:
-    low, high = _plain_range(values)
+    low, high = plain_range(values)
     room = 0.06 * (high - low) or abs(low) * 0.05 or 1.0
     return {"title": title, "range": [low - room, high + room], "kind": "linear"}
 

@@ -10,7 +10,7 @@ from page_server import PageServer
 
 Open = Callable[..., PageServer]
 
-HANG_S = 25.0  # no test is about how long something takes: this only ends one that hangs
+HANG_S = 300.0  # no test is about how long something takes: this only ends one that hangs
 
 #: Of a view that has been drawn at least once.
 DRAWN = "[data-view]:not([data-drawn='0'])"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ensemble.reporting.dashboard.search_plots import SearchInfo, Trial, plot_search
+from ensemble.reporting.dashboard.search_plots import SearchInfo, Trial, plain_range, plot_search
 
 
 def info(**changes: Any) -> SearchInfo:
@@ -86,9 +86,10 @@ def test_a_contour_is_near_the_function_and_is_drawn_only_near_trials() -> None:
     ground, marks = found["series"]
     assert found["x"]["kind"] == "log" and found["y"]["kind"] == "linear" and "interpolation" in found["reading"]
     assert len(marks["points"]) == len(trials) and len(ground["points"]) > 200
+    low, high = plain_range([each.value for each in trials])
     for x, y, more in ground["points"]:
         middle = math.sqrt(x * more["to"][0]), (y + more["to"][1]) / 2
-        about = float(more["text"].split()[1])
+        about = low + more["fill"] * (high - low)
         assert about == pytest.approx(true(*middle), abs=0.15)
         assert not (middle[0] > 5e-2 and middle[1] > 0.85), "far from all trials nothing is said"
     best = max(ground["points"], key=lambda point: point[2]["fill"])
