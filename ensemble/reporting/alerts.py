@@ -15,6 +15,7 @@ twice within a minute.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ FAR = 10.0  # times a member's least training loss, from which on it has diverge
 LONGEST = 1000  # characters of a text
 BUDGET_S = 15.0  # between two looks at what of a budget is used
 LEVELS = (0.8, 1.0)  # of a budget
+_NUMBERS = re.compile(r"\d+(?:\.\d+)?")  # such as steps and learning rates: causes that differ by them are one
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class AlertReader:
         if isinstance(event, Failed) and not event.retry:
             kind = "diverged" if event.reason == "nan" else "failed"
             what = f"failed ({event.reason or 'error'}): {event.error or 'no message'}"
-            return [Alert(kind, what, what, event.t, (event.member,))]
+            return [Alert(kind, _NUMBERS.sub("#", what), what, event.t, (event.member,))]
         if isinstance(event, Epoch):
             return self._find_divergence(event)
         return self.describe_end() if event is self.state.ended else []
@@ -237,8 +239,11 @@ class AlertGate:
 
     def add(self, alerts: Iterable[Alert]) -> None:
         """Takes alerts, but for those that are never said again."""
-        said = {*self._sent, *(each.cause for each in self._held)}
-        self._held += [each for each in alerts if not (each.once and each.cause in said)]
+        for each in alerts:
+            if not (
+                each.once and (each.cause in self._sent or any(each.cause == held.cause for held in self._held))
+            ):
+                self._held.append(each)
 
     def next(self, now: float) -> Alert | None:
         """The next alert that may pass, with all of its cause that have come meanwhile; None if none may."""

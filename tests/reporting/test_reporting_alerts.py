@@ -147,6 +147,18 @@ def test_a_run_of_which_no_member_finished_has_failed_and_a_budget_is_said_at_it
     assert failed.kind == "run_failed"
 
 
+def test_errors_that_differ_by_numbers_are_one_cause() -> None:
+    reader, gate = AlertReader(), AlertGate()
+    read(reader, begin())
+    for i in range(4):
+        error = {"error": f"loss is nan at step {i}, learning rate 0.{i}3", "reason": "nan"}
+        gate.add(reader.read(event("failed", 9.0, member=f"member-{i}", attempt=0, **error)))
+    alert = gate.next(10.0)
+    assert alert is not None and len(alert.who) == 4 and "4 × failed (nan): loss is nan at step 0" in alert.text
+    gate.confirm(alert, 10.0)
+    assert gate.next(11.0) is None
+
+
 def test_no_cause_is_said_twice_within_a_minute_and_what_comes_meanwhile_is_joined() -> None:
     gate = AlertGate()
     cause = [Alert("failed", "failed: x", "failed: x", float(i), (f"member-{i}",)) for i in range(5)]

@@ -464,6 +464,7 @@ def test_alerts_become_notifications_once_they_are_asked_for(own_tab: Any, page_
           constructor(title, options) { super(title, options); window.shown.push([title, options.body]); } };""")
     tab.goto(page_server.url)
     tab.wait_for_selector(DRAWN)
+    wait_until(tab, lambda: page_server.followers("run") == 1)
     alert = {"kind": "failed", "cause": "x", "text": "member-3: failed (oom): " + HOSTILE[5]}
     page_server.push(make_change(documents["state"], 1) | {"alerts": [alert]})
     wait_until(tab, lambda: tab.evaluate("Number(document.body.dataset.offset)") > documents["state"]["offset"])

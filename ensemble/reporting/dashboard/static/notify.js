@@ -25,6 +25,5 @@ export function makeSwitch(button, page) {
 
 /** Shows new alerts; several pages of a run show each of them once. */
 export function showAlerts(store) {
-  const alerts = store.alerts.splice(0);
-  if (isOn()) for (const { cause, text } of alerts) new Notification(visible(store.run.name ?? "run"), { body: visible(text), tag: `${store.log} ${cause}` });
+  for (const { cause, text } of store.alerts.splice(0)) if (isOn()) new Notification(visible(store.run.name ?? "run"), { body: visible(text), tag: `${store.log} ${cause}` });
 }
