@@ -46,9 +46,9 @@ function drawn(series, plot, names, models, isLabelled) {
   const aside = isBar && models.length > 1 ? 0.56 * (models.indexOf(of) - 0.5) : 0;
   const outer = series.name !== null && series.name !== "50 %"; // a quantile beside the median
   return {
-    name, colour, shape, line: line ? "line" : null, dash: outer ? [4, 3] : null, quiet: !isLabelled || names.length > SERIES.length, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
-    points: points.map(([x, y, more]) => ({
-      x, y, aside, text: `${name}${series.name ? `, ${series.name}` : ""}\n${plot.x.title} ${significant(x, 4)}\n${plot.y.title} ${significant(y, 4)}${more ? `\n${more}` : ""}`,
+    name, colour, shape, line: line ? "line" : null, dash: outer ? [4, 3] : null, quiet: !isLabelled || names.length > SERIES.length, size: isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4,
+    points: points.map(([x, y, { text, size } = {}]) => ({
+      x, y, aside, size, text: text ?? `${name}${series.name ? `, ${series.name}` : ""}\n${plot.x.title} ${significant(x, 4)}\n${plot.y.title} ${significant(y, 4)}`,
     })),
   };
 }
