@@ -325,7 +325,7 @@ def test_runs_of_other_objectives_are_not_ranked_against_each_other(folder: Path
     dots = [series["points"][0] for series in cpu["series"][:2]]
     assert [dot[:2] for dot in dots] == [pytest.approx([run["cpu_s"], run["combined"]], rel=1e-5) for run in runs]
     assert runs[0]["combined"] > runs[1]["combined"] and runs[0]["cpu_s"] > runs[1]["cpu_s"]
-    assert [dot[2] for dot in dots] == ["on the Pareto front"] * 2, "one is better, the other cheaper"
+    assert [dot[2]["size"] for dot in dots] == [6.5] * 2, "both are on the front: one is better, the other cheaper"
 
 
 def test_runs_that_have_ended_are_compared_without_their_logs(folder: Path, tmp_path: Path) -> None:

@@ -136,11 +136,19 @@ def _plot(title: str, reading: str, x: str, y: str, series: list[Document], kind
         "x": {"title": x, "range": None, "kind": kind, "whole": x == "epoch"},
         "y": {"title": y, "range": None, "kind": "linear"},
     }
-    return {"id": title, "title": title, "reading": reading, **axes, "series": [s for s in series if s["points"]]}
+    return {
+        "id": title,
+        "title": title,
+        "reading": reading,
+        "absent": None,
+        "table": None,
+        **axes,
+        "series": [s for s in series if s["points"]],
+    }
 
 
 def _series(at: int | str, points: Sequence[Sequence[Any]], name: str | None = None) -> Document:
-    return {"of": at, "name": name, "shape": None, "line": True, "points": list(points)}
+    return {"of": at, "name": name, "shape": None, "line": True, "still": False, "points": list(points)}
 
 
 def _plot_cost(group: _Group, name: str, what: str, of: str) -> Iterator[Document]:
@@ -177,14 +185,19 @@ def _plot_cost(group: _Group, name: str, what: str, of: str) -> Iterator[Documen
             "name": None,
             "shape": "dot",
             "line": False,
-            "size": 6.5 if i in front else 4.5,
-            "points": [[rounded(x), rounded(y), {"note": "on the Pareto front" if i in front else ""}]],
+            "points": [
+                [rounded(x), rounded(y), {"size": 6.5 if i in front else 4.5, "text": _say(run, title, x, y)}]
+            ],
         }
-        for i, (at, _, x, y, _) in enumerate(points)
+        for i, (at, run, x, y, _) in enumerate(points)
     ]
     series.append(_series("reference", [[rounded(points[i][2]), rounded(points[i][3])] for i in front]))
     reading += ESTIMATED if "estimated" in origins else ""
     yield _plot(f"Quality over {what}{of}", reading, title, group.objective, series, kind)
+
+
+def _say(run: str, cost: str, x: float, y: float) -> str:
+    return f"{run}\n{text.number(x)} {cost}\n{text.score(y)}"
 
 
 # -- tables -------------------------------------------------------------------------------------------------------

@@ -85,11 +85,15 @@ class Runs:
             KeyError: there is no such run.
         """
         paths = {key: self._list.paths[key] for key in keys}
-        rows = {row["key"]: row for row in json.loads(await self.read_list())}
-        if any(key not in rows for key in keys):
-            raise KeyError(keys)
-        loop = asyncio.get_running_loop()
-        return encode(await loop.run_in_executor(self._comparer, self._comparisons.compare, paths, rows))
+        listed = await self.read_list()
+
+        def compare() -> bytes:
+            rows = {row["key"]: row for row in json.loads(listed)}
+            if not paths.keys() <= rows.keys():
+                raise KeyError(keys)
+            return encode(self._comparisons.compare(paths, rows))
+
+        return await asyncio.get_running_loop().run_in_executor(self._comparer, compare)
 
     async def edit_notes(self, key: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Changes what people wrote about a run, and returns it.

@@ -27,7 +27,7 @@ class CompareView {
     clearTimeout(this.timer);
     const asked = (this.asked = keys.join());
     try {
-      const found = await this.page.source.ask(`compare?runs=${asked}`);
+      const found = await this.page.source.ask(`compare?runs=${encodeURIComponent(asked)}`);
       if (asked !== this.asked) return;
       this.draw(found);
       const isGrowing = found.runs.some((run) => run.state.word === "running");

@@ -91,7 +91,7 @@ function drawn(series, plot, names, models, isLabelled, store, { isShown, isPale
   return {
     name, colour, shape, still: still ?? dashed, line: line === true ? "line" : line || null, dash: dash ?? (outer || dashed ? [4, 3] : null), quiet: ((label ?? null) === null && !isLabelled) || models.length > SERIES.length, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
     points: points.filter(([, , more]) => more?.member === undefined || isShown(more.member)).map(([x, y, more]) => ({
-      x, y, aside, get text() { return `${name}${series.name ? `, ${series.name}` : ""}\n${visible(plot.x.title)} ${short(x)}\n${visible(plot.y.title)} ${short(y)}${more?.note ? `\n${more.note}` : ""}`; }, ...more, id: more?.member,
+      x, y, aside, get text() { return `${name}${series.name ? `, ${series.name}` : ""}\n${visible(plot.x.title)} ${short(x)}\n${visible(plot.y.title)} ${short(y)}`; }, ...more, id: more?.member,
       colour: store.selection.has(more?.member) ? store.colour(more.member) : more?.fill === undefined ? null : rampColour(more.fill),
       pale: more?.member !== undefined && isPale(more.member),
     })),
