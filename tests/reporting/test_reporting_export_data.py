@@ -82,10 +82,14 @@ def _cells(rows: list[dict[str, str]]) -> list[list[str]]:
 
 
 def _cells_of(table: dict[str, Any]) -> list[list[str]]:
-    texts = [[cell[0] if isinstance(cell, list) else cell for cell in row] for row in table["rows"]]
-    return [
-        ["" if cell is None else cell if isinstance(cell, str) else repr(cell) for cell in row] for row in texts
-    ]
+    return [[_cell_of(cell, at) for at, cell in enumerate(row)] for row in table["rows"]]
+
+
+def _cell_of(cell: Any, at: int) -> str:
+    """A text with what it is sorted by is that number, but in the first column, which names the row."""
+    shown, key = cell if isinstance(cell, list) else (cell, None)
+    held = key if at > 0 and isinstance(key, float) else shown
+    return "" if held is None else held if isinstance(held, str) else repr(held)
 
 
 def test_a_folder_without_a_run_and_one_that_cannot_be_written_are_said(
@@ -93,6 +97,6 @@ def test_a_folder_without_a_run_and_one_that_cannot_be_written_are_said(
 ) -> None:
     assert main(["export-data", str(tmp_path / "nothing")]) == 2 and not (tmp_path / "nothing-data").exists()
     (tmp_path / "file").write_text("")
-    assert main(["export-data", str(run.path), "--out", str(tmp_path / "file")]) == 1
+    assert main(["export-data", str(run.path), "--out", str(tmp_path / "file")]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and "cannot be written" in said[1]
