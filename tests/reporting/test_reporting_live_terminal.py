@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,6 +35,7 @@ with Progress(sys.stdout) as progress:
         apply_event(state, event)
     for _ in range(3):
         progress.update(state)
+    os.write(2, b"drawn")
     input()
     for event in events[half:]:
         apply_event(state, event)
@@ -114,23 +115,15 @@ class Session:
         fcntl.ioctl(self.own, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, columns, 0, 0))
         self.screen.resize(columns)
 
-    def read_until(self, wanted: str) -> None:
-        """Shows what the process writes until it shows this."""
-        self._read(lambda: re.search(wanted, self.screen.text) is not None)
-
-    def read_until_drawn(self) -> None:
-        """Shows what the process writes until it has drawn the whole run, or has ended."""
+    def read(self) -> None:
+        """Shows what the process writes until it says that it has drawn, or has ended."""
         assert self.process.stderr is not None
-        self._read(lambda: bool(select.select([self.process.stderr], [], [], 0)[0]))
-        while select.select([self.own], [], [], 0.2)[0]:
-            self.screen.feed(self._decoder.decode(os.read(self.own, 2**16)))
-
-    def _read(self, is_done: Callable[[], bool]) -> None:
-        until = time.monotonic() + WAIT_S
-        while not is_done():
+        said, until = self.process.stderr.fileno(), time.monotonic() + WAIT_S
+        while said not in (ready := select.select([said, self.own], [], [], 0.1)[0]) or self.own in ready:
             assert time.monotonic() < until, self.screen.text
-            if select.select([self.own], [], [], 0.1)[0]:
+            if self.own in ready:
                 self.screen.feed(self._decoder.decode(os.read(self.own, 2**16)))
+        os.read(said, 2**16)
 
 
 @contextmanager
@@ -150,7 +143,7 @@ def test_the_table_fits_any_width_also_when_it_changes_and_ctrl_c_leaves_the_ter
     columns: int, after: int, tmp_path: Path
 ) -> None:
     with session(columns) as shown:
-        shown.read_until(r"member-\d+ +running")
+        shown.read()
         first = shown.screen.text
         first = first[first.index("digits ·") :]  # above it stands who failed
         assert first.count("/30 finished") == 1 and "best member" in first and len(first.splitlines()) < ROWS
@@ -160,11 +153,11 @@ def test_the_table_fits_any_width_also_when_it_changes_and_ctrl_c_leaves_the_ter
         assert shown.process.stdin is not None  # no terminal: it would echo the line
         shown.process.stdin.write("\n")
         shown.process.stdin.flush()
-        shown.read_until_drawn()
+        shown.read()
         assert shown.screen.text.count("/30 finished") == 1, "the earlier table is gone"
         os.write(shown.own, b"\x03")
         assert shown.process.wait(WAIT_S) != 0
-        shown.read_until_drawn()
+        shown.read()
         assert shown.screen.has_cursor and shown.screen.column == 0, "the prompt begins a line"
         assert shown.screen.overruns == 0
         assert termios.tcgetattr(shown.other) == shown.modes
