@@ -90,7 +90,7 @@ def list_tables(run_dir: RunDir) -> list[DataTable]:
     found = [
         _tabulate("members", "A row for each member, or trial of a search.", map(_flatten, status_rows(run))),
         _tabulate("epochs", "A row for each epoch of the members' final lineages.", _list_epochs(state)),
-        *_list_of_documents(view.state_document()),
+        *_list_of_documents(view.state_document(), view.list_power()),
         _tabulate("ledger", "What roles and members used on each node.", run.ledger.list_rows(), LEDGER_COLUMNS),
         _tabulate(
             "importances",
@@ -180,8 +180,8 @@ def _list_epochs(state: RunState) -> Iterable[dict[str, Any]]:
         yield row | {name: event.get(name) for name in _OF_EPOCHS}
 
 
-def _list_of_documents(state: Mapping[str, Any]) -> list[DataTable]:
-    """What the document `state` holds beside members: attempts, power, streams, notices."""
+def _list_of_documents(state: Mapping[str, Any], nodes: Iterable[Mapping[str, Any]]) -> list[DataTable]:
+    """What the document `state` holds beside members: attempts, streams, notices; and the power of nodes."""
     spans = [
         dict(zip(("member", *_SPAN), (name, *span), strict=True))
         for name, of in state["spans"].items()
@@ -195,7 +195,7 @@ def _list_of_documents(state: Mapping[str, Any]) -> list[DataTable]:
                 strict=True,
             )
         )
-        for node in state["power"]["nodes"]
+        for node in nodes
         for point in node["points"]
     ]
     return [

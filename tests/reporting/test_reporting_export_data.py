@@ -59,7 +59,7 @@ def test_every_table_of_the_page_is_a_file_with_the_same_figures(
     assert len(read(out, "attempts")) == sum(map(len, state["spans"].values()))
     assert [row["text"] for row in read(out, "notices")] == [notice["text"] for notice in state["notices"]]
     power = read(out, "power")
-    assert len(power) == sum(len(node["points"]) for node in state["power"]["nodes"])
+    assert len(power) == sum(len(node["points"]) for node in view.list_power())
     direct = [float(row["energy_j"] or 0) for row in read(out, "ledger") if row["view"] == "direct"]
     assert sum(direct) == pytest.approx(view.project().ledger.run.energy_j)
     models = {row["model"]: row for row in read(out, "models")}

@@ -109,10 +109,10 @@ class History:
 
 
 def describe_history(state: RunState, history: History, power: Sequence[Mapping[str, Any]]) -> Document:
-    """Returns the document: `plots`, of the form of `plots`, each with the `view` that shows it.
+    """Returns the document: `plots`, of the form of `plots`, each with the `view`, or the views, that show it.
 
     Args:
-        power: of each node, as the document `state` has it.
+        power: of each node, as `PowerSeries.describe` has it.
     """
     begin = state.started or 0.0
     end = max([state.updated or begin, begin + 1e-3])
@@ -160,7 +160,7 @@ def _plot_power(nodes: Sequence[Mapping[str, Any]], begin: float, scale: float, 
             idle = _line(str(node["node"]), "idle", node["points"], 3, begin, scale, unit, GAP_S, text.watts)
             series.append(idle | {"label": f"{name}, idle", "dash": [2, 3]})
     return {
-        "view": "cost",
+        "view": ["cost", "placement"],
         "id": "power",
         "title": "Power over time",
         "reading": f"Of whole nodes, {origins}."

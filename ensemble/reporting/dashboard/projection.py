@@ -201,7 +201,6 @@ class RunView:
             "streams": describe_streams(self.state, self._rates),
             "notices": group_notices(self._notices),
             "cost": cost,
-            "power": {"nodes": self._power.describe(self.state)},
         }
 
     def curves_document(self) -> dict[str, Any]:
@@ -215,7 +214,11 @@ class RunView:
 
     def history_document(self) -> dict[str, Any]:
         """What nodes and streams did over time."""
-        return describe_history(self.state, self._history, self._power.describe(self.state))
+        return describe_history(self.state, self._history, self._power.describe())
+
+    def list_power(self) -> list[dict[str, Any]]:
+        """The readings of each node, see `PowerSeries.describe`."""
+        return self._power.describe()
 
     def _member_rows(self, names: Iterable[str]) -> dict[str, list[Any]]:
         members, run = self.state.members, self.project()
@@ -280,7 +283,7 @@ class RunView:
         change = self._compose(self._touched, due)
         alerts, self._passed = self._passed, []
         change |= _list("alerts", [{"kind": each.kind, "cause": each.cause, "text": each.text} for each in alerts])
-        change |= _list("epochs", self._curves.take()) | _list("power", self._power.take())
+        change |= _list("epochs", self._curves.take())
         change |= _list("notices", group_notices(self._notices, self._new_notices))
         later = self._touched.sections - due
         self._start_change()
@@ -299,7 +302,6 @@ class RunView:
         # Figures of cost that were sent while the page was away are in no later change.
         change = self._compose(touched, touched.sections | {"run", "cost"})
         change |= _list("epochs", self._curves.replay(names))
-        change |= _list("power", self._power.since(first))
         begin = self.state.started or 0.0
         missed = [notice for notice in self._notices if begin + notice.at_s >= first - 1e-3]
         return change | _list("notices", group_notices(self._notices, missed))

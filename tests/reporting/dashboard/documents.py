@@ -83,6 +83,15 @@ def make_documents(
         },
         "tables": _make_tables(names),
         "history": None,  # as the server makes it of the rest
+        "power": [  # of nodes, for the history
+            {
+                "node": name,
+                "origin": "measured",
+                "sources": ["rapl", "nvml"],
+                "points": [[START + i, START + i + 1, 300 + 40 * rng.random(), 90.0] for i in range(300)],
+            }
+            for name in places
+        ],
     }
 
 
@@ -93,7 +102,7 @@ def put_into_words(documents: dict[str, Document]) -> dict[str, Document]:
     state = documents["state"] | {"run": run | {"tiles": describe_tiles(run)}}
     importances = documents["importances"] | {"plots": _plot_search(documents)}
     times = RunState(started=run["started"], updated=state["now"])
-    history = documents.get("history") or describe_history(times, History(), state["power"]["nodes"])
+    history = documents.get("history") or describe_history(times, History(), documents["power"])
     return documents | {"state": state, "quality": quality | words, "history": history, "importances": importances}
 
 
@@ -150,14 +159,12 @@ def make_change(state: Document, step: int, touched: int = 10, *, seed: int = 0)
         values = {**row[at["metrics"]], "train_loss": 1.1 - row[at["metric"]], "lr": 0.01, "samples_per_s": 1500.0}
         epochs.append([name, step % EPOCHS, now, values])
     run = {**state["run"], "updated": now, "wall_s": now - START}
-    node = state["nodes"][0]["name"]
     return {
         "offset": state["offset"] + 1000 * step,
         "now": now,
         "run": run,
         "members": rows,
         "epochs": epochs,
-        "power": [[node, now - 0.2, now, 100 + 50 * rng.random(), 40.0]],
     }
 
 
@@ -341,15 +348,4 @@ def _make_state(
             make_notice(61.0, "info", "A second feeder was started for stream group 1."),
         ],
         "cost": make_cost(rng, rows),
-        "power": {
-            "nodes": [
-                {
-                    "node": name,
-                    "origin": "measured",
-                    "sources": ["rapl", "nvml"],
-                    "points": [[START + i, START + i + 1, 300 + 40 * rng.random(), 90.0] for i in range(300)],
-                }
-                for name in places
-            ]
-        },
     }

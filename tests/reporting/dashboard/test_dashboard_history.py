@@ -59,7 +59,7 @@ def test_use_of_cores_and_gpus_and_watts_lie_over_the_time_of_the_run() -> None:
     assert shares[:4] == [(0.0, 0.5), (1.0, 0.5), (1.0, 1.0), (2.0, 1.0)]
     assert gpu["label"] == "n, GPU 0" and {y for _, y, *_ in gpu["points"]} == {0.25, None}
     assert found["cpu"]["x"]["title"] == "minutes since the start" and found["cpu"]["view"] == "placement"
-    assert found["power"]["said"] == "n: 50 W measured" and found["power"]["view"] == "cost"
+    assert found["power"]["said"] == "n: 50 W measured" and found["power"]["view"] == ["cost", "placement"]
 
 
 def test_levels_of_streams_are_those_between_two_reports_not_means_since_the_beginning() -> None:

@@ -222,7 +222,7 @@ def test_a_change_replaces_rows_and_says_what_changed(call: Call) -> None:
         const states = Object.keys(rest[0].members).map((id) => [id, s.members.get(id).state]);
         return [seen, s.offset, Object.fromEntries(states)];""")
     seen, offset, states = call("store.js", code, documents, change)
-    assert seen == [["members", "power", "run"]]
+    assert seen == [["members", "run"]]
     assert offset == change["offset"]
     assert states == dict.fromkeys(change["members"], "running")
 
@@ -235,10 +235,10 @@ def test_a_change_applied_twice_is_as_one_applied_once(call: Call) -> None:
     code = make_store("""
         s.loadDocument("curves", docs.curves);
         for (const change of rest[0]) for (let i = 0; i < rest[1]; i += 1) s.apply(change);
-        return [[...s.members], s.curves.members, s.power, s.notices];""")
+        return [[...s.members], s.curves.members, s.notices];""")
     once = call("store.js", code, documents, changes, 1)
     assert call("store.js", code, documents, changes, 2) == once
-    assert len(once[3]) == len(documents["state"]["notices"]) + 5
+    assert len(once[2]) == len(documents["state"]["notices"]) + 5
 
 
 def test_epochs_replace_what_came_from_that_epoch_on(call: Call) -> None:
@@ -277,44 +277,25 @@ def test_epochs_that_arrive_while_the_curves_are_fetched_are_not_lost(call: Call
 
 
 def test_nothing_that_grows_grows_without_end(call: Call) -> None:
-    """An hour of changes, five a second, as one member that trains on and a node whose power is measured."""
+    """An hour of changes, five a second, as one member that trains on."""
     code = make_store("""
         s.loadDocument("curves", docs.curves);
-        const node = docs.state.nodes[0].name, begin = docs.state.now;
+        const begin = docs.state.now;
         for (let i = 0; i < 18000; i += 1) {
           const now = begin + i / 5;
           s.apply({ offset: docs.state.offset + i, now,
             epochs: [["member-0", 100 + i, now, { accuracy: i / 18000 }]],
-            power: [[node, now, now + 0.2, 100 + (i % 2), 40]],
             notices: [{ key: `${i}`, at_s: i, level: "info", text: `${i}`, who: "", count: 1 }],
             answers: [{ request: `${i}`, verb: "pause", member: null, done: true, message: "" }] });
         }
-        const curve = s.curves.members["member-0"], points = s.power.nodes[0].points;
-        return [curve.epoch.length, curve.values.accuracy.length, curve.epoch.at(-1), points.length,
-                s.notices.length, s.answers.length];""")
-    epochs, values, last, points, notices, answers = call("store.js", code, make_documents(2))
+        const curve = s.curves.members["member-0"];
+        const { length } = curve.epoch;
+        return [length, curve.values.accuracy.length, curve.epoch.at(-1), s.notices.length, s.answers.length];""")
+    epochs, values, last, notices, answers = call("store.js", code, make_documents(2))
     assert epochs == values <= 2000
     assert last == 18099
-    assert points <= 3000
     assert notices <= 2000
     assert answers <= 100
-
-
-def test_averaging_power_keeps_its_energy(call: Call) -> None:
-    documents = make_documents(1, nodes=1)
-    documents["state"]["power"]["nodes"] = []
-    code = make_store("""
-        const node = docs.state.nodes[0].name;
-        let wanted = 0;
-        for (let i = 0; i < 4000; i += 1) {
-          wanted += 3 * (i % 7);
-          s.apply({ offset: 1, now: 1, power: [[node, 3 * i, 3 * i + 3, i % 7, 1]] });
-        }
-        const found = s.power.nodes[0].points.reduce((sum, p) => sum + p[2] * (p[1] - p[0]), 0);
-        return [s.power.nodes[0].points.length, found, wanted];""")
-    points, found, wanted = call("store.js", code, documents)
-    assert points < 3001
-    assert found == pytest.approx(wanted)
 
 
 # -- selection and colours -------------------------------------------------------------------------

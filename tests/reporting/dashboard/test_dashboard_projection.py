@@ -86,20 +86,12 @@ class Page:
                 for metric, column in curve["values"].items():
                     column.append(values.get(metric))
         self.curves = {name: curve for name, curve in self.curves.items() if curve["epoch"] or name in self.curves}
-        for node, *point in change.get("power", []):
-            known = {each["node"]: each for each in self.state["power"]["nodes"]}
-            if node not in known:
-                known[node] = {"node": node, "points": []}
-                self.state["power"]["nodes"].append(known[node])
-            known[node]["points"] = [p for p in known[node]["points"] if p[0] < point[0]] + [point]
 
     def comparable(self) -> Any:
         """All of it but guesses of the time left, which depend on what was seen when."""
         run = {name: value for name, value in self.state["run"].items() if name != "left_s"}
         curves = {name: curve for name, curve in self.curves.items() if curve["epoch"]}
-        power = {node["node"]: node["points"] for node in self.state["power"]["nodes"]}
-        rest = {name: value for name, value in self.state.items() if name not in ("run", "power")}
-        return plain({**rest, "run": run, "curves": curves, "power": power})
+        return plain({**self.state, "run": run, "curves": curves})
 
 
 def cut(events: list[Document], places: list[int]) -> list[list[Document]]:
@@ -356,7 +348,7 @@ def test_power_of_a_long_run_stays_small() -> None:
         fields = {"node": "n", "watts": watts, "interval_s": 1.0, "origin": "measured", "source": "s"}
         events.append({"v": 2, "t": begin + i, "type": "power", **fields, "energy_j": watts, "parts": [part]})
     view = make_view(events)
-    (node,) = view.state_document()["power"]["nodes"]
+    (node,) = view.list_power()
     points = node["points"]
     assert 1000 < len(points) <= 3000
     joules = sum((end - start) * watts for start, end, watts, _ in points)
@@ -385,7 +377,7 @@ def test_power_that_is_logged_late_leaves_no_hole() -> None:
     fields = {"node": "n", "watts": 5.0, "energy_j": 5.0, "interval_s": 1.0, "origin": "measured", "parts": [part]}
     for late_s in (1.0, 2.0, 12.5, 12.6, 13.0):  # ten seconds in which the driver did not come to it
         events.append({"v": 2, "t": begin + late_s, "type": "power", **fields})
-    (node,) = make_view(events).state_document()["power"]["nodes"]
+    (node,) = make_view(events).list_power()
     for before, after in itertools.pairwise(node["points"]):
         assert after[0] == before[1]
     assert sum((end - start) * watts for start, end, watts, _ in node["points"]) == pytest.approx(25.0, abs=0.1)

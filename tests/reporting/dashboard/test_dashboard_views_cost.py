@@ -77,7 +77,7 @@ def test_estimated_joules_are_never_shown_as_measured(tab: Any, open_page: Open)
         role["origin"] = "estimated"
     for row in state["cost"]["members"]["rows"].values():
         row[AT["origin"]] = row[AT["full_origin"]] = "estimated"
-    for node in state["power"]["nodes"]:
+    for node in documents["power"]:
         node["origin"] = "estimated"
     open_page(documents, "#cost")
     choose(tab, "Show", "energy")
@@ -92,7 +92,7 @@ def test_a_run_without_energy_says_so_and_shows_its_cpu_time(tab: Any, open_page
     documents = make_documents(8, seed=2)
     state = documents["state"]
     state["run"]["totals"] |= {"energy_j": None, "energy_origin": "unavailable", "watts": None}
-    state["power"] = {"nodes": []}
+    documents["power"] = []
     for role in state["cost"]["roles"]:
         role |= {"energy_j": None, "origin": "unavailable", "full_j": None}
     for row in state["cost"]["members"]["rows"].values():
@@ -119,7 +119,7 @@ def test_power_is_drawn_with_idle_dotted_and_said(tab: Any, open_page: Open) -> 
     assert "node-0, measured (rapl, nvml)" in legend and "node-1, idle" in legend
     marks = int(chart.locator("canvas").get_attribute("data-marks"))
     assert marks == 2 * 2 * 2 * 300, "two ends of 300 intervals, used and idle, of two nodes"
-    watts = documents["state"]["power"]["nodes"][0]["points"][-1][2]
+    watts = documents["power"][0]["points"][-1][2]
     assert f"{watts:.0f} W measured" in chart.locator("canvas").get_attribute("aria-label")
 
 
@@ -130,7 +130,7 @@ def test_overlapping_readings_do_not_run_backwards_and_gaps_are_not_bridged(tab:
         [START + 0.9, START + 2, 20.0, None],
         [START + 9, START + 10, 5.0, None],
     ]
-    documents["state"]["power"]["nodes"][0]["points"] = points
+    documents["power"][0]["points"] = points
     documents["state"]["now"] = START + 10
     open_page(documents, "#cost")
     chart = figure(tab, "Power over time")

@@ -16,7 +16,6 @@ export const STATES = {
 const SECTIONS = ["run", "nodes", "streams", "cost"];
 const MOST_NOTICES = 2000;
 const MOST_EPOCHS = 2000; // of one member; beyond that every other one is dropped
-const MOST_POWER = 3000; // points of one node; beyond that pairs are averaged
 
 /** Holds one run's documents and the reader's selection, filter and hovered member; tells subscribers what changed. */
 export class Store {
@@ -45,7 +44,6 @@ export class Store {
     this.streams = [];
     this.notices = [];
     this.cost = null;
-    this.power = { nodes: [] };
     this.curves = null;
     this.quality = null;
     this.importances = null;
@@ -69,12 +67,11 @@ export class Store {
     this.hear(state.now);
     this.takeSections(state);
     this.notices = [...(state.notices ?? []), ...own].sort((a, b) => a.at_s - b.at_s).slice(-MOST_NOTICES);
-    this.power = state.power ?? this.power;
     this.columns = state.members.columns;
     for (const [id, row] of Object.entries(state.members.rows)) this.setMember(id, row);
     this.sortOrder();
     for (const [id, spans] of Object.entries(state.spans ?? {})) this.spans.set(id, spans);
-    this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "power", "selection"]);
+    this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "selection"]);
   }
 
   /** Takes one of the documents `curves`, `quality`, `importances`, `tables`, `history`. */
@@ -113,10 +110,6 @@ export class Store {
     if (change.notices?.length) {
       this.applyNotices(change.notices);
       changed.push("notices");
-    }
-    if (change.power?.length) {
-      this.applyPower(change.power);
-      changed.push("power");
     }
     if (change.epochs?.length && this.waitingEpochs !== null) this.waitingEpochs.push([change.offset, change.epochs]);
     else if (change.epochs?.length && this.curves !== null) {
@@ -194,20 +187,6 @@ export class Store {
     const at_s = Math.max(0, this.now() - (this.run.started ?? this.now()));
     this.applyNotices([{ key: Symbol(text), at_s, level, text, who: "", count: 1, isOwn: true }]); // such as a refusal: no document has it
     this.tell(["notices"]);
-  }
-
-  applyPower(points) {
-    for (const [name, begin, end, power, idle] of points) {
-      let node = this.power.nodes.find((each) => each.node === name);
-      if (node === undefined) {
-        node = { node: name, origin: this.nodes.find((each) => each.name === name)?.watts_origin ?? null, sources: [], points: [] };
-        this.power.nodes.push(node);
-      }
-      const last = node.points.at(-1);
-      if (last !== undefined && begin < last[1] - 1e-6) continue; // known already
-      node.points.push([begin, end, power, idle]);
-      if (node.points.length > MOST_POWER) node.points = halved(node.points);
-    }
   }
 
   hear(now) {
@@ -324,16 +303,4 @@ function thin(curve) {
   curve.t = curve.t.filter(keep);
   curve.epoch = curve.epoch.filter(keep);
   curve.values = bare(Object.fromEntries(values));
-}
-
-function halved(points) {
-  const pairs = [];
-  for (let i = 0; i + 1 < points.length; i += 2) {
-    const [a, b] = [points[i], points[i + 1]];
-    const [left, right] = [a[1] - a[0], b[1] - b[0]];
-    const mean = (column) => (a[column] === null || b[column] === null ? null : (a[column] * left + b[column] * right) / (left + right || 1));
-    pairs.push([a[0], b[1], mean(2), mean(3)]);
-  }
-  if (points.length % 2) pairs.push(points.at(-1));
-  return pairs;
 }

@@ -91,9 +91,9 @@ class CostView {
 
   /** The origins of all joules on the page. */
   origins() {
-    const { cost, power } = this.page.store;
+    const { cost, nodes } = this.page.store;
     const found = new Set((cost?.roles ?? []).filter((each) => each.energy_j !== null).map((each) => each.origin));
-    for (const node of power.nodes) if (node.points.length) found.add(node.origin);
+    for (const node of nodes) found.add(node.watts_origin);
     return found;
   }
 

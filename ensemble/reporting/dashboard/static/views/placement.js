@@ -115,8 +115,7 @@ class PlacementView {
       known.add(name);
       if (!this.cards.has(name)) this.cards.set(name, this.makeCard(name));
       const card = this.cards.get(name);
-      const power = this.power(each.node, at);
-      this.drawCard(card, each, shown, power);
+      this.drawCard(card, each, shown);
       if (this.grid.children[i] !== card.root) this.grid.insertBefore(card.root, this.grid.children[i] ?? null);
     });
     for (const [name, card] of this.cards) if (!known.has(name)) [card.root.remove(), this.cards.delete(name)];
@@ -133,24 +132,16 @@ class PlacementView {
     return { root, body, keys: roving(root, "button[data-member]"), parts: new Map() };
   }
 
-  /** The node's power at the moment, with its origin. */
-  power(node, at) {
-    if (this.isPresent) return node.watts === null ? null : [node.watts, node.watts_origin];
-    const series = this.store.power.nodes.find((each) => each.node === node.name);
-    const point = series?.points.find(([begin, end]) => begin <= at && at <= end);
-    return point && point[2] !== null ? [point[2], series.origin] : null;
-  }
-
-  drawCard(card, each, shown, power) {
+  drawCard(card, each, shown) {
     const { node, cores, gpus } = each;
     const focused = card.root.contains(document.activeElement) ? document.activeElement.dataset.place : null;
     setAttribute(card.root, "class", node.gone ? "node gone" : "node");
     const used = this.memoryOf(cores);
-    const head = [visible(node.name), node.gone, power];
+    const head = [visible(node.name), node.gone, this.isPresent ? node.watts : null, node.watts_origin];
     const pieces = (device) => [this.width, device.capacity, device.held, device.pieces.map((piece) => [piece, this.look(piece.id, shown)])];
     keep(card.body, [
       part(card, "head", head, () => h("div", { class: "node-head" }, h("h3", {}, head[0]), node.gone && h("span", { class: "pill bad" }, "gone"),
-        power !== null && h("span", { class: "soft figures" }, `${watts(power[0])} (${power[1] ?? "unavailable"})`))),
+        head[2] !== null && h("span", { class: "soft figures" }, `${watts(node.watts)} (${node.watts_origin ?? "unavailable"})`))),
       node.note && part(card, "note", node.note, () => h("p", { class: "reading" }, visible(node.note))),
       part(card, "gauges", [node.gone, this.isPresent, node.cpu_use, used], () => h("div", {},
         this.isPresent && !node.gone && gauge("cores busy", node.cpu_use, cores.capacity, `${number(node.cpu_use)} of ${number(cores.capacity)}`),

@@ -61,7 +61,7 @@ export class Plots {
     const { store } = this.page;
     const { document, view, width } = this.options;
     this.drawn = store[document];
-    const plots = (this.drawn?.plots ?? []).filter((plot) => plot.view === view);
+    const plots = (this.drawn?.plots ?? []).filter((plot) => view === undefined || [plot.view].flat().includes(view));
     for (const [id, chart] of this.charts) if (!plots.some((plot) => plot.id === id)) [chart.close(), chart.root.remove(), this.charts.delete(id)];
     for (const plot of plots) {
       if (!this.charts.has(plot.id)) this.charts.set(plot.id, plotChart(plot, store, this.options));
