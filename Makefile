@@ -57,7 +57,7 @@ horovod: $(READY)
 	@deploy/build-horovod.sh $(BIN)/python
 
 demo: $(READY)
-	@$(BIN)/ensemble demo
+	@$(BIN)/ensemble demo --dashboard
 
 # Of a warning, such as a link that leads nowhere, the build fails.
 docs: $(READY)

@@ -24,7 +24,7 @@ from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, rai
 from ensemble.reporting.notebook import LiveView
 from ensemble.result import Result, make_result
 from ensemble.run import POLL_S, Request, Run, StateFollower
-from ensemble.spec import Ensemble, SpecError, check_ensemble, check_installed
+from ensemble.spec import Ensemble, Notify, SpecError, check_ensemble, check_installed, resolve_notify
 from ensemble.spec.search import check_budget
 from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import check_number
@@ -163,6 +163,7 @@ def submit(
     group_read: bool = False,
     code: Code | None = None,
     checked: Sequence[FileCheck] | None = None,
+    notify: Notify | str | Sequence[Notify | str] | None = None,
 ) -> Run:
     """Start a run, or continue the run that this ensemble already has in that directory.
 
@@ -185,6 +186,8 @@ def submit(
         group_read: let the group of the run directory read it; by default only its owner can.
         code: the result of `code_of(ensemble)`, where it is known already.
         checked: how the files of members that have ended were found, where they were read already.
+        notify: who is told when the run fails, stalls or ends, a member diverges, or a budget is used: addresses
+            of webhooks, or `Notify` objects. It is not kept: a resume is given its own.
 
     Returns:
         A handle, when nodes have been found and the declaration can run on them.
@@ -197,6 +200,7 @@ def submit(
             the run were trained with other hyperparameters, data or code.
     """
     check_ensemble("submit", ensemble)
+    receivers = resolve_notify(notify)
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
     check_installed(ensemble.loggers)
     runner = make_executor(executor)
@@ -207,6 +211,8 @@ def submit(
     training_data(ensemble)  # computes the digests of arrays once, and not in each member's process
     if known.info_file.exists() and known.info["name"] == ensemble.name and known.events.exists():
         if is_locked(known.events):
+            if receivers:
+                log.warning("%s is in progress: who is told of it was said when it was started", known.path)
             return _follow(known, ensemble, code, on_event)
         state = fold(read_events(known.events))
         check_same(state, ensemble, known.path)  # before the declaration of the run is replaced
@@ -225,7 +231,7 @@ def submit(
         # What the program changes from here on, or the user in the spec file, is no matter of this run.
         frozen = declaration.load(made.data, is_in_process=runner.in_process)
         del declaration, ensemble  # they hold memory for as long as the run takes
-        return _start(made, frozen, code, runner, on_event, checked=checked)
+        return _start(made, frozen, code, runner, on_event, checked=checked, notify=receivers)
     except BaseException:
         release_arrays(made.data)
         raise
@@ -251,6 +257,7 @@ def resume(
     epochs: int | None = None,
     budget: Mapping[str, float] | None = None,
     checked: Sequence[FileCheck] | None = None,
+    notify: Notify | str | Sequence[Notify | str] | None = None,
 ) -> Run:
     """Continue a run that was stopped or killed, with the declaration and the code that are kept in its directory.
 
@@ -270,6 +277,7 @@ def resume(
         epochs: train the members for so many epochs, more than they were declared with.
         budget: of a search, in all, as `Search.budget`. Later resumes keep it.
         checked: as in `submit`.
+        notify: as in `submit`.
 
     Raises:
         SpecError: `epochs` is no integer of at least 1, or `budget` is none, or not of a search.
@@ -278,7 +286,7 @@ def resume(
             have changed; or `accept_code` is given, but the changed code is not the one that is kept in the run.
     """
     check_number("epochs", epochs, low=1, integer=True, optional=True)
-    known = RunDir(run_dir)
+    known, receivers = RunDir(run_dir), resolve_notify(notify)
     if epochs is not None and is_locked(known.events):
         raise StoreError(f"{known.path} is in progress: its members can have more epochs when it has ended")
     state = read_begun(known)
@@ -302,7 +310,7 @@ def resume(
     check_data(state, ensemble, known.path)
     check_code(state, code, known, accept=accept_code)
     check_edits(code, known, accept=accept_code)
-    return _start(known, ensemble, code, runner, on_event, more_epochs, checked)
+    return _start(known, ensemble, code, runner, on_event, more_epochs, checked, receivers)
 
 
 def read_begun(run_dir: RunDir) -> RunState:
@@ -331,6 +339,7 @@ def _start(
     on_event: Callable[[dict[str, Any]], None] | None,
     more_epochs: MoreEpochs | None = None,
     checked: Sequence[FileCheck] | None = None,
+    notify: Sequence[Notify] = (),
 ) -> Run:
     for row in ensemble.list_overlaps():
         log.warning("%s", describe_overlap(row))
@@ -347,6 +356,7 @@ def _start(
             code=code,
             more_epochs=more_epochs,
             checked=checked,
+            notify=notify,
         )
         try:
             controller.open()

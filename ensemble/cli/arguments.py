@@ -24,6 +24,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def samples(text: str) -> int:
+    """A number of samples for a report."""
+    if not text.isdigit() or not 0 < int(text) <= 100:
+        raise argparse.ArgumentTypeError(f"must be an integer from 1 to 100, got {text!r}")
+    return int(text)
+
+
 def budget(text: str) -> dict[str, float]:
     """Limits of a search, as in hours=2,trials=100."""
     from ensemble.spec import SpecError
@@ -148,3 +155,16 @@ def add_run_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> N
         parser.add_argument(
             "--fresh", action="store_true", help="start a new run, in a directory beside the old one's"
         )
+
+
+def add_notify_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say who gets alerts.
+
+    Args:
+        parser: of a command that drives a run.
+    """
+    told = "tell a webhook when the run fails, stalls or ends: POST a JSON object to this address; may be repeated"
+    parser.add_argument("--notify", metavar="URL", action="append", default=[], help=told)
+    told = "the same to a command, run without a shell, with the object on its standard input; may be repeated"
+    parser.add_argument("--notify-command", metavar="COMMAND", action="append", default=[], help=told)
+    parser.add_argument("--notify-page", metavar="URL", help="address of the live page, for alerts")

@@ -28,12 +28,14 @@ from ensemble.spec import SpecError
 from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
+    from ensemble.reporting.dashboard.samples import Access
     from ensemble.reporting.dashboard.security import Guard
     from ensemble.reporting.dashboard.server import Page
 
 PORT = 8270
 END_S, POLL_S = 10.0, 0.5
 URL = "http://"
+NO_SAMPLES = "the live page shows no samples of the data"
 
 
 def add_page_options(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +44,7 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dashboard", action="store_true", help=text)
     text = f"port of the live page (default: {PORT}, another one if it is taken); implies --dashboard"
     parser.add_argument("--dashboard-port", type=port, metavar="PORT", help=text)
+    parser.add_argument("--no-samples", action="store_true", help=NO_SAMPLES)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +59,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME[:PORT]", help=text)
     text = "file with the bearer token for /metrics, which only its owner may read"
     parser.add_argument("--metrics-token-file", metavar="FILE", help=text)
+    text = "make a second address, of people who may look and not act; it works in any number of browsers"
+    parser.add_argument("--viewer", action="store_true", help=text)
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--no-samples", action="store_true", help=NO_SAMPLES)
+    text = "samples of the data are shown to viewers, too, who may not act"
+    who.add_argument("--viewer-samples", action="store_true", help=text)
     parser.add_argument("--beside-run", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--on-terminal", action="store_true", help=argparse.SUPPRESS)
 
@@ -90,9 +99,12 @@ def dashboard(options: argparse.Namespace) -> int:
         url = f"http://[{shown}]:{number}/" if ":" in shown else f"http://{shown}:{number}/"
 
         def make_guard() -> Guard:
-            return Guard(hosts, number, url, page_address.announce, token)
+            announce_viewer = page_address.announce_viewer if options.viewer else None
+            return Guard(hosts, number, url, page_address.announce, token, announce_viewer)
 
-        asyncio.run(_serve(path, make_guard, listening, beside_run=options.beside_run))
+        samples: Access = "viewers" if options.viewer_samples else "owner"
+        samples = "nobody" if options.no_samples else samples
+        asyncio.run(_serve(path, make_guard, listening, samples, beside_run=options.beside_run))
     if options.beside_run:
         say(f"the live page used {time.process_time():.1f} s of CPU time, which is not in the run's account")
     return 0
@@ -160,7 +172,12 @@ def _explain(address: str, number: int, hosts: set[str]) -> Iterator[str]:
 
 
 async def _serve(
-    path: Path, make_guard: Callable[[], Guard], listening: socket.socket, *, beside_run: bool
+    path: Path,
+    make_guard: Callable[[], Guard],
+    listening: socket.socket,
+    samples: Access,
+    *,
+    beside_run: bool,
 ) -> None:
     """Serve until a signal comes, or, beside a run, it is over and nobody looks.
 
@@ -180,7 +197,7 @@ async def _serve(
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, stop)
     runs = Runs(path, is_one=True if beside_run else None)
-    async with serve(runs, make_guard(), listening) as page:
+    async with serve(runs, make_guard(), listening, samples) as page:
         following = asyncio.create_task(_follow_run(page, stopped)) if beside_run else None
         await stopped.wait()
         if following is not None:
@@ -205,15 +222,17 @@ class PageProcess:
     Args:
         run_dir: which need not be there yet.
         wanted: the port; None: the default one, or another if it is taken.
+        shows_samples: whether it shows samples of the data.
 
     Raises:
         SpecError: it cannot be served.
     """
 
-    def __init__(self, run_dir: Path, wanted: int | None) -> None:
+    def __init__(self, run_dir: Path, wanted: int | None, *, shows_samples: bool = True) -> None:
         self._run_dir = run_dir
         command = [sys.executable, "-P", "-m", "ensemble.cli", "dashboard", str(run_dir), "--beside-run"]
         command += [] if wanted is None else ["--port", str(wanted)]
+        command += [] if shows_samples else ["--no-samples"]
         command += ["--on-terminal"] if sys.stderr.isatty() else []
         pipe = subprocess.PIPE
         # A session of its own: Ctrl-C is meant for the run, whose end the page still shows.

@@ -23,7 +23,16 @@ from ensemble.cli import (
     verify,
     view_commands,
 )
-from ensemble.cli.arguments import add_json_option, add_run_options, age, budget, count, path
+from ensemble.cli.arguments import (
+    add_json_option,
+    add_notify_options,
+    add_run_options,
+    age,
+    budget,
+    count,
+    path,
+    samples,
+)
 from ensemble.cli.bench import add_studies
 from ensemble.cli.cache_commands import add_cache_commands
 from ensemble.cli.run_commands import EXIT_FAILED
@@ -205,6 +214,7 @@ def _make_parser() -> argparse.ArgumentParser:
         added.add_argument("--run-dir", help=f"run directory (default: {usual})")
         add_executor(added, executor="ray")
         add_run_options(added)
+        add_notify_options(added)
         group_read = "let the group of the run directory read it (default: only its owner)"
         added.add_argument("--group-read", action="store_true", help=group_read)
         dashboard.add_page_options(added)
@@ -267,6 +277,11 @@ def _make_parser() -> argparse.ArgumentParser:
             added.epilog = "A number beside a state, as in finished (2), says how often the member was started."
             added.add_argument("--watch", action="store_true", help="show its progress until it ends, or Ctrl-C")
         if name == "report":
+            text = (
+                "show so many samples of the data (at most 100), the most wrong, the most unsure and those on "
+                "which members disagree most, with pictures up to 8 MiB; without it the report has none"
+            )
+            added.add_argument("--samples", type=samples, metavar="N", help=text)
             text = "write result files of MLPerf HPC into the package OUT as well, whose name is the submitter's"
             added.add_argument("--mlperf", metavar="OUT", help=text)
             text = "the benchmark as which they are written (default: deepcam, or cosmoflow where less is better)"
@@ -282,6 +297,7 @@ def _make_parser() -> argparse.ArgumentParser:
             added.add_argument("--budget", type=budget, metavar="LIMITS", help=text)
             add_executor(added, executor=None)
             add_run_options(added, fresh=False)
+            add_notify_options(added)
 
     text = "Compare the files of a run with the digests in its log, and list what is whole, damaged or missing."
     verified = command("verify", verify.verify_run, text)
@@ -344,6 +360,13 @@ def _make_parser() -> argparse.ArgumentParser:
 
     text = "Export the combined, calibrated model of a run as a folder that predicts with torch alone."
     artifact_commands.add_export_options(command("export", artifact_commands.export, text))
+    text = (
+        "Write all tables of a run as comma-separated values: members, epochs, attempts, cost, power, quality, "
+        "notices."
+    )
+    exported = command("export-data", view_commands.export_data, text)
+    exported.add_argument("run_dir", metavar="RUN_DIR")
+    exported.add_argument("--out", type=path, metavar="FOLDER", help="folder (default: RUN_DIR-data)")
     text = "Predict with an artifact or a run for all records of a data set, to a Parquet file."
     artifact_commands.add_predict_options(command("predict", artifact_commands.predict, text))
 

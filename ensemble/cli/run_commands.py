@@ -25,7 +25,7 @@ from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
     from ensemble.run import Run
-    from ensemble.spec import Ensemble
+    from ensemble.spec import Ensemble, Notify
     from ensemble.store import RunDir, RunState
 
 EXIT_FAILED, EXIT_SOME_FAILED = 1, 3
@@ -70,7 +70,7 @@ def submit(options: argparse.Namespace) -> int:
     name = options.name or spec.stem
     run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
     given = vars(options)
-    flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed", "--dashboard"]
+    flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed", "--dashboard", "--no-samples"]
     page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
     trust = [] if options.trust_folder is None else ["--trust-folder", os.path.abspath(options.trust_folder)]
     jobs = JobClient(options.address)
@@ -144,18 +144,33 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             if rest is None:
                 return _show_finished(run_dir, state, options)
             print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
-    known = {"accept_code": accept, "group_read": options.group_read, "code": code, "checked": checked}
+    known: dict[str, Any] = {
+        "notify": _list_receivers(options),
+        "accept_code": accept,
+        "group_read": options.group_read,
+        "code": code,
+        "checked": checked,
+    }
     with _serve_page(run_dir, options):
         return _run_to_end(
             lambda on_event: submit(ensemble, run_dir, options.executor, on_event, spec_file, **known), options
         )
 
 
+def _list_receivers(options: argparse.Namespace) -> list[Notify]:
+    """Who gets alerts of the run."""
+    from ensemble.spec import Notify
+
+    page = options.notify_page
+    urls = [Notify(url=each, page=page) for each in options.notify]
+    return urls + [Notify(command=each, page=page) for each in options.notify_command]
+
+
 def _serve_page(run_dir: RunDir, options: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
     """The live page of a run, where it is asked for."""
     if not options.dashboard and options.dashboard_port is None:
         return contextlib.nullcontext()
-    return PageProcess(run_dir.path, options.dashboard_port)
+    return PageProcess(run_dir.path, options.dashboard_port, shows_samples=not options.no_samples)
 
 
 def resume(options: argparse.Namespace) -> int:
@@ -185,7 +200,8 @@ def resume(options: argparse.Namespace) -> int:
         if rest is None:
             return _show_finished(run_dir, state, options)
         print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
-    how = {"accept_code": options.accept_code, "epochs": options.epochs, "checked": checked}
+    how: dict[str, Any] = {"accept_code": options.accept_code, "epochs": options.epochs, "checked": checked}
+    how["notify"] = _list_receivers(options)
     how["budget"] = options.budget
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
 

@@ -78,13 +78,17 @@ def report(options: argparse.Namespace) -> int:
     from ensemble.controller.unfinished import complete_results
     from ensemble.reporting import write_report
     from ensemble.store import RunDir, StoreError, WriteError, fold, read_events
+    from ensemble.store.verification import save_result_digests
 
     run_dir = RunDir(options.run_dir)
     path, state = run_dir.report, fold(read_events(run_dir.events))
     files = _write_mlperf(options, state)
     try:
-        if path.name not in complete_results(run_dir, state, anew=[path.name]):  # it has not ended
-            write_report(run_dir)
+        written = complete_results(run_dir, state, [] if options.samples else [path.name])
+        if options.samples or path.name not in written:  # it has not ended
+            write_report(run_dir, samples=options.samples or 0)
+            if run_dir.result_digests.exists():
+                save_result_digests(run_dir, state)
     except WriteError as error:
         print(f"ensemble: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -112,6 +116,19 @@ def _write_mlperf(options: argparse.Namespace, state: RunState) -> dict[str, Any
     pace = found.figures
     figures = {"models_per_minute": pace.per_minute, "ttta_s": pace.ttta_s} if pace else {}
     return {"mlperf": str(package), "system": found.system, **figures}
+
+
+def export_data(options: argparse.Namespace) -> int:
+    """Write the tables of a run and print their paths."""
+    from ensemble.reporting.export_data import list_tables, write_tables
+    from ensemble.store import RunDir
+
+    run_dir = RunDir(options.run_dir)
+    out = Path(options.out or f"{run_dir.path}-data").absolute()
+    written = write_tables(list_tables(run_dir), out)
+    print_lines(options, *(f"{each['file']}: {each['rows']:,} rows" for each in written))
+    write_json(options, written)
+    return 0
 
 
 def doctor(options: argparse.Namespace) -> int:

@@ -51,6 +51,29 @@ Interval = list[float]
 
 
 @dataclass(frozen=True)
+class DrawnFigures:
+    """The figures of one model, as they are and in each draw of its samples.
+
+    Draws depend on the number of samples alone: figures of models that predicted the same samples are of the same
+    draws, whenever they were made.
+    """
+
+    estimates: Mapping[str, float]
+    drawn: Figures
+
+    def subtract(self, other: DrawnFigures, level: float = 0.95) -> dict[str, Interval]:
+        """The intervals of these figures minus those of another model, of the figures that both have."""
+        found = {}
+        for name in (name for name in self.estimates if name in other.estimates):
+            difference = self.estimates[name] - other.estimates[name]
+            drawn = self.drawn[name] - other.drawn[name]
+            interval = find_interval(difference, drawn, level, is_biased=name in BIASED)
+            if interval is not None:
+                found[name] = interval
+        return found
+
+
+@dataclass(frozen=True)
 class Resampled:
     """Metrics of a whole split that are computed anew for each draw; of the first `draws` only.
 
@@ -104,6 +127,16 @@ def draw(
     return {name: {metric: np.concatenate(each) for metric, each in of.items()} for name, of in found.items()}
 
 
+def draw_figures(statistics: Sequence[Statistic], n: int) -> DrawnFigures:
+    """Draws the figures of one model; of a single sample there are none.
+
+    Args:
+        n: samples.
+    """
+    estimates = {name: float(value[0]) for function in statistics for name, value in function(None).items()}
+    return DrawnFigures(estimates if n > 1 else {}, draw({"": statistics}, n)[""] if n > 1 else {})
+
+
 def _count_draws(function: Statistic, draws: int) -> int:
     if isinstance(function, Resampled):
         return function.draws
@@ -149,11 +182,6 @@ def intervals(
     if n < 2:
         return {name: {} for name in [*estimates, *["difference"] * (len(estimates) > 1)]}
     drawn = draw(statistics, n, draws, seed)
-    if len(estimates) > 1:
-        first, second, *_ = estimates
-        shared = [metric for metric in estimates[first] if metric in estimates[second]]
-        estimates["difference"] = {m: estimates[first][m] - estimates[second][m] for m in shared}
-        drawn["difference"] = {m: drawn[first][m] - drawn[second][m] for m in shared}
     found: dict[str, dict[str, Interval]] = {}
     for name, figures in estimates.items():
         found[name] = {}
@@ -162,10 +190,11 @@ def intervals(
             interval = find_interval(value, drawn[name][metric], level, is_biased=is_biased)
             if interval is None:
                 continue
-            if name == "difference":
-                found[name][metric] = interval
-            elif np.nanmax(drawn[name][metric]) - np.nanmin(drawn[name][metric]) > ROUNDING * abs(value):
+            if np.nanmax(drawn[name][metric]) - np.nanmin(drawn[name][metric]) > ROUNDING * abs(value):
                 found[name][metric] = [max(0.0, bound) for bound in interval] if is_biased else interval
+    if len(estimates) > 1:
+        first, second, *_ = (DrawnFigures(estimates[name], drawn[name]) for name in estimates)
+        found["difference"] = first.subtract(second, level)
     return found
 
 

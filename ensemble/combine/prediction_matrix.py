@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -73,6 +73,11 @@ class PredictionMatrix:
         chosen = [self.values[at[member]] for member in members]
         groups = None if self.groups is None else tuple(self.groups[at[member]] for member in members)
         return replace(self, members=list(members), values=chosen, groups=groups)
+
+    def take(self, rows: Any) -> PredictionMatrix:
+        """Returns the predictions of these rows only: a slice, or int64 [k]."""
+        target = None if self.target is None else self.target[rows]
+        return replace(self, values=[each[rows] for each in self.values], index=self.index[rows], target=target)
 
 
 def read_prediction_matrix(

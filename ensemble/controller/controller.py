@@ -42,7 +42,7 @@ from ensemble.reporting.loggers.processes import LoggerProcesses
 from ensemble.reporting.notebook import LiveView
 from ensemble.search.budget import explain_end
 from ensemble.search.trials import make_trials
-from ensemble.spec import Ensemble, resolve_loggers
+from ensemble.spec import Ensemble, Notify, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests
 from ensemble.store.event_handlers import give_more_epochs
 from ensemble.store.files import format_command
@@ -96,6 +96,7 @@ class Controller:
         code: Code | None = None,
         more_epochs: MoreEpochs | None = None,
         checked: Sequence[FileCheck] | None = None,
+        notify: Sequence[Notify] = (),
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock, self.view = threading.RLock(), None
@@ -104,7 +105,7 @@ class Controller:
         self._finalizer = Finalizer(run_dir, ensemble)
         self._events, self._on_event, self._stop_timeout_s = events, on_event, stop_timeout_s
         self._status = RunStatus(run_dir)
-        self._loggers = LoggerProcesses(run_dir, resolve_loggers(ensemble.loggers))
+        self._loggers = LoggerProcesses(run_dir, resolve_loggers(ensemble.loggers), notify)
         self._ended = False
         self._cluster_lost: str | None = None
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
@@ -387,7 +388,7 @@ class Controller:
         report_cpu_s = time.process_time() - used_s
         for line in self._loggers.end(last, len(self.state.members)):
             self._finalizer.note_missing(line)
-        rest = {"loggers_cpu_s": self._usage.count_loggers_rest()} if self.ensemble.loggers else {}
+        rest = {"loggers_cpu_s": self._usage.count_loggers_rest()} if self._loggers.names else {}
         self._handle_requests()  # those of the minutes that combination, report and loggers may take
         self._process([{**ending, "report_cpu_s": report_cpu_s, **rest}])
         self._finalizer.write_ledger()

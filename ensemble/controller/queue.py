@@ -22,6 +22,10 @@ from ensemble.spec.search_space import sample_space
 from ensemble.store import RunDir
 from ensemble.store.member import ENDED
 
+#: Of a request about several members: what is done, refusals that are named, answers where nothing is to be done.
+WORDS = {"cancel": "cancelling", "pause": "pausing", "resume": "resuming"}
+MOST_REFUSED = 3
+PAUSED_ALREADY, NOTHING_LEFT = "paused already", "nothing is left to cancel"
 NO_COHORT = -1  # the cohort of a member that was paused before it was placed
 
 
@@ -106,7 +110,7 @@ class MemberQueue:
     # -- requests -----------------------------------------------------------------------------------------------
 
     def fulfil(self, request: Mapping[str, Any], until: float) -> str | None:
-        """Fulfil a request about one member, or about all of them.
+        """Fulfil a request about one member, several, or all of them.
 
         Args:
             until: the time by which a member must have written its checkpoint.
@@ -126,6 +130,8 @@ class MemberQueue:
         if verb == "add":
             self._add(request)
             return None
+        if verb in WORDS and request.get("members") is not None:
+            return self._fulfil_each(request, until)
         if member is not None and member not in self._state.members:
             raise RefusedError(f"there is no member {member!r}")
         if member is not None and (state := self._state.members[member].state) in ENDED:
@@ -136,6 +142,25 @@ class MemberQueue:
         if verb == "pause":
             return self._pause(asked, until, every=member is None)
         return self._resume(asked, every=member is None)
+
+    def _fulfil_each(self, request: Mapping[str, Any], until: float) -> str:
+        """Fulfil a request about several members; returns for how many, and why not for the others."""
+        verb, members = str(request["verb"]), request["members"]
+        if not isinstance(members, list) or not members or not all(isinstance(each, str) for each in members):
+            raise RefusedError("`members` must be a list of names")
+        refused, names = [], list(dict.fromkeys(members))
+        for member in names:
+            try:
+                said = self.fulfil({"verb": verb, "member": member}, until)
+            except RefusedError as error:
+                refused.append(str(error))
+            else:
+                refused += [f"{member}: {said}"] if said in (PAUSED_ALREADY, NOTHING_LEFT) else []
+        more = f" and {len(refused) - MOST_REFUSED} more" if len(refused) > MOST_REFUSED else ""
+        why = "; ".join(refused[:MOST_REFUSED]) + more
+        if len(refused) == len(names):
+            raise RefusedError(why)
+        return f"{WORDS[verb]} {len(names) - len(refused)} of {len(names)}{f'; {why}' if why else ''}"
 
     def _declare(self, identity: Identity) -> None:
         self._log("member", **identity.as_dict())
@@ -157,7 +182,7 @@ class MemberQueue:
         if every and search is not None and search.population is not None:
             self._waitlist.trials_left = 0  # no generation follows
         self._session.placement_due = True
-        return f"cancelling {abbreviate(done)}" if done else "nothing is left to cancel"
+        return f"cancelling {abbreviate(done)}" if done else NOTHING_LEFT
 
     def _pause(self, members: list[str], until: float, *, every: bool) -> str:
         self._all_paused |= every
@@ -171,7 +196,7 @@ class MemberQueue:
                 self._waitlist.add_paused(self._withdraw(member))
                 self._log("paused", member=member, attempt=self._state.members[member].attempt)
         self._session.placement_due = True
-        return f"pausing {abbreviate(done)}" if done else "paused already"
+        return f"pausing {abbreviate(done)}" if done else PAUSED_ALREADY
 
     def _resume(self, members: list[str], *, every: bool) -> str:
         done = [member for member in self._list_unfinished(members) if self._commands.is_held(member)]

@@ -273,7 +273,7 @@ class Session:
         if why:
             log.warning("refused to %s %s: %s", request["verb"], request.get("member") or "", why)
         if why or done is not None:
-            answer = {"request": request["id"], "verb": request["verb"], "member": request.get("member")}
+            answer = {"request": request["id"], **{name: request.get(name) for name in ("verb", "member", "by")}}
             self.state.log("request", **answer, done=not why, message=why or done)
 
     def _fulfil(self, request: Mapping[str, Any]) -> str | None:

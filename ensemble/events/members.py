@@ -90,6 +90,7 @@ class Epoch(AttemptEvent):
 
     Attributes:
         metrics: *metric*: value.
+        grad_norm: of the last step, before it was clipped; None where nothing is clipped.
         validations: pairs of a step and metrics, of the evaluations within the epoch (`validate_every`).
     """
 
@@ -112,6 +113,7 @@ class Epoch(AttemptEvent):
     cpus: float | None = None
     memory_gb: float | None = None
     loss_scale: float | None = None
+    grad_norm: float | None = None
     skipped_steps: int | None = None
     validations: list[Any] = []
 

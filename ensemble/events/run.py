@@ -114,6 +114,7 @@ class RequestAnswered(Event, tag="request"):
     Attributes:
         request: its id.
         message: the answer, for people.
+        by: who says to have asked: a user on a host, or a browser of a user's page.
     """
 
     request: str
@@ -121,6 +122,7 @@ class RequestAnswered(Event, tag="request"):
     member: str | None = None
     done: bool = False
     message: str = ""
+    by: str | None = None
 
 
 class Combining(Event):

@@ -11,7 +11,8 @@ class Feeder(Event):
     Attributes:
         fullness: `ring`: share of the ring that is full, `workers`: share of the workers that are busy,
             `link`: the same of the link between nodes, `waiting`: share of the time in which
-            some consumer waited, `full`: in which the ring had no room for another block.
+            some consumer waited, `full`: in which the ring had no room for another block. They are means.
+        recorded_s: seconds over which they are.
         cache: `samples`, `bytes`, `limit`, `hits`, `wrong`, `expected_bytes` (of all samples, estimated).
         group: `generation`, `nodes`, `design`, `preparers`, `link_bps`, `sent_bytes`, `received`,
             `lost_groups`, `pid`.
@@ -29,6 +30,7 @@ class Feeder(Event):
     skipped: int = 0
     detached: int = 0
     fullness: dict[str, float] = {}
+    recorded_s: float | None = None
     cache: Json | None = None
     group: Json | None = None
     sent_bytes: int | None = None

@@ -43,6 +43,7 @@ _REPORTED = (
     "detached",
     "members",
     "fullness",
+    "recorded_s",
     "capacity",
     "group",
     "cache",

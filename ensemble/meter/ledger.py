@@ -231,12 +231,21 @@ class Ledger:
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
-        for view, rows in (("direct", self.rows), ("full", self.full_rows)):
-            for row in rows:
-                kinds = {f"{kind}_j": share.energy_j for kind, share in row.parts.items()}
-                methods = {f"by_{method}_j": joules for method, joules in row.methods.items()}
-                writer.writerow({"view": view, **vars(row), **kinds, **methods})
+        writer.writerows(self.list_rows())
         return text.getvalue()
+
+    def list_rows(self) -> list[dict[str, Any]]:
+        """The rows of both views, each with the fields of `COLUMNS` that it has, and others."""
+        return [
+            {
+                "view": view,
+                **vars(row),
+                **{f"{kind}_j": share.energy_j for kind, share in row.parts.items()},
+                **{f"by_{method}_j": joules for method, joules in row.methods.items()},
+            }
+            for view, rows in (("direct", self.rows), ("full", self.full_rows))
+            for row in rows
+        ]
 
 
 _KeyAndUse = tuple[tuple[Owner, str], Use]

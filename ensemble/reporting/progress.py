@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 REDRAW_S = 0.5  # a drawing of 30 rows takes about 13 ms of CPU
 LINES_S = 1.0  # between two bursts of plain lines
 BAR = 20  # columns of a bar that is full
+HEAD_LINES = 3  # at most
 BURST = 3  # changes shown line by line; of more, one line for each kind
 STYLES = {
     "running": "cyan",
@@ -133,10 +134,14 @@ class _Table:
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._failures: dict[str, int] = {}
         self._said: dict[str, str] = {}
+        self._size = self._console.size
 
     def draw(self, state: RunState, left_s: float | None) -> None:
         if not self._live.is_started:
             self._live.start()
+        if self._console.size != self._size:  # a terminal may have broken the lines of the last drawing
+            self._size = self._console.size
+            self._console.clear()
         self._print_failures(state)
         from rich.console import Group
         from rich.text import Text
@@ -170,17 +175,17 @@ def table(
         Lines with their styles.
     """
     shown, left_out = _select_members(state, max(3, rows))
-    lines = [(head_line(state, left_s), "bold"), ("", "")]
+    lines = [*((line, "bold") for line in _fold_head(head_line(state, left_s), width)), ("", "")]
     left = [member_left_s(state, member) for member in shown]
     rates = [text.number(m.samples_per_s) if m.state == "running" else "" for m in shown]
     columns = [
         Column("member", [member.id for member in shown]),
         Column("state", [text.attempted(m.state, m.attempts) for m in shown]),
         Column("epoch", [f"{m.epoch}/{member_epochs(state, m)}" for m in shown], is_number=True),
-        Column("", ["━" * round(BAR * fraction_done(state, member)) for member in shown], spare=2),
+        Column("", ["━" * round(BAR * fraction_done(state, member)) for member in shown], spare=3),
         Column(state.objective, [text.score(metric(m, state.objective)) for m in shown], is_number=True),
-        Column("samples/s", rates, is_number=True, spare=1),
-        Column("left", ["" if s is None else text.clock(s) for s in left], is_number=True),
+        Column("samples/s", rates, is_number=True, spare=2),
+        Column("left", ["" if s is None else text.clock(s) for s in left], is_number=True, spare=1),
     ]
     lines += zip(lay_out(columns, width), ["dim", *(STYLES[member.state] for member in shown)], strict=True)
     if left_out:
@@ -190,6 +195,18 @@ def table(
     stopped = _describe_stop(state)
     if stopped is not None:
         lines.append((" · ".join(stopped), "magenta"))
+    return lines
+
+
+def _fold_head(head: str, width: int | None) -> list[str]:
+    """The head line in at most three lines, broken between its parts, where the terminal is narrower."""
+    lines = [""]
+    for part in head.split(" · "):
+        longer = f"{lines[-1]} · {part}" if lines[-1] else part
+        if width is None or len(longer) <= width or not lines[-1] or len(lines) == HEAD_LINES:
+            lines[-1] = longer
+        else:
+            lines.append(part)
     return lines
 
 

@@ -1,20 +1,29 @@
-"""Lays out tables as plain text, of names and values that may come from users' code: the one writer of tables.
+"""Writes tables of names and values that may come from users' code: as plain text, and as comma-separated values.
 
-It is quick, since a run may have ten thousand members, of which a table of rich takes seconds.
+It is the one writer of tables. It is quick, since a run may have ten thousand members, of which a table of rich
+takes seconds.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import math
+import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ensemble.reporting.text import visible
 
 GAP = 2  # blanks between columns
 NARROWEST = 8  # of a column of texts that may be folded
+
+# What a text must not begin with, or a spreadsheet runs it; the page's `save.js` has the same rules.
+_RUN = re.compile("[=+\\-@\uff1d\uff0b\uff0d\uff20]")
+_CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
@@ -86,6 +95,29 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int 
     """
     columns = zip(head, *rows, strict=True)
     return "\n".join(lay_out([Column(name, cells, folds_to=NARROWEST) for name, *cells in columns], width))
+
+
+def format_csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as comma-separated values (RFC 4180), which spreadsheets and programs read.
+
+    Numbers have all their digits; what is not known, infinite or not a number is empty. A text that a spreadsheet
+    would run as a formula has an apostrophe before it; control characters but ends of lines are written out.
+
+    Args:
+        rows: a cell is a number, a text, None, or a value that JSON can hold.
+    """
+    return "".join(",".join(map(_format_cell, cells)) + "\r\n" for cells in (head, *rows))
+
+
+def _format_cell(cell: Any) -> str:
+    if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
+        return ""
+    if isinstance(cell, int | float) and not isinstance(cell, bool):
+        return repr(cell)
+    whole = cell if isinstance(cell, str) else json.dumps(cell, default=str)
+    text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", whole)
+    text = f"'{text}" if _RUN.match(text) else text
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n') else text
 
 
 def _join(row: Sequence[Sequence[str]], blanks: Sequence[str]) -> list[str]:

@@ -13,6 +13,7 @@ Members of a fixed list are judged as the trials of a search are.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 FEWEST_TRIALS = 5
 MOST_TRIALS = 128
 TREES = 32
+RESAMPLES = 8  # with a share of the trees each: the spread costs as much as the importances
 DECADES = 1.5
 """Positive values over more decades are judged by their logarithm, where that spreads them more evenly."""
 
@@ -37,13 +39,14 @@ class NoImportancesError(Exception):
     """The importances cannot be computed; the message says why in one line."""
 
 
-def compute_importances(state: RunState) -> tuple[dict[str, float], str]:
+def compute_importances(state: RunState) -> tuple[dict[str, float], str, dict[str, tuple[float, float]]]:
     """The importance of each hyperparameter that differs between the finished members of a run.
 
     Pruned members are left out: their last value is of an earlier epoch.
 
     Returns:
-        Shares by name, largest first; they add up to 1. How they were found, in words.
+        Shares by name, largest first; they add up to 1. How they were found, in words. The lowest and the highest
+        share of each over resamples of the trials (bootstrap), of smaller forests.
 
     Raises:
         NoImportancesError: there are too few finished members, or nothing differs between them.
@@ -64,7 +67,23 @@ def compute_importances(state: RunState) -> tuple[dict[str, float], str]:
     used = [trials[i * len(trials) // MOST_TRIALS] for i in range(MOST_TRIALS)]
     used = trials if len(trials) <= MOST_TRIALS else used
     shares = _explain_variance(used, judged)
-    return shares, _describe(len(used), len(trials), judged, [name for name in varied if name not in judged])
+    words = _describe(len(used), len(trials), judged, [name for name in varied if name not in judged])
+    return shares, words, _resample(used, judged)
+
+
+def _resample(trials: Sequence[Trial], names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """The lowest and the highest share of each hyperparameter over resamples of the trials; none if all fail."""
+    draw = random.Random(0)
+    found: list[dict[str, float]] = []
+    for _ in range(RESAMPLES):
+        chosen = draw.choices(trials, k=len(trials))
+        if len({value for _, value in chosen}) > 1 and all(
+            len({repr(p[name]) for p, _ in chosen}) > 1 for name in names
+        ):
+            found.append(_explain_variance(chosen, names, TREES // RESAMPLES))
+    return {
+        name: (min(each[name] for each in found), max(each[name] for each in found)) for name in names if found
+    }
 
 
 def _finished_trials(state: RunState) -> list[Trial]:
@@ -85,13 +104,13 @@ def _finite_or_none(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _explain_variance(trials: Sequence[Trial], names: Sequence[str]) -> dict[str, float]:
+def _explain_variance(trials: Sequence[Trial], names: Sequence[str], trees: int = TREES) -> dict[str, float]:
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
     columns = {name: _make_column([params[name] for params, _ in trials]) for name in names}
     distributions = {name: distribution for name, (distribution, _) in columns.items()}
     study = _make_study(distributions, [values for _, values in columns.values()], [value for _, value in trials])
-    found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(n_trees=TREES, seed=0))
+    found = get_param_importances(study, evaluator=FanovaImportanceEvaluator(n_trees=trees, seed=0))
     shares = {name: float(found.get(name, 0.0)) for name in names}
     return dict(sorted(shares.items(), key=lambda each: -each[1]))
 

@@ -3,18 +3,18 @@
 | verb | of | what the controller does |
 |---|---|---|
 | stop | the run | members write a checkpoint (not if `at_once`), the run ends and can be gone on with |
-| cancel | a member, or all | ends for good |
-| pause | a member, or all | writes a checkpoint, ends, gives up its place; the run lives on |
-| resume | a member, or all | goes on from its checkpoint as soon as there is a place |
+| cancel | a member, several (`members`), or all | ends for good |
+| pause | the same | writes a checkpoint, ends, gives up its place; the run lives on |
+| resume | the same | goes on from its checkpoint as soon as there is a place |
 | add | a member, `declared` as in `Ensemble.members` | is declared and gets in line |
 | add | a clone, by `from`, `declared` and `warm` | the same |
 
 A clone has the declaration of the member named in `from`, with the changes in `declared` (in its `params` those
 hyperparameters that change), and starts with that member's weights where `warm` is true.
 
-Each is answered by an event `request` in the log: `request` (its id), `verb`, `member`, `done`, `message`. A
-request belongs to whoever removes its file: the controller, or the one who asked and no longer waits. One that
-cannot be read is put aside as `NAME.unreadable`, and answered as well.
+Each is answered by an event `request` in the log: `request` (its id), `verb`, `member`, `done`, `message`, and
+`by`, who says to have asked. A request belongs to whoever removes its file: the controller, or the one who asked
+and no longer waits. One that cannot be read is put aside as `NAME.unreadable`, and answered as well.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import pwd
+import socket
 import stat
 import time
 import uuid
@@ -35,12 +37,24 @@ VERSION = 1
 
 #: Of one request; a hundred hyperparameters are a few kB.
 MOST_BYTES = 2**20
+LONGEST_BY = 200
 
 
-def write_request(run_dir: str | os.PathLike[str], verb: str, **fields: Any) -> Path:
+def find_user() -> str:
+    """The name of the user of this process, or their number where the system has no name for them."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"user {os.geteuid()}"
+
+
+def write_request(run_dir: str | os.PathLike[str], verb: str, *, by: str | None = None, **fields: Any) -> Path:
     """Writes a request to the run in a directory; a running controller receives it in less than a second.
 
     Asked by root, it belongs to whom the directory belongs to, that their controller can read it.
+
+    Args:
+        by: who asks, for the run's log; default: the user, on this host.
 
     Returns:
         Its file; the id of the request is the file's stem.
@@ -57,7 +71,8 @@ def write_request(run_dir: str | os.PathLike[str], verb: str, **fields: Any) -> 
     if not run.requests.is_dir():
         raise StoreError(f"no run here: {run.requests} does not exist; give a run directory (such as runs/NAME)")
     path = run.requests / f"{verb}-{uuid.uuid4().hex}.json"
-    write_json(path, {"v": VERSION, "t": time.time(), "verb": verb, **fields}, like=run.requests)
+    head = {"v": VERSION, "t": time.time(), "verb": verb, "by": by or f"{find_user()} on {socket.gethostname()}"}
+    write_json(path, {**head, **fields}, like=run.requests)
     return path
 
 
@@ -121,15 +136,16 @@ def _validate(request: Any) -> dict[str, Any]:
     """
     if not isinstance(request, dict):
         raise ValueError("it is no JSON object")
-    version, t, verb, member = (request.get(name) for name in ("v", "t", "verb", "member"))
+    version, t, verb, member, by = (request.get(name) for name in ("v", "t", "verb", "member", "by"))
     if version != VERSION:
         raise ValueError(
             f"it has the format {version!r:.20}, and this controller reads {VERSION}: send that version"
         )
     if not isinstance(t, (int, float)) or not -1e15 < t < 1e15 or not math.isfinite(t):
         raise ValueError("its `t` is no time in Unix seconds")
-    if not isinstance(verb, str) or not isinstance(member, (str, type(None))):
-        raise ValueError("its `verb`, or its `member`, is no text")
+    if not isinstance(verb, str) or not all(isinstance(each, (str, type(None))) for each in (member, by)):
+        raise ValueError("its `verb`, its `member`, or its `by`, is no text")
+    request["by"] = by and by[:LONGEST_BY]
     json.dumps(request, ensure_ascii=False, allow_nan=False).encode()  # what the log and the study can hold
     return request
 

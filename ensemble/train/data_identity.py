@@ -56,6 +56,32 @@ def _identify(pipeline: Pipeline) -> list[Any]:
     return [len(pipeline), None if kept is None else digest([SCHEME, kept])]
 
 
+def check_split(before: Mapping[str, Any], ensemble: Ensemble, split: str) -> tuple[str | None, bool]:
+    """Compares a split of a declaration with that which a run read.
+
+    Args:
+        before: the `training_data` of the run.
+        ensemble: of which nothing but the split is looked at.
+
+    Returns:
+        Why it is another one, None where nothing says so; and whether fingerprints prove that it is the same.
+    """
+    pipeline, then = getattr(ensemble, split), (before.get("splits") or {}).get(split)
+    if pipeline is None:
+        return f"the declaration in the run directory has no {split}= any more", False
+    if then is None:
+        return None, False
+    count, fingerprint = _identify(pipeline)
+    now = {"scheme": SCHEME, "python": PYTHON, "splits": {split: [count, fingerprint]}}
+    if count != then[0]:
+        return f"samples of {split} was {then[0]}, is {count}", False
+    if list_unsure_splits(before, now):
+        return None, False
+    if fingerprint != then[1]:
+        return f"the pipeline of {split} is another one: its fingerprint was {then[1]}, is {fingerprint}", False
+    return None, True
+
+
 def list_unsure_splits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The splits beside `train` of which only the lengths can be compared."""
     then, here = before.get("splits") or {}, now.get("splits") or {}

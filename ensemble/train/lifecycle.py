@@ -339,6 +339,7 @@ class Lifecycle:
             "samples": at.samples,
             "skipped_steps": at.skipped_steps,
             "loss_scale": optimization.loss_scale,
+            "grad_norm": optimization.read_grad_norm(),
             "sent_bytes": optimization.sent_bytes(),
             **({"validations": at.validations} if at.validations else {}),
             **self._state.throughput.end_epoch(stats),

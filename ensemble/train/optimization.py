@@ -105,6 +105,14 @@ class Optimization:
         """The current factor of the loss; None without loss scaling."""
         return self._precision.loss_scale if self._precision.may_skip else None
 
+    def read_grad_norm(self) -> float | None:
+        """The norm of the last step's gradient before it was clipped; None where nothing is clipped.
+
+        It waits for the device: once an epoch, which waits for it anyway.
+        """
+        norm = self._precision.grad_norm
+        return None if norm is None else float(norm)
+
     @property
     def bucket_compressions(self) -> dict[str, int]:
         """The number of gradient buckets by compression."""

@@ -50,6 +50,7 @@ class MixedPrecision:
     ) -> None:
         self.precision = precision
         self._device = device
+        self.grad_norm: Tensor | None = None  # of the last step, before it was clipped
         self._static = None if loss_scale == "dynamic" or precision == "fp32" else float(loss_scale)
         self._scaler: torch.amp.GradScaler | None = None
         if self._static is not None:
@@ -143,7 +144,7 @@ class MixedPrecision:
         if scaler is not None:
             scaler.unscale_(optimizer)
         if clip_norm is not None:
-            clip_gradients(parameters, clip_norm)
+            self.grad_norm = clip_gradients(parameters, clip_norm)
         if scaler is None:
             optimizer.step()
             return True

@@ -50,6 +50,25 @@ def of_kind(path: Path, *kinds: str) -> list[tuple[str, str]]:
     return [(e["type"], e["member"]) for e in read_events(RunDir(path).events) if e["type"] in kinds]
 
 
+def test_several_members_are_asked_of_at_once_and_one_answer_says_for_how_many(tmp_path: Path) -> None:
+    path, several = tmp_path / "run", ["member-0", "member-1", "nobody"]
+    script = Script(
+        path,
+        (("finished", "member-0"), [asked("pause", members=several)]),
+        (("paused", "member-1"), [asked("resume", members=several[1:2]), asked("cancel", members=several[::2])]),
+        (("resumed", "member-1"), [asked("pause", members="member-1")]),
+    )
+    state = run(path, an_ensemble(epochs=3), Simulated(1, before=script))
+    assert set(states(state).values()) == {"finished"}
+    refused = "member-0 has ended already (finished); there is no member 'nobody'"
+    assert answers(path) == [
+        ("pause", True, f"pausing 1 of 3; {refused}"),
+        ("resume", True, "resuming 1 of 1"),
+        ("cancel", False, refused),
+        ("pause", False, "`members` must be a list of names"),
+    ]
+
+
 def test_a_paused_member_frees_its_place_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "run"
     script = Script(

@@ -23,6 +23,10 @@ import ensemble
 from ensemble import SpecError
 from ensemble.cli.parser import main
 from ensemble.reporting.comparison.result import format_comparison
+from ensemble.reporting.dashboard import comparing
+from ensemble.reporting.dashboard.comparing import Comparisons
+from ensemble.reporting.dashboard.feed import encode
+from ensemble.reporting.dashboard.runs import RunList, make_key
 from ensemble.store import RunDir, StoreError, load_predictions, save_predictions
 from ensemble.store.digests import digest_file
 
@@ -263,3 +267,133 @@ def test_the_command_compares_runs(folder: Path, capsys: pytest.CaptureFixture[s
     found = json.loads(capsys.readouterr().out)
     assert found == ensemble.compare(folder / "first", folder / "slow").as_dict()
     assert main(["compare", str(folder / "first")]) == 2
+
+
+# -- the page's comparison ----------------------------------------------------------------------------------------
+
+
+def compare_on_the_page(folder: Path, *names: str, comparisons: Comparisons | None = None) -> dict[str, Any]:
+    """The document of the page, with keys that are the names of the runs."""
+    keys = {make_key(folder / name): name for name in names}
+    listed = RunList(folder, is_one=False)
+    listed.scan()
+    rows = {keys[row["key"]]: row for row in listed.read_all() if row["key"] in keys}
+    paths = {name: folder / name for name in names}
+    return json.loads(encode((comparisons or Comparisons()).compare(paths, rows)))
+
+
+def find_table(document: dict[str, Any], id: str) -> list[list[Any]]:
+    return next((table["rows"] for table in document["tables"] if table["id"] == id), [])
+
+
+def test_the_page_says_of_runs_what_the_command_says(folder: Path) -> None:
+    names = ("first", "slow", "nll", "other-test", "other-data")
+    document = compare_on_the_page(folder, *names)
+    expected = ensemble.compare(*(folder / name for name in names))
+    assert document["pending"] == 0 and set(expected.notes) - set(document["notes"]) == {
+        note for note in expected.notes if "is not compared with" in note
+    }
+    assert find_table(document, "apart") == [["other-test", "they predicted other test samples (200 and 250)"]]
+    pairs = find_table(document, "pairs")
+    row = find(expected, "combined", "accuracy")
+    low, high = row["against"][0]["interval"]
+    difference = row["against"][0]["difference"]
+    told = ["slow", "accuracy", f"{row['values'][0]:.4f}", f"{row['values'][1]:.4f}", f"{difference:+.4g}"]
+    assert [*told, f"{low:+.4g} … {high:+.4g}", "worse"] in pairs
+    assert {each[0] for each in pairs} == {"slow", "nll", "other-data"}
+    assert ["params.lr", "0.2", "0.01", "0.2", "0.2", "0.2"] in find_table(document, "declared")
+    assert ["params.width", "8"] in find_table(document, "alike")
+
+
+def test_runs_of_other_objectives_are_not_ranked_against_each_other(folder: Path) -> None:
+    document = compare_on_the_page(folder, "first", "nll", "slow")
+    (note,) = (note for note in document["notes"] if "not ranked" in note)
+    assert "accuracy, higher is better: first, slow" in note and "nll, lower is better: nll" in note
+    by_runs = [{series["of"] for series in plot["series"]} - {"reference"} for plot in document["plots"]]
+    assert by_runs == [{0, 2}] * 5 + [{1}] * 2, (
+        "curves and costs of the first and the last run, curves of the other"
+    )
+    first, slow = (ensemble.attach(folder / name).history() for name in ("first", "slow"))
+    best, median, cpu = document["plots"][:3]
+    reached = max(row["valid/accuracy"] for row in first)
+    assert best["series"][0]["points"][-1][1] == pytest.approx(reached, rel=1e-5)
+    last = [row["valid/accuracy"] for row in slow]
+    assert [series["points"][-1][1] for series in median["series"][3:]] == pytest.approx(
+        [np.quantile(last, share) for share in (0.5, 0.25, 0.75)], rel=1e-5
+    )
+    runs = ensemble.compare(folder / "first", folder / "slow").runs
+    dots = [series["points"][0] for series in cpu["series"][:2]]
+    assert [dot[:2] for dot in dots] == [pytest.approx([run["cpu_s"], run["combined"]], rel=1e-5) for run in runs]
+    assert runs[0]["combined"] > runs[1]["combined"] and runs[0]["cpu_s"] > runs[1]["cpu_s"]
+    assert [dot[2]["size"] for dot in dots] == [6.5] * 2, "both are on the front: one is better, the other cheaper"
+
+
+def test_runs_that_have_ended_are_compared_without_their_logs(folder: Path, tmp_path: Path) -> None:
+    for name in ("first", "slow"):
+        shutil.copytree(folder / name, tmp_path / name)
+    expected = compare_on_the_page(tmp_path, "first", "slow")
+    whole = {name: (tmp_path / name / "events.jsonl").read_bytes() for name in ("first", "slow")}
+    for name, content in whole.items():
+        (tmp_path / name / "events.jsonl").write_bytes(b"\0" * len(content))
+    assert compare_on_the_page(tmp_path, "first", "slow") == expected, "and so are their predictions"
+    for name, content in whole.items():
+        (tmp_path / name / "events.jsonl").write_bytes(content)
+        (tmp_path / name / "summary.json").unlink()
+    assert compare_on_the_page(tmp_path, "first", "slow") == expected, "an older version has written no record"
+
+
+def test_a_comparison_is_made_in_parts_that_each_take_a_limited_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "BUDGET_S", 0.0)
+    comparisons, names = Comparisons(), ("first", "slow", "nll")
+    pending = [compare_on_the_page(folder, *names, comparisons=comparisons)["pending"] for _ in range(6)]
+    assert pending == [2, 2, 2, 2, 1, 0], "a call reads one run, or the predictions of one"
+    monkeypatch.undo()
+    found = compare_on_the_page(folder, *names, comparisons=comparisons)
+    assert found == compare_on_the_page(folder, *names)
+
+
+def test_a_run_that_was_combined_by_a_function_does_not_run_it_for_the_page(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "first", tmp_path / "first")
+    called = tmp_path / "called"
+
+    def combine(members: Any) -> Any:
+        called.write_text("")
+        return members.mean(0)
+
+    inspected_runs.train(tmp_path / "own", combine=combine)
+    assert called.exists()
+    called.unlink()
+    (row,) = find_table(compare_on_the_page(tmp_path, "first", "own"), "apart")
+    assert row[0] == "own" and "combined by a function of yours" in row[1] and not called.exists()
+
+
+def test_the_command_names_and_tags_a_run_and_lists_show_it(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folder / "first", tmp_path / "first")
+    shutil.copytree(folder / "slow", tmp_path / "slow")
+    before = (tmp_path / "first" / "events.jsonl").read_bytes()
+    run = str(tmp_path / "first")
+    assert main(["tag", run, "--add", "night", "cnn", "--name", "the good one", "--note", "lr 0.2\nwins"]) == 0
+    assert main(["tag", run, "--remove", "cnn"]) == 0
+    assert "the good one" in capsys.readouterr().out
+    assert main(["tag", run, "--json"]) == 0
+    written = {"name": "the good one", "tags": ["night"], "note": "lr 0.2\nwins"}
+    assert json.loads(capsys.readouterr().out) == [{"run_dir": run, **written}]
+    rows = {Path(row.run_dir).name: row for row in ensemble.list_runs(tmp_path)}
+    assert (rows["first"].display_name, rows["first"].tags, rows["slow"].display_name) == (
+        "the good one",
+        ["night"],
+        None,
+    )
+    assert main(["list", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert "the good one" in listed and "night" in listed and "lr 0.2 wins" in listed
+    found = ensemble.compare(tmp_path / "first", tmp_path / "slow")
+    assert [each["run"] for each in found.runs] == ["the good one", "slow"]
+    assert main(["tag", run, "--add", "two words"]) == 2
+    assert main(["tag", str(tmp_path), "--name", "x"]) == 2
+    assert "there is no run" in capsys.readouterr().err
+    assert (tmp_path / "first" / "events.jsonl").read_bytes() == before

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 import train_child as cases  # noqa: E402
-from loop_cases import checkpoint, failed, train  # noqa: E402
+from loop_cases import checkpoint, failed, of, train  # noqa: E402
 from loop_cases import own_loop as plain_loop  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -144,7 +144,8 @@ def test_the_true_gradient_of_the_global_batch_is_clipped(
     data = cases.data(dtype="float64")
     recipe = replace(cases.SMOOTH, clip_norm=clip_norm)
     given = {"params": {"dtype": "float64"}, "train": data, "valid": None, "epochs": 2}
-    assert train(tmp_path, recipe, **given, **options)[0] == "finished"
+    outcome, events = train(tmp_path, recipe, **given, **options)
+    assert outcome == "finished"
 
     torch.manual_seed(0)
     model = cases.plain({"dtype": "float64"})
@@ -159,6 +160,8 @@ def test_the_true_gradient_of_the_global_batch_is_clipped(
             for parameter, grad in zip(model.parameters(), grads, strict=True):
                 parameter -= 0.05 * grad * min(1.0, clip_norm / float(norm))
     assert clipped == (10 if clip_norm < 1 else 0)
+    said = of(events, "epoch")[-1]["grad_norm"]  # of the last step, unscaled, before it was clipped
+    assert said == pytest.approx(float(norm), rel=1e-4)
     for name, value in weights(tmp_path).items():
         # torch adds 1e-6 to the norm before it divides by it
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5 if clipped else 1e-12, atol=1e-7)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting.comparison.declarations import Declared, list_differences, read_declared
@@ -20,6 +22,7 @@ from ensemble.spec.validation import check_number
 from ensemble.store.run_notes import read_notes
 
 if TYPE_CHECKING:
+    from ensemble.combine.bootstrap import DrawnFigures
     from ensemble.combine.prediction_matrix import PredictionMatrix
 
 MODELS = {"combined": "the combined model", "best": "the best member"}
@@ -117,10 +120,10 @@ def _compare_figures(runs: Sequence[Declared], names: Sequence[str]) -> tuple[Ta
     rows: Table = []
     notes: list[str] = []
     for model, what in MODELS.items():
-        first = runs[0].read_model(model)
+        first = read_model(runs[0], model)
         differences: list[dict[str, Any]] = []
         for run, name in zip(runs[1:], names[1:], strict=True):
-            found = draw_difference(runs[0], first, run, run.read_model(model))
+            found = find_differences(runs[0], first, run, read_model(run, model))
             if isinstance(found, str):
                 notes.append(f"{what} of {name} is not compared with that of {names[0]}: {found}")
             differences.append({} if isinstance(found, str) else found)
@@ -128,27 +131,68 @@ def _compare_figures(runs: Sequence[Declared], names: Sequence[str]) -> tuple[Ta
     return rows, list(dict.fromkeys(notes))
 
 
-def draw_difference(
-    first: Declared, ours: PredictionMatrix | str, second: Declared, theirs: PredictionMatrix | str
+class ComparedModel:
+    """What a model of a run predicted, and its figures in each draw of the samples.
+
+    Attributes:
+        predictions: of one row.
+    """
+
+    def __init__(self, predictions: PredictionMatrix) -> None:
+        self.predictions = predictions
+
+    @cached_property
+    def figures(self) -> DrawnFigures:
+        """The figures, of predictions that have targets."""
+        from ensemble.combine.bootstrap import draw_figures
+        from ensemble.combine.tasks import find_math
+
+        one = self.predictions
+        assert one.target is not None
+        return draw_figures(find_math(one.task).statistics(one.values[0], one.target), len(one.target))
+
+    def drop_values(self) -> None:
+        """Draws the figures, and lets go of the predicted values, of which only their shape is needed then."""
+        import numpy as np
+
+        if self.predictions.target is not None:
+            _ = self.figures
+        values = [np.broadcast_to(np.float32(0), each.shape) for each in self.predictions.values]
+        self.predictions = replace(self.predictions, values=values)
+
+
+def read_model(run: Declared, model: str, *, runs_code: bool = True) -> ComparedModel | str:
+    """Reads what the "combined" model or the "best" member of a run predicted; or why that is not known.
+
+    Args:
+        runs_code: see `Declared.read_model`.
+    """
+    found = run.read_model(model, runs_code=runs_code)
+    return found if isinstance(found, str) else ComparedModel(found)
+
+
+def find_differences(
+    first: Declared, ours: ComparedModel | str, second: Declared, theirs: ComparedModel | str
 ) -> dict[str, Any] | str:
     """The intervals of the second run's figures minus the first's, by figure, by the paired bootstrap; or why they
     cannot be compared. "" says that they were drawn.
 
     Args:
-        ours, theirs: what a model of each predicted, or why that is not known (`Declared.read_model`).
+        ours, theirs: see `read_model`.
     """
-    why = explain_other_samples(first, ours, second, theirs)
-    if why is not None:
-        return why
+    for each in (ours, theirs):
+        if isinstance(each, str):
+            return each
     assert not isinstance(ours, str) and not isinstance(theirs, str)
-    return _bootstrap(ours, theirs)
+    why = explain_other_samples(first, ours.predictions, second, theirs.predictions)
+    return {"": True, **theirs.figures.subtract(ours.figures)} if why is None else why
 
 
 def make_rows(model: str, runs: Sequence[Declared], differences: Sequence[Mapping[str, Any]]) -> Table:
     """The figures of a model of several runs, each beside that of the first run: see `Comparison.figures`.
 
     Args:
-        differences: of each run but the first, see `draw_difference`; empty where it is not known.
+        differences: of each run but the first, see `find_differences`; empty where it is not known.
     """
     from ensemble.reporting.model_figures import list_figures
 
@@ -179,17 +223,11 @@ def make_rows(model: str, runs: Sequence[Declared], differences: Sequence[Mappin
 
 
 def explain_other_samples(
-    first: Declared, ours: PredictionMatrix | str, second: Declared, theirs: PredictionMatrix | str
+    first: Declared, ours: PredictionMatrix, second: Declared, theirs: PredictionMatrix
 ) -> str | None:
-    """Why predictions of two runs are not of the same samples; None where they are. A text stands for predictions
-    that are missing.
-    """
+    """Why predictions of two runs are not of the same samples; None where they are."""
     import numpy as np
 
-    for each in (ours, theirs):
-        if isinstance(each, str):
-            return each
-    assert not isinstance(ours, str) and not isinstance(theirs, str)
     if first.split != second.split:
         return f"one has figures of the {first.split} split, the other of the {second.split} split"
     if ours.task != theirs.task:
@@ -205,17 +243,3 @@ def explain_other_samples(
     if not np.array_equal(ours.target, theirs.target, equal_nan=is_float):
         return f"the targets of their {first.split} samples differ"
     return None
-
-
-def _bootstrap(first: PredictionMatrix, second: PredictionMatrix) -> dict[str, Any]:
-    """Intervals of the second's figures minus the first's, by the paired bootstrap; "" says they were drawn."""
-    from ensemble.combine.bootstrap import intervals
-    from ensemble.combine.tasks import find_math
-
-    assert first.target is not None
-    math_of = find_math(first.task)
-    statistics = {
-        "second": math_of.statistics(second.values[0], first.target),
-        "first": math_of.statistics(first.values[0], first.target),
-    }
-    return {"": True, **intervals(statistics, len(first.target)).get("difference", {})}

@@ -17,9 +17,9 @@ from ensemble.store.requests import write_request
 #: Fields of an action by its verb.
 FIELDS = {
     "stop": frozenset(("at_once",)),
-    "pause": frozenset(("member",)),
-    "resume": frozenset(("member",)),
-    "cancel": frozenset(("member",)),
+    "pause": frozenset(("member", "members")),
+    "resume": frozenset(("member", "members")),
+    "cancel": frozenset(("member", "members")),
     "add": frozenset(("from", "warm", "params")),
 }
 MOST_PARAMS, LONGEST_NAME, LONGEST_VALUE = 200, 200, 10_000
@@ -68,6 +68,11 @@ def parse_action(body: bytes, members: Collection[str]) -> Action:
     for name in ("member", "from"):
         if name in given and (not isinstance(given[name], str) or given[name] not in members):
             raise ActionError(404, f"there is no member {str(given[name])[:LONGEST_NAME]!r}")
+    several = given.get("members")
+    if several is not None and (not isinstance(several, list) or not several or "member" in given):
+        raise ActionError(400, "members must be a list of names, without a member")
+    if unknown := [each for each in several or () if not isinstance(each, str) or each not in members]:
+        raise ActionError(404, f"there is no member {str(unknown[0])[:LONGEST_NAME]!r}")
     if verb == "add":
         return Action(verb, _make_addition(given))
     return Action(verb, given)
@@ -102,8 +107,11 @@ def _is_text(text: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def perform(reader: LogReader, body: bytes) -> str:
+def perform(reader: LogReader, body: bytes, by: str) -> str:
     """Writes the request that the body of a POST describes; returns its id.
+
+    Args:
+        by: who asks, for the run's log.
 
     Raises:
         ActionError: there is nothing to do it, or it is none.
@@ -117,4 +125,4 @@ def perform(reader: LogReader, body: bytes) -> str:
         raise ActionError(409, "the run has ended; `ensemble resume` goes on")
     if reader.view.driver is not None:
         raise ActionError(409, reader.view.driver)
-    return write_request(reader.run_dir, action.verb, **action.fields).stem
+    return write_request(reader.run_dir, action.verb, by=by, **action.fields).stem

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.events import NOT_COMBINED, Combined
+from ensemble.events import Combined
 from ensemble.reporting.dashboard.class_figures import describe_classes
+from ensemble.reporting.dashboard.search_plots import describe_search, plot_search, read_trials
+from ensemble.reporting.dashboard.tables import explain_failure
 from ensemble.reporting.dashboard.task_plots import plot_task
 from ensemble.reporting.dashboard.tiles import describe_quality
+from ensemble.reporting.evaluated import Evaluated, read_evaluated
 from ensemble.reporting.model_figures import list_figures
-from ensemble.reporting.ranking import finite_or_none, rank_members
+from ensemble.reporting.ranking import cost_origin, finite_or_none, varied_parameters
 from ensemble.reporting.sections import quality as quality_tables
 
 if TYPE_CHECKING:
@@ -28,31 +31,48 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-#: Members of which predictions are read, those of the combined model and the best first.
-MOST_MEMBERS = 300
-MOST_BYTES = 256 * 2**20
 #: Members in the matrix of disagreement, and on the curve of what each added member gains.
 MOST_COMPARED = 50
 MOST_ADDED = 40
 MOST_ROWS = 100_000  # positions that the matrix of disagreement looks at, evenly chosen
-#: How members are combined while the run has not combined them itself: the default of `Ensemble.combine`.
-METHOD = "greedy"
+SPREAD = " The pale bar is from the lowest to the highest share over resamples of the trials (bootstrap)."
+NO_PREDICTIONS = "No member has saved predictions with their true targets yet."
 SO_FAR = "Not the run's result: the members that have finished so far, combined by greedy selection."
 
 
 def read_importances(run_dir: RunDir, state: RunState) -> Document:
-    """How much each hyperparameter matters to the objective: the document `importances`."""
+    """How much each hyperparameter matters, and figures of the search: the document `importances`.
+
+    Returns:
+        `importances`: [name, share, lowest, highest] each, the largest first; `method`, `missing`; `plots`, of the
+        form of `plots`.
+    """
     from ensemble.search.importance import NoImportancesError, compute_importances
 
     try:
-        shares, method = compute_importances(state)
+        shares, method, spread = compute_importances(state)
+        found = [
+            [name, share, *spread.get(name, (share, share))]
+            for name, share in shares.items()
+            if finite_or_none(share) is not None
+        ]
+        document: Document = {"importances": found, "method": method + SPREAD, "missing": None}
     except NoImportancesError as error:
-        return {"importances": [], "method": "", "missing": str(error)}
+        document = {"importances": [], "method": "", "missing": str(error)}
     except Exception as error:
-        why = f"The importances cannot be computed: {_explain(error)}."
-        return {"importances": [], "method": "", "missing": why}
-    found = [[name, share] for name, share in shares.items() if finite_or_none(share) is not None]
-    return {"importances": found, "method": method, "missing": None}
+        why = f"The importances cannot be computed: {explain(error)}."
+        document = {"importances": [], "method": "", "missing": why}
+    return document | {"plots": _plot_search(state, [name for name, *_ in document["importances"]])}
+
+
+def _plot_search(state: RunState, important: list[str]) -> list[Document]:
+    """The figures of the search; none where they cannot be made, which the log says."""
+    try:
+        important = important or varied_parameters(state.members.values())
+        return plot_search(read_trials(state), describe_search(state, important, cost_origin(state)))
+    except Exception as error:
+        explain_failure("figures of the search", error)
+        return []
 
 
 def read_quality(run_dir: RunDir, state: RunState) -> Document:
@@ -69,7 +89,7 @@ def read_quality(run_dir: RunDir, state: RunState) -> Document:
         - `intervals`, `noise`: as in the `combined` event; None where it has none.
         - `curves`: reliability of `best` and `combined`: [confidence, accuracy, samples] of each bin.
         - `classes`: figures of each class, and which are taken for which (`class_figures`).
-        - `plots`: what else shows whether models are right and calibrated (`task_plots`).
+        - `plots`: what shows whether models are right and calibrated (`plots`, `task_plots`).
         - `gain`: figures of the plain average of k members, each added where it improves the `criterion` on the
           validation split most.
         - `disagreement`: how far two members differ on the same samples, in a `unit`: "share" or "value".
@@ -80,10 +100,10 @@ def read_quality(run_dir: RunDir, state: RunState) -> Document:
     try:
         return _measure(run_dir, state)
     except Exception as error:
-        return _nothing(state, f"The saved predictions cannot be compared: {_explain(error)}.")
+        return _nothing(state, f"The saved predictions cannot be compared: {explain(error)}.")
 
 
-def _explain(error: Exception) -> str:
+def explain(error: Exception) -> str:
     """What was raised, in one line; an error of this project or of the operating system says enough itself."""
     from ensemble.combine import CombineError
     from ensemble.store import StoreError
@@ -93,27 +113,16 @@ def _explain(error: Exception) -> str:
 
 
 def _measure(run_dir: RunDir, state: RunState) -> Document:
-    from ensemble.combine.prediction_matrix import read_prediction_matrix
-    from ensemble.combine.recorded import combine_again
     from ensemble.combine.tasks import find_math
 
-    combined = state.combined or NOT_COMBINED
-    chosen = _choose_members(run_dir, state)
-    valid = read_prediction_matrix(run_dir, state, chosen, "valid")
-    split, shown = "valid", valid
-    if combined.split != "valid":
-        test = read_prediction_matrix(run_dir, state, chosen, "test")
-        if test.members and test.target is not None:
-            split, shown = "test", test
-    if not shown.members or (shown.target is None and shown.task.kind != "free"):
-        return _nothing(state, "No member has saved predictions with their true targets yet.")
+    found = read_evaluated(run_dir, state)
+    if found is None:
+        return _nothing(state, NO_PREDICTIONS)
+    combined, shown, best, rows = found.combined, found.shown, found.best, found.rows_of
     task_math = find_math(shown.task)
-    rows = dict(zip(shown.members, shown.values, strict=True))
-    best = combined.best_member
-    best = best if best in rows else shown.members[0]  # they are ranked
     document = EMPTY | {
         "task": shown.task.kind,
-        "split": split,
+        "split": found.split,
         "rows": len(shown.index),
         "members": _measure_members(task_math, shown, combined, best),
         "best": best,
@@ -121,19 +130,18 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         "left_out": sum(m.state == "finished" for m in state.members.values()) - len(rows),
         "tables": [table.as_dict() for table in quality_tables.tabulate(state)],
     }
-    both = [member for member in valid.members if member in rows]
-    known, measured = valid.select(both), shown.select(both)
+    known, measured = found.valid.select(found.both), shown.select(found.both)
     models = {"best": rows[best]}
-    if known.target is not None and both and task_math.criteria:
+    if known.target is not None and found.both and task_math.criteria:
         document["criterion"] = task_math.default_criterion
         distinct = known.select_configurations()
         document["gain"] = _gain_curve(task_math, distinct, measured.select(distinct.members))
     if state.combined is not None:
         document |= _describe_combined(combined)
-        values = combine_again(combined, known, measured, is_valid=split == "valid")
+        values = found.combine()
         models |= {} if values is None else {"combined": values}
-    elif both and task_math.criteria:
-        values, fields = _combine_so_far(state, task_math, known, measured)
+    elif found.both and task_math.criteria:
+        values, fields = _combine_so_far(state, task_math, found)
         document |= fields
         models["combined"] = values
     if shown.target is not None:
@@ -178,22 +186,6 @@ def _nothing(state: RunState, missing: str) -> Document:
     combination = None if state.combined is None else _describe_combination(state.combined)
     document = EMPTY | {"combination": combination, "missing": missing}
     return document | describe_quality(document, (state.objective, state.direction), has_ended=False)
-
-
-def _choose_members(run_dir: RunDir, state: RunState) -> list[str]:
-    """Finished members, those of the combined model first, then the best, as far as they can be held in memory."""
-    finished = [member.id for member in rank_members(state) if member.state == "finished"]
-    known = set(finished)
-    order = [member for member in (state.combined or NOT_COMBINED).members if member in known]
-    chosen: list[str] = []
-    size = 0
-    for member in dict.fromkeys([*order, *finished]):
-        paths = [run_dir.predictions(member, split) for split in ("valid", "test")]
-        size += sum(path.stat().st_size for path in paths if path.exists())
-        if chosen and (size > MOST_BYTES or len(chosen) == MOST_MEMBERS):
-            break
-        chosen.append(member)
-    return sorted(chosen, key=finished.index)
 
 
 def _measure_members(
@@ -295,21 +287,14 @@ def _root_mean_square(first: Array, second: Array) -> float:
     return float(f"{np.sqrt(np.mean((first.astype(np.float64) - second) ** 2)):.6g}")
 
 
-def _combine_so_far(
-    state: RunState, task_math: TaskMath, valid: PredictionMatrix, shown: PredictionMatrix
-) -> tuple[Array, Document]:
+def _combine_so_far(state: RunState, task_math: TaskMath, found: Evaluated) -> tuple[Array, Document]:
     """What the members finished so far would predict together, and the fields of the document about them."""
-    from ensemble.combine.combination import fit_held_out
-
-    assert shown.target is not None
-    criterion = task_math.choose_criterion(state.objective, state.direction)
-    combination, _ = fit_held_out(
-        METHOD, valid.values, valid.target, task=task_math.task, objective=criterion, groups=valid.groups
-    )
-    predicted = combination.predict(shown.values)
-    weights = {m: float(w) for m, w in zip(valid.members, combination.weights, strict=True) if w > 0}
+    assert found.shown.target is not None
+    combination = found.combine_so_far(state, task_math)
+    predicted = combination.predict(found.shown.select(found.both).values)
+    weights = {m: float(w) for m, w in zip(found.both, combination.weights, strict=True) if w > 0}
     about = {"method": combination.method, "members": list(weights), "weights": weights, "so_far": True}
     factor = {"method": task_math.calibration, "value": combination.temperature, "reason": None}
     about |= {"temperature": combination.temperature, "calibration": factor, "note": SO_FAR}
     about["reason"] = combination.reason
-    return predicted, {"combined": task_math.measure(predicted, shown.target), "combination": about}
+    return predicted, {"combined": task_math.measure(predicted, found.shown.target), "combination": about}

@@ -1,8 +1,9 @@
 """Reads the runs of a comparison for the page, and compares the models of pairs of them.
 
-What was read of a run is kept for as long as its log does not change, and the difference of two runs as well. A
-call takes a limited time: what was not reached by then is left for the next one, and the document says how much
-that is. Code of a run is never executed here.
+What was read of a run is kept for as long as its log does not change, and so are the figures of its combined model
+in each draw of the samples: which run the others are compared with changes nothing that takes long. A call takes
+a limited time: what was not reached by then is left for the next one, and the document says how much that is. Code
+of a run is never executed here.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED
-from ensemble.reporting.comparison.compare import draw_difference
+from ensemble.reporting.comparison.compare import ComparedModel, find_differences, read_model
 from ensemble.reporting.comparison.declarations import Declared
 from ensemble.reporting.dashboard.comparison_document import Compared, Document, Pair, describe_comparison
 from ensemble.reporting.dashboard.runs import recall_declared
@@ -23,12 +24,12 @@ from ensemble.store import RunDir, StoreError
 from ensemble.store.event_handlers import EVENT_ERRORS
 
 if TYPE_CHECKING:
-    from ensemble.combine.prediction_matrix import PredictionMatrix
+    from ensemble.combine.metrics import Array
 
-#: Runs in a comparison; runs and pairs that are remembered.
-MOST_RUNS, MOST_KEPT = 50, 400
+#: Runs in a comparison; runs that are remembered.
+MOST_RUNS, MOST_KEPT = 50, 200
 #: Seconds that a call may take before it leaves the rest to the next one.
-BUDGET_S = 1.5
+BUDGET_S = 0.5
 #: Times as long as reading a log took, until one that grows is read again.
 PAUSE = 10.0
 #: Of the saved predictions of a run's combined model, that are read.
@@ -51,7 +52,8 @@ class Comparisons:
 
     def __init__(self) -> None:
         self._runs: dict[Path, _Recalled] = {}
-        self._pairs: dict[tuple[Path, Stamp, Path, Stamp], Pair] = {}
+        self._models: dict[tuple[Path, Stamp], ComparedModel | str] = {}
+        self._until, self._has_worked = 0.0, False
 
     def compare(self, paths: Mapping[str, Path], rows: Mapping[str, Mapping[str, Any]]) -> Document:
         """Returns the document of a comparison (`describe_comparison`).
@@ -60,27 +62,33 @@ class Comparisons:
             paths: of the runs, by their keys, in order.
             rows: their rows in the list of runs.
         """
-        began = time.monotonic()
-        runs = [_name(key, rows[key], path) for key, path in paths.items()]
+        self._until = time.monotonic() + BUDGET_S
+        self._has_worked = False
+        states = {key: rows[key]["state"] for key in paths}
+        runs = [Compared(key, rows[key]["cells"]["name"], **states[key]) for key in paths]
         _make_unique(runs, paths)
         for run in runs:
-            self._recall(run, paths[run.key], may_read=time.monotonic() < began + BUDGET_S)
-        pairs = self._compare_pairs(runs, [paths[run.key] for run in runs], began + BUDGET_S)
-        for kept in (self._runs, self._pairs):
+            self._recall(run, paths[run.key])
+        pairs = self._compare_pairs(runs, [paths[run.key] for run in runs])
+        for kept in (self._runs, self._models):
             while len(kept) > MOST_KEPT:
                 kept.pop(next(iter(kept)))  # type: ignore[call-overload]
         return describe_comparison(runs, pairs)
 
-    def _recall(self, run: Compared, path: Path, *, may_read: bool) -> None:
+    def _may_work(self) -> bool:
+        """Whether there is time for one more thing in this call; for the first one there is."""
+        may, self._has_worked = not self._has_worked or time.monotonic() < self._until, True
+        return may
+
+    def _recall(self, run: Compared, path: Path) -> None:
         """Gives a run what is known of it, as far as there is time to read."""
         known, now = self._runs.get(path), time.monotonic()
         run_dir = RunDir(path)
         try:
             found = os.stat(run_dir.events)
             stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
-            if known is None or (known.stamp != stamp and now >= known.next):
-                if not may_read:
-                    return
+            is_due = known is None or (known.stamp != stamp and now >= known.next)
+            if is_due and self._may_work():
                 declared = recall_declared(run_dir, found.st_size)
                 ended = time.monotonic()
                 known = self._runs[path] = _Recalled(stamp, declared, ended + PAUSE * (ended - now))
@@ -89,28 +97,45 @@ class Comparisons:
         except (OSError, StoreError, *EVENT_ERRORS) as error:
             run.missing = " ".join(str(error).split()) or type(error).__name__
         else:
-            run.declared = known.declared
+            run.declared = known.declared if known is not None else None
 
-    def _compare_pairs(
-        self, runs: Sequence[Compared], paths: Sequence[Path], until: float
-    ) -> dict[str, Pair | None]:
-        first, found = runs[0].declared, dict[str, Pair | None]()
-        ours: PredictionMatrix | str | None = None
-        for run, path in zip(runs[1:], paths[1:], strict=True):
-            other = run.declared
-            if first is None or other is None:
+    def _compare_pairs(self, runs: Sequence[Compared], paths: Sequence[Path]) -> dict[str, Pair | None]:
+        models = [self._find_model(run, path) for run, path in zip(runs, paths, strict=True)]
+        found = dict[str, Pair | None]()
+        for run, model in zip(runs[1:], models[1:], strict=True):
+            if runs[0].declared is None or run.declared is None:
                 continue
-            key = (paths[0], self._runs[paths[0]].stamp, path, self._runs[path].stamp)
-            if key not in self._pairs and time.monotonic() < until:
-                ours = _read_combined(first) if ours is None else ours
-                theirs = ours if isinstance(ours, str) else _read_combined(other)
-                self._pairs[key] = _draw(first, ours, other, theirs)
-            found[run.key] = self._pairs.get(key)
+            known = models[0] is not None and model is not None
+            found[run.key] = _subtract(runs[0].declared, models[0], run.declared, model) if known else None
         return found
 
+    def _find_model(self, run: Compared, path: Path) -> ComparedModel | str | None:
+        """What the combined model of a run predicted, or why that is not known; None where there was no time."""
+        if run.declared is None:
+            return None
+        key = (path, self._runs[path].stamp)
+        if key not in self._models and self._may_work():
+            model = self._models[key] = _read_combined(run.declared)
+            if isinstance(model, ComparedModel):
+                self._share_samples(model)
+        return self._models.get(key)
 
-def _name(key: str, row: Mapping[str, Any], path: Path) -> Compared:
-    return Compared(key, row["notes"]["name"] or path.name, row["state"]["word"], row["state"]["tone"])
+    def _share_samples(self, model: ComparedModel) -> None:
+        """Has models that predicted the same samples hold one array of them, and one of their targets."""
+        own = model.predictions
+        for each in self._models.values():
+            other = each.predictions if isinstance(each, ComparedModel) else own
+            if other is not own and _is_same(own.index, other.index) and _is_same(own.target, other.target):
+                model.predictions = replace(own, index=other.index, target=other.target)
+                return
+
+
+def _is_same(one: Array | None, other: Array | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one is other or (
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )
 
 
 def _make_unique(runs: Sequence[Compared], paths: Mapping[str, Path]) -> None:
@@ -122,7 +147,7 @@ def _make_unique(runs: Sequence[Compared], paths: Mapping[str, Path]) -> None:
             run.name = f"{run.name} ({paths[run.key].relative_to(folder)})"
 
 
-def _read_combined(run: Declared) -> PredictionMatrix | str:
+def _read_combined(run: Declared) -> ComparedModel | str:
     """What the combined model of a run predicted; or why that is not known here."""
     combined = run.state.combined or NOT_COMBINED
     files = [run.run_dir.predictions(member, run.split) for member in combined.weights]
@@ -130,13 +155,19 @@ def _read_combined(run: Declared) -> PredictionMatrix | str:
     if size > MOST_BYTES:
         return f"the predictions of {run.run_dir.path} have {size >> 20} MiB; `ensemble compare` reads them"
     try:
-        return run.read_model("combined", runs_code=False)
+        model = read_model(run, "combined", runs_code=False)
+        if isinstance(model, ComparedModel):
+            model.drop_values()
+        return model
     except Exception as error:
         return f"the predictions of {run.run_dir.path} cannot be read: {type(error).__name__}: {error}"
 
 
-def _draw(first: Declared, ours: PredictionMatrix | str, other: Declared, theirs: PredictionMatrix | str) -> Pair:
+def _subtract(
+    first: Declared, ours: ComparedModel | str | None, other: Declared, theirs: ComparedModel | str | None
+) -> Pair:
+    assert ours is not None and theirs is not None
     try:
-        return draw_difference(first, ours, other, theirs)
+        return find_differences(first, ours, other, theirs)
     except Exception as error:
         return f"their predictions cannot be compared: {type(error).__name__}: {error}"

@@ -15,9 +15,9 @@ from ensemble.events import NOT_COMBINED
 from ensemble.reporting import text
 from ensemble.reporting.comparison.compare import explain_differences, make_rows
 from ensemble.reporting.comparison.declarations import Declared, list_differences
-from ensemble.reporting.model_figures import compare, describe_figure
+from ensemble.reporting.model_figures import ModelComparison, compare, describe_figure
 from ensemble.reporting.ranking import pareto_front, rounded
-from ensemble.reporting.sections import Table
+from ensemble.reporting.sections import Cell, Table
 
 Document = dict[str, Any]
 #: The intervals of the differences of a pair of runs, by figure; or why there are none.
@@ -27,6 +27,7 @@ ESTIMATED = " Estimated joules are CPU-seconds with a weight, not measured: not 
 COSTS = {"cpu_s": "CPU-seconds", "energy_j": "joules", "wall_s": "seconds of the run"}
 LONGEST = 120  # letters of a declared value
 LOG_SPAN = 30.0  # from which ratio of costs on their axis is logarithmic
+MOST_NOTES = 4  # above the charts
 MOST_PARAMS = 12  # of a member, that are written out
 
 
@@ -91,12 +92,17 @@ def describe_comparison(runs: Sequence[Compared], pairs: Mapping[str, Pair | Non
     tables = [_tabulate_runs(known), *_tabulate_models(known)]
     tables += _tabulate_pairs(runs[0], known[1:], pairs) if is_pair else ()
     tables += [_tabulate_best(known), *(_tabulate_declarations(declared, names) if known else ())]
+    pending = unread + sum(found is None for found in pairs.values())
+    if len(notes) > MOST_NOTES:
+        rest = [[note] for note in notes[MOST_NOTES:]]
+        tables.append(Table("notes", "Notes", "What else is not compared, and why.", [("", "text long")], rest))
+        notes = [*notes[:MOST_NOTES], f"{text.count(len(rest), 'more note')} below."]
     return {
         "runs": [
             {"key": run.key, "name": run.name, "state": {"word": run.word, "tone": run.tone}} for run in runs
         ],
-        "notes": notes,
-        "pending": unread + sum(found is None for found in pairs.values()),
+        "notes": [*([f"{pending} of what is compared is still being read …"] if pending else ()), *notes],
+        "pending": pending,
         "plots": [plot for group in groups.values() for plot in _plot_group(group, many=len(groups) > 1)],
         "tables": [table.as_dict() for table in tables if table.rows],
     }
@@ -130,11 +136,19 @@ def _plot(title: str, reading: str, x: str, y: str, series: list[Document], kind
         "x": {"title": x, "range": None, "kind": kind, "whole": x == "epoch"},
         "y": {"title": y, "range": None, "kind": "linear"},
     }
-    return {"id": title, "title": title, "reading": reading, **axes, "series": [s for s in series if s["points"]]}
+    return {
+        "id": title,
+        "title": title,
+        "reading": reading,
+        "absent": None,
+        "table": None,
+        **axes,
+        "series": [s for s in series if s["points"]],
+    }
 
 
 def _series(at: int | str, points: Sequence[Sequence[Any]], name: str | None = None) -> Document:
-    return {"of": at, "name": name, "shape": None, "line": True, "points": list(points)}
+    return {"of": at, "name": name, "shape": None, "line": True, "still": False, "points": list(points)}
 
 
 def _plot_cost(group: _Group, name: str, what: str, of: str) -> Iterator[Document]:
@@ -171,14 +185,19 @@ def _plot_cost(group: _Group, name: str, what: str, of: str) -> Iterator[Documen
             "name": None,
             "shape": "dot",
             "line": False,
-            "size": 6.5 if i in front else 4.5,
-            "points": [[rounded(x), rounded(y), "on the Pareto front" if i in front else ""]],
+            "points": [
+                [rounded(x), rounded(y), {"size": 6.5 if i in front else 4.5, "text": _say(run, title, x, y)}]
+            ],
         }
-        for i, (at, _, x, y, _) in enumerate(points)
+        for i, (at, run, x, y, _) in enumerate(points)
     ]
     series.append(_series("reference", [[rounded(points[i][2]), rounded(points[i][3])] for i in front]))
     reading += ESTIMATED if "estimated" in origins else ""
     yield _plot(f"Quality over {what}{of}", reading, title, group.objective, series, kind)
+
+
+def _say(run: str, cost: str, x: float, y: float) -> str:
+    return f"{run}\n{text.number(x)} {cost}\n{text.score(y)}"
 
 
 # -- tables -------------------------------------------------------------------------------------------------------
@@ -187,7 +206,7 @@ _Known = Sequence[tuple[int, Compared, Declared]]
 
 
 def _tabulate_runs(known: _Known) -> Table:
-    rows = []
+    rows = list[list[Cell]]()
     for _, run, one in known:
         each = one.record["standing"]
         origin = "" if each["energy_j"] is None else f" ({each['energy_origin']})"
@@ -243,13 +262,7 @@ def _tabulate_models(known: _Known) -> Iterator[Table]:
             combined = one.state.combined or NOT_COMBINED
             for model in (f"combined, {len(combined.weights)} of them", f"best, {combined.best_member}"):
                 is_best = model.startswith("best")
-                values = [
-                    _write_interval(
-                        each and (each.best if is_best else each.value),
-                        each and (each.best_interval if is_best else each.interval),
-                    )
-                    for each in map(figures.get, headings)
-                ]
+                values = [_write_figure(figures.get(name), is_best=is_best) for name in headings]
                 rows.append(["" if is_best else run.name, model, *values])
         head = [("run", "text"), ("model", "text"), *((heading, "") for heading in headings.values())]
         title = f"Models on the {split} split" + (f" ({kind})" if len(apart) > 1 else "")
@@ -324,9 +337,11 @@ def _write_value(value: Any) -> str:
     return said if len(said) <= LONGEST else said[: LONGEST - 1] + "…"
 
 
-def _write_interval(value: float | None, interval: tuple[float, float] | None) -> str:
-    if value is None:
+def _write_figure(figure: ModelComparison | None, *, is_best: bool) -> str:
+    """A figure of a run's combined model, or of its best member, with its interval."""
+    value = figure and (figure.best if is_best else figure.value)
+    interval = figure and (figure.best_interval if is_best else figure.interval)
+    if not isinstance(value, float):
         return ""
-    return text.score(value) + (
-        "" if interval is None else f" ({text.score(interval[0])} … {text.score(interval[1])})"
-    )
+    low_high = f" ({text.score(interval[0])} … {text.score(interval[1])})" if isinstance(interval, tuple) else ""
+    return text.score(value) + low_high

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ensemble.store.state import RunState
 
 #: Of an `epoch` event, beside its metrics on the validation split.
-OTHERS = ("train_loss", "lr", "samples_per_s")
+OTHERS = ("train_loss", "lr", "samples_per_s", "memory_gb", "cpus", "grad_norm", "loss_scale")
 #: Numbers in a document, at most: about 8 MB of JSON.
 MOST = 10**6
 DIGITS = 6
@@ -125,5 +125,8 @@ def _columns(curve: Curve, every: int) -> dict[str, Any]:
 def _read(fields: Mapping[str, Any]) -> dict[str, float]:
     """Returns those of the fields of an `epoch` event that are numbers."""
     found = {**(fields.get("metrics") or {}), **{name: fields.get(name) for name in OTHERS}}
+    seconds = fields.get("train_s") or fields.get("wall_s")
+    for name, part in (("waited", fields.get("waited_s")), ("synced", fields.get("sync_s"))):
+        found |= {name: part / seconds} if part and seconds else {}
     known = {name: finite_or_none(value) for name, value in found.items()}
     return {name: float(f"{value:.{DIGITS}g}") for name, value in known.items() if value is not None}

@@ -21,7 +21,7 @@ from ensemble.reporting.dashboard.tiles import list_combined_figures
 
 STATIC = Path(__file__).parent / "static"
 #: Fields of the documents in `compose_report`'s order.
-DOCUMENTS = ("state", "curves", "quality", "importances", "tables", "logs")
+DOCUMENTS = ("state", "curves", "quality", "importances", "tables", "history", "logs", "samples")
 MOST_PARAMS = 6  # hyperparameters in the table for readers without JavaScript
 
 escape = html.escape
@@ -31,8 +31,9 @@ def compose_report(documents: Mapping[str, Any]) -> str:
     """Returns the file's text; pure but for reading the page's own files.
 
     Args:
-        documents: `state`, `curves`, `quality`, `importances`, `tables` as the live page gets them, and `logs`:
-            the ends of members' logs by member. Their numbers are finite.
+        documents: `state`, `curves`, `quality`, `importances`, `tables`, `history` as the live page gets them, and
+            `logs`: the ends of members' logs by member; `samples`: lists of samples by order, or None. Their
+            numbers are finite.
 
     Raises:
         LinkError: the page's modules cannot be linked.
@@ -40,7 +41,7 @@ def compose_report(documents: Mapping[str, Any]) -> str:
     """
     state = documents["state"]
     run = {**state["run"], "actions": []}  # nobody is there to ask
-    frozen = {name: documents[name] for name in DOCUMENTS} | {"state": {**state, "run": run}}
+    frozen = {name: documents[name] for name in DOCUMENTS if name in documents} | {"state": {**state, "run": run}}
     script = link_modules(read_modules(STATIC), "app.js")
     policy = (
         f"default-src 'none'; script-src 'sha256-{_hash(script)}'; style-src 'unsafe-inline'; "

@@ -16,6 +16,7 @@ from ensemble.reporting.dashboard import analysis
 from ensemble.reporting.dashboard.comparing import Comparisons
 from ensemble.reporting.dashboard.feed import Feed, LogReader, encode
 from ensemble.reporting.dashboard.runs import RunList, find_runs, is_run
+from ensemble.reporting.dashboard.samples import SamplePages, stamp_of
 from ensemble.store import RunDir
 from ensemble.store.run_notes import edit_notes
 
@@ -37,12 +38,6 @@ class _Analysis:
     next: float
 
 
-def _stamp(reader: LogReader) -> tuple[str, int, int]:
-    """Tells one state that is analysed from another one, of another log as well."""
-    generation = reader.read()
-    return reader.view.log, generation, reader.analysed
-
-
 class Runs:
     """The runs that are served, and a feed for each that a page has opened.
 
@@ -61,6 +56,7 @@ class Runs:
         self._comparer = ThreadPoolExecutor(1, thread_name_prefix="comparisons")
         self._comparisons = Comparisons()
         self._feeds: OrderedDict[str, Feed] = OrderedDict()
+        self.samples = SamplePages()
         self._analyses: dict[tuple[str, str], _Analysis] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         self.closing = asyncio.Event()
@@ -89,11 +85,15 @@ class Runs:
             KeyError: there is no such run.
         """
         paths = {key: self._list.paths[key] for key in keys}
-        rows = {row["key"]: row for row in json.loads(await self.read_list())}
-        if any(key not in rows for key in keys):
-            raise KeyError(keys)
-        loop = asyncio.get_running_loop()
-        return encode(await loop.run_in_executor(self._comparer, self._comparisons.compare, paths, rows))
+        listed = await self.read_list()
+
+        def compare() -> bytes:
+            rows = {row["key"]: row for row in json.loads(listed)}
+            if not paths.keys() <= rows.keys():
+                raise KeyError(keys)
+            return encode(self._comparisons.compare(paths, rows))
+
+        return await asyncio.get_running_loop().run_in_executor(self._comparer, compare)
 
     async def edit_notes(self, key: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Changes what people wrote about a run, and returns it.
@@ -134,13 +134,13 @@ class Runs:
         make = ANALYSES[name]
         async with self._locks.setdefault((key, name), asyncio.Lock()):
             known = self._analyses.get((key, name))
-            stamp = await feed.call(_stamp)
+            stamp = await feed.call(stamp_of)
             if known is not None and known.stamp == stamp:
                 return known.found
             if known is not None and (wait_s := known.next - time.monotonic()) > 0:
                 await asyncio.sleep(wait_s)
             began = time.monotonic()
-            stamp, state = await feed.call(lambda reader: (_stamp(reader), reader.copy_state()))
+            stamp, state = await feed.call(lambda reader: (stamp_of(reader), reader.copy_state()))
             loop = asyncio.get_running_loop()
             found = encode(await loop.run_in_executor(self._analyst, make, feed.run_dir, state))
             ended = time.monotonic()
@@ -152,6 +152,7 @@ class Runs:
         self.closing.set()
         for feed in self._feeds.values():
             feed.stop_reading()
+        self.samples.close()
 
     def close(self) -> None:
         """Ends all threads."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 #: Bytes at the end of a log that are shown at first, and of one message.
 FIRST_BYTES = CHUNK_BYTES = 2**16
+EXCERPT_LINES = 12
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Chunk:
     """A piece of a log.
 
     Attributes:
+        text: as it was written.
         begin, end: bytes of the file.
     """
 
@@ -57,12 +59,52 @@ def open_log(run_dir: RunDir, member: str) -> BinaryIO | None:
     return file
 
 
-def read_chunk(run_dir: RunDir, member: str, begin: int | None) -> Chunk | None:
+def excerpt(run_dir: RunDir, member: str) -> str:
+    """Returns where a member's log says why it failed: of its last traceback, else of its end, some lines."""
+    chunk = read_chunk(run_dir, member, None)
+    lines = [] if chunk is None else tidy(chunk.text).strip().splitlines()
+    begin = max((at for at, line in enumerate(lines) if line.startswith("Traceback (most")), default=None)
+    if begin is None:
+        return "\n".join(lines[-EXCERPT_LINES:])
+    found, half = lines[begin:], EXCERPT_LINES // 2
+    return "\n".join(found if len(found) <= EXCERPT_LINES else [*found[:half], "…", *found[-half:]])
+
+
+def tidy(text: str) -> str:
+    """Returns text of a log without noise.
+
+    Control sequences are left out; of a progress bar stays what it showed last, of repeated lines one, with
+    `× 12`. Up to three lines that repeat together, as a warning and its source do, count as one.
+    """
+    lines = [visible(line.rstrip("\r").rpartition("\r")[2]) for line in text.split("\n")]
+    found, at = list[str](), 0
+    while at < len(lines):
+        length, many = 1, 1
+        for size in (1, 2, 3):
+            block, end = lines[at : at + size], at + size
+            while lines[end : end + size] == block:
+                end += size
+            if (times := (end - at) // size) > 1 and any(block):
+                length, many = size, times
+                break
+        block = lines[at : at + length]
+        found += block if many == 1 else [*block[:-1], f"{block[-1]}  (× {many})"]
+        at += length * many
+    return "\n".join(found)
+
+
+def untouched(text: str) -> str:
+    """Returns text of a log line by line, a carriage return ending one, with what controls a terminal left out."""
+    return visible(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def read_chunk(run_dir: RunDir, member: str, begin: int | None, *, whole_lines: bool = False) -> Chunk | None:
     """Returns what follows in a member's log; None if nothing does.
 
     Args:
         begin: byte; None: near the end. A log that has become shorter, and one whose next bytes are left out
             (`ensemble.store.member_log`), is continued near the end.
+        whole_lines: leaves what follows the last line's end for later; so is a progress bar, while it grows.
     """
     file = open_log(run_dir, member)
     if file is None:
@@ -76,9 +118,11 @@ def read_chunk(run_dir: RunDir, member: str, begin: int | None) -> Chunk | None:
                 begin += file.read(FIRST_BYTES).find(b"\n") + 1  # a whole line
         file.seek(begin)
         data = file.read(CHUNK_BYTES)
+    if whole_lines and len(data) < CHUNK_BYTES:
+        data = data[: data.rfind(b"\n") + 1 or (0 if b"\r" in data else len(data))]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data)
     end = begin + len(data) - len(decoder.getstate()[0])
     if end == begin:
         return None
-    return Chunk(visible(text.replace("\r\n", "\n").replace("\r", "\n")), begin, end)
+    return Chunk(text, begin, end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.meter.origin import from_ticks
@@ -9,7 +10,6 @@ from ensemble.meter.origin import from_ticks
 if TYPE_CHECKING:
     from ensemble.events import Power
     from ensemble.meter.usage_records import PowerInterval
-    from ensemble.store.state import RunState
 
 MOST = 1500  # points of a node
 GAP_S = 2.0  # between two readings, from which on nobody measured meanwhile
@@ -29,7 +29,6 @@ class PowerSeries:
         self.last: dict[str, Power] = {}
         self._points: dict[str, list[Point]] = {}
         self._sources: dict[str, dict[str, None]] = {}
-        self._new: list[tuple[Any, ...]] = []
 
     def apply(self, event: Power, interval: PowerInterval) -> None:
         """Adds the reading of a `power` event.
@@ -52,22 +51,12 @@ class PowerSeries:
         )
         points = self._points.setdefault(node, [])
         points.append(point)
-        self._new.append((node, *point))
         self._sources.setdefault(node, {})[event.source or ""] = None
         if len(points) > 2 * MOST:
-            self._points[node] = _halve(points)
+            self._points[node] = _halve(points, GAP_S)
 
-    def take(self) -> list[tuple[Any, ...]]:
-        """Returns the readings since the last call, each with its node."""
-        new, self._new = self._new, []
-        return new
-
-    def since(self, t: float) -> list[tuple[Any, ...]]:
-        """Returns the points that end at `t` or later, each with its node."""
-        return [(node, *point) for node, points in self._points.items() for point in points if point[1] >= t]
-
-    def describe(self, state: RunState) -> list[dict[str, Any]]:
-        """Returns each node's points, with where they come from."""
+    def describe(self) -> list[dict[str, Any]]:
+        """Returns each node's points (`Point`), with their `origin` and `sources`."""
         return [
             {
                 "node": node,
@@ -79,13 +68,21 @@ class PowerSeries:
         ]
 
 
-def _halve(points: list[Point]) -> list[Point]:
+def thin(points: Sequence[Point], most: int, gap_s: float) -> list[Point]:
+    """Returns means of neighbours, of them again and so on, at most so many; a few more where gaps part them."""
+    found = list(points)
+    while len(found) > most and len(halved := _halve(found, gap_s)) < 0.9 * len(found):
+        found = halved
+    return found
+
+
+def _halve(points: list[Point], gap_s: float) -> list[Point]:
     """Returns means of neighbours; two that do not touch are not merged."""
     halved: list[Point] = []
     i = 0
     while i < len(points):
         first, second = points[i], points[i + 1] if i + 1 < len(points) else None
-        if second is None or second[0] - first[1] > GAP_S:
+        if second is None or second[0] - first[1] > gap_s:
             halved.append(first)
             i += 1
             continue

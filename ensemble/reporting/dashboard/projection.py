@@ -20,14 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import AttemptEvent, Epoch, MemberDeclared, Power, RequestAnswered, RunStarted, Started
 from ensemble.meter import Ledger, LedgerView
+from ensemble.reporting.alerts import Alert, AlertGate, AlertReader
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
+from ensemble.reporting.dashboard.history import History, describe_history
+from ensemble.reporting.dashboard.member_log import excerpt
 from ensemble.reporting.dashboard.power_series import PowerSeries
 from ensemble.reporting.dashboard.run_section import describe_run
 from ensemble.reporting.dashboard.streams import StreamRates, describe_streams
 from ensemble.reporting.dashboard.tables import describe_tables
 from ensemble.reporting.run_projection import RunProjection
-from ensemble.reporting.sections.notices import Notice, NoticeCollector
+from ensemble.reporting.sections.notices import Notice, NoticeCollector, group_notices
 from ensemble.reporting.time_left import TimeLeftEstimator
 from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, leave_out
 from ensemble.store.state import RunState
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 COST_EVERY_S = 2.0
+RECENT_S = 60.0  # of alerts that a page is told
 #: Times as long as computing it took, until what is computed from all members is computed again.
 PAUSE = 60.0
 
@@ -118,12 +122,16 @@ class RunView:
         self.driver: str | None = None
         self._used, self._estimator = LedgerView(), TimeLeftEstimator()
         self._curves, self._power, self._rates = Curves(), PowerSeries(), StreamRates()
+        self._history = History()
         self._collector, self._notices = NoticeCollector(), list[Notice]()
         self._ledger: Ledger | None = None
         self._cost: dict[str, Any] | None = None
         self._ledger_offset = -1  # of the log behind the events that it has seen
         self._paces = {"run": Pace(), "cost": Pace(COST_EVERY_S)}
         self._said_driver: str | None = None
+        self._alerts, self._gate = AlertReader(state=self.state, used=self._used), AlertGate()
+        self._passed: list[Alert] = []  # that the next change tells
+        self._excerpts: dict[tuple[str, int], str] = {}  # of logs of members that failed, by member and attempt
         self._touched = Touched()
         self._start_change()
 
@@ -152,10 +160,23 @@ class RunView:
         self._curves.apply(self.state, event)  # before the fold: it compares with the member's attempt
         apply_event(self.state, event)
         self._rates.apply(event)
-        if isinstance(event, Power) and (interval := self._used.parser.last_interval) is not None:
+        interval = self._used.parser.last_interval if isinstance(event, Power) else None
+        if isinstance(event, Power) and interval is not None:
             self._power.apply(event, interval)
+        self._history.apply(self.state, event, interval)
         self._add_notices(event)
+        self._gate.add(self._alerts.find(event))
         self._touched.note(event)
+
+    def look(self, now: float) -> None:
+        """Lets the alerts pass that are due at a time in Unix seconds; those of long ago are forgotten."""
+        self._gate.add(self._alerts.look(now))
+        if self.driver is not None:
+            self._gate.add(self._alerts.describe_loss(now))
+        while (alert := self._gate.next(now)) is not None:
+            self._gate.confirm(alert, now)
+            if now - alert.t < RECENT_S:
+                self._passed.append(alert)
 
     def _add_notices(self, event: Event) -> None:
         found = self._collector.apply(event)
@@ -178,9 +199,8 @@ class RunView:
             "spans": {name: rows.list_spans(member) for name, member in members.items()},
             "nodes": self._list_nodes(),
             "streams": describe_streams(self.state, self._rates),
-            "notices": [vars(notice) for notice in self._notices],
+            "notices": group_notices(self._notices),
             "cost": cost,
-            "power": {"nodes": self._power.describe(self.state)},
         }
 
     def curves_document(self) -> dict[str, Any]:
@@ -188,9 +208,17 @@ class RunView:
         return {"offset": self.offset, **self._curves.describe()}
 
     def tables_document(self) -> dict[str, Any]:
-        """What the other views have no place for, as tables."""
+        """Further columns of members, and tables of what was used."""
         known = self._ledger if self._ledger_offset == self.offset else None
         return describe_tables(self.state, known or self._used.read())
+
+    def history_document(self) -> dict[str, Any]:
+        """What nodes and streams did over time."""
+        return describe_history(self.state, self._history, self._power.describe())
+
+    def list_power(self) -> list[dict[str, Any]]:
+        """The readings of each node, see `PowerSeries.describe`."""
+        return self._power.describe()
 
     def _member_rows(self, names: Iterable[str]) -> dict[str, list[Any]]:
         members, run = self.state.members, self.project()
@@ -207,6 +235,11 @@ class RunView:
         began = self._clock()
         left_s = self._estimator.left_s(self.state)
         found = describe_run(self.run_dir.path.name, self.project(), left_s)
+        for failure in found["failures"]:
+            key = (failure["members"][0], failure["attempt"])
+            if key not in self._excerpts:
+                self._excerpts[key] = excerpt(self.run_dir, key[0])
+            failure["log"] = self._excerpts[key]
         self._paces["run"].note(began, self._clock())
         return found
 
@@ -227,7 +260,7 @@ class RunView:
         """Whether `take_change` would return one now; what is computed from all members may become due without
         another event.
         """
-        return bool(self._list_due(self._touched)) or self.driver != self._said_driver
+        return bool(self._list_due(self._touched) or self._passed) or self.driver != self._said_driver
 
     def _list_due(self, touched: Touched) -> set[str]:
         """The sections that are sent now; members are one."""
@@ -245,11 +278,13 @@ class RunView:
             self._touched.all_members = True  # what trained does so no more, or again
             self._touched.sections |= {"run", "nodes", "streams"}
         due = self._list_due(self._touched)
-        if not due:
+        if not due and not self._passed:
             return None
         change = self._compose(self._touched, due)
-        change |= _list("epochs", self._curves.take()) | _list("power", self._power.take())
-        change |= _list("notices", [vars(notice) for notice in self._new_notices])
+        alerts, self._passed = self._passed, []
+        change |= _list("alerts", [{"kind": each.kind, "cause": each.cause, "text": each.text} for each in alerts])
+        change |= _list("epochs", self._curves.take())
+        change |= _list("notices", group_notices(self._notices, self._new_notices))
         later = self._touched.sections - due
         self._start_change()
         self._touched.sections = later
@@ -267,9 +302,9 @@ class RunView:
         # Figures of cost that were sent while the page was away are in no later change.
         change = self._compose(touched, touched.sections | {"run", "cost"})
         change |= _list("epochs", self._curves.replay(names))
-        change |= _list("power", self._power.since(first))
         begin = self.state.started or 0.0
-        return change | _list("notices", [vars(n) for n in self._notices if begin + n.at_s >= first - 1e-3])
+        missed = [notice for notice in self._notices if begin + notice.at_s >= first - 1e-3]
+        return change | _list("notices", group_notices(self._notices, missed))
 
     def _compose(self, touched: Touched, due: Collection[str]) -> dict[str, Any]:
         members: Mapping[str, Any] = self.state.members

@@ -8,19 +8,24 @@ from typing import TYPE_CHECKING, Any
 from ensemble.events import NOT_COMBINED
 from ensemble.meter.origin import weakest
 from ensemble.reporting import text
+from ensemble.reporting.dashboard.rows import ADVICE
+from ensemble.reporting.dashboard.tables import list_versions
 from ensemble.reporting.dashboard.tiles import describe_tiles
 from ensemble.reporting.model_figures import list_figures, read_task
 from ensemble.reporting.ranking import cost_origin, front_members, other_metrics, varied_parameters
 from ensemble.reporting.run_projection import RunProjection
+from ensemble.reporting.sections import packing
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
+from ensemble.reporting.sections.notices import MOST_NAMED
 from ensemble.reporting.sections.quality import describe_benefit
 from ensemble.reporting.sections.time_to_solution import summarize
-from ensemble.reporting.sections.training import summarize_budget
+from ensemble.reporting.sections.training import group_causes, summarize_budget
 from ensemble.reporting.status import status_gpus
 
 if TYPE_CHECKING:
     from ensemble.store.state import RunState
 
+MOST_CAUSES = 20  # of failures
 #: Of the `combined` event.
 COMBINED = (
     "method", "members", "weights", "split", "metrics", "best_member", "note", "temperature", "reason", "task",
@@ -103,10 +108,30 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
         "varied": varied_parameters(members),
         "facts": [dict(zip(("label", "text", "tone"), fact, strict=True)) for fact in _facts(run)],
         "totals": _totals(run, is_driven=is_driven),
+        "failures": _group_failures(state),
+        "made_with": list_versions(state),
         "driver": run.driver,
         "actions": _actions(head["counts"]) if is_driven else [],
     }
     return found | {"tiles": describe_tiles(found)}
+
+
+def _group_failures(state: RunState) -> list[dict[str, Any]]:
+    """Why members failed: each cause once, with those that have it, and the attempt of the first of them."""
+    failed = {
+        member.id: (member.reason, member.error) for member in state.members.values() if member.state == "failed"
+    }
+    return [
+        {
+            "text": f"{f'{len(members)} × ' if len(members) > 1 else ''}{error}",
+            "reason": reason,
+            "members": members[:MOST_NAMED],
+            "more": max(0, len(members) - MOST_NAMED),
+            "attempt": state.members[members[0]].attempts,
+            "advice": ADVICE.get(reason or ""),
+        }
+        for (reason, error), members in group_causes(failed)[:MOST_CAUSES]
+    ]
 
 
 def _name_figures(state: RunState) -> dict[str, Any]:
@@ -131,6 +156,8 @@ def _facts(run: RunProjection) -> Iterator[tuple[str, str, str]]:
         yield "measuring", f"a few steps of {text.count(len(state.measuring), 'member')}, to pack them", ""
     for line in bottleneck_lines(state):
         yield "limited by", line, ""
+    for line in packing.describe_plan(state):
+        yield "plan", line, ""
     for line in pipeline_lines(state):
         yield "pipeline", line, "warn"
     for line in status_gpus(state):

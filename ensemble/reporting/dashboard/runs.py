@@ -141,10 +141,21 @@ class _Known:
     listed: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
 
 
+def describe_row(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns a row of the list as the page has it: beside its fields the `notes`, and by names that the filter
+    knows the texts of its columns (`cells`), and what they are sorted and filtered by (`params`).
+
+    Args:
+        where: its directory, from the folder on: its name unless people gave it another one.
+    """
+    found = _write_cells(row, notes, where)
+    cells, params = ({name: each[at] for name, each in found.items()} for at in (0, 1))
+    return {**row, "notes": notes, "cells": cells, "params": params}
+
+
 def _write_cells(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -> dict[str, tuple[str, Any]]:
-    """A row of the list as the page shows it: by names that the filter knows, a text and what it is sorted by."""
     counts, best, used = row["counts"] or {}, row["best"] or {}, row["used"] or {}
-    name, tags = notes["name"] or row["name"], " ".join(notes["tags"])
+    name, tags = notes["name"] or where, " ".join(notes["tags"])
     many, failed = sum(counts.values()), counts.get("failed", 0)
     energy, cpu, value, combined = (
         used.get("energy_j"),
@@ -156,6 +167,7 @@ def _write_cells(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -
     return {
         "name": (name, name),
         "dir": (where, where),
+        "declared": (row["name"], row["name"]),
         "tag": (tags, tags or None),
         "note": (notes["note"], notes["note"] or None),
         "members": (str(many), many),
@@ -187,9 +199,7 @@ class RunList:
         self.paths: dict[str, Path] = {}
 
     def update(self, heads: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns a row for each run; of some in a large folder it has no more than the name at first. Beside its
-        fields it has what people wrote about the run (`notes`), and columns of the list: their texts (`cells`) and
-        what they are sorted and filtered by (`params`).
+        """Returns a row for each run (`describe_row`); of some in a large folder it has only the name at first.
 
         Args:
             heads: by key, how runs stand that are followed anyway (`describe_head`); their logs are not read here.
@@ -231,9 +241,7 @@ class RunList:
         if known.listed is None or known.listed[0] is not known.row or known.listed[1] is not notes:
             where = self.paths[key]
             where = where.relative_to(self._path) if where != self._path else Path(where.name)
-            found = _write_cells(known.row, notes, str(where))
-            cells, params = ({name: each[at] for name, each in found.items()} for at in (0, 1))
-            known.listed = (known.row, notes, known.row | {"notes": notes, "cells": cells, "params": params})
+            known.listed = (known.row, notes, describe_row(known.row, notes, str(where)))
         return known.listed[2]
 
     def _find_notes(self, key: str) -> dict[str, Any]:

@@ -4,6 +4,8 @@ Loopback is shared by all users of a machine, and every web site that a user vis
 
 - a **session**: the address of the page has a token, which works once and becomes a cookie. The cookie is
   HttpOnly and SameSite=Strict; its value is random and only its digest is kept, in memory, for a week.
+- a **viewer's** address has another token, for any number of browsers; their sessions can send no POST, and push
+  out no session of those that can.
 - a **folder** with a random name has all that the page asks for, and is the cookie's Path: cookies know no ports,
   and a server of another user on this machine would get this one's from whoever follows a link to it. The name is
   told to browsers that use a token, and to nobody else.
@@ -54,6 +56,7 @@ MOST_SESSIONS, MOST_STREAMS = 64, 32
 SESSION_S = 7 * 86400.0
 SHORTEST_TOKEN = 16
 SCRAPED = "/metrics"
+VIEWER = "this browser has a viewer's address, which may look and not act"
 
 LOG_IN = """<!doctype html><meta charset="utf-8"><title>ensemble</title>
 <p>This page needs the address that <code>ensemble</code> printed where it was started; each works once, in one
@@ -64,11 +67,21 @@ here: <a href=".">open the page</a>.</p>
 
 @dataclass(eq=False)
 class BrowserSession:
-    """One browser that has used a token."""
+    """One browser that has used a token.
+
+    Attributes:
+        may_act: whether it may send requests to runs; a viewer's may not.
+    """
 
     digest: bytes
     ends: float
+    may_act: bool = True
     streams: int = 0
+
+    @property
+    def name(self) -> str:
+        """What it is called in the log; nothing that opens it follows from that."""
+        return hashlib.sha256(self.digest).hexdigest()[:8]
 
 
 class Refused(Exception):
@@ -87,6 +100,7 @@ class Guard:
         port: the server's, in the cookie's name, which tells it from those of other servers of this host.
         announce: receives the address with a new token.
         scraper_token: lets a scraper read /metrics; None: only with a session.
+        announce_viewer: receives the address with the viewers' token; None: there is none.
         clock: seconds, by which sessions end.
 
     Attributes:
@@ -100,6 +114,7 @@ class Guard:
         url: str,
         announce: Callable[[str], object],
         scraper_token: str | None = None,
+        announce_viewer: Callable[[str], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.root = f"/p/{secrets.token_urlsafe(16)}/"
@@ -107,31 +122,34 @@ class Guard:
         self.cookie = f"ensemble_{port}"
         self._hosts, self._url, self._announce = frozenset(hosts), url, announce
         self._scraper = None if scraper_token is None else _digest(scraper_token)
-        self._sessions: list[BrowserSession] = []
-        self._renew_token()
+        self._sessions: dict[bool, list[BrowserSession]] = {True: [], False: []}  # by `may_act`
+        self._token = self._make_token(announce)
+        self._viewer_token = None if announce_viewer is None else self._make_token(announce_viewer)
 
-    def _renew_token(self) -> None:
+    def _make_token(self, announce: Callable[[str], object]) -> bytes:
         token = secrets.token_urlsafe(32)
-        self._token = _digest(token)
-        self._announce(f"{self._url}?token={token}")
+        announce(f"{self._url}?token={token}")
+        return _digest(token)
 
     def redeem(self, token: str) -> str | None:
-        """Returns the id of a new session for a token that has not been used; None for any other."""
-        if not hmac.compare_digest(_digest(token), self._token):
+        """Returns the id of a new session for a token: one that has not been used, or the viewers'; else None."""
+        given = _digest(token)
+        may_act = hmac.compare_digest(given, self._token)
+        if not may_act and (self._viewer_token is None or not hmac.compare_digest(given, self._viewer_token)):
             return None
         id = secrets.token_urlsafe(32)
-        self._sessions = [
-            *self._sessions[1 - MOST_SESSIONS :],
-            BrowserSession(_digest(id), self._clock() + SESSION_S),
-        ]
-        self._renew_token()
+        kept = self._sessions[may_act]
+        kept.append(BrowserSession(_digest(id), self._clock() + SESSION_S, may_act))
+        del kept[:-MOST_SESSIONS]
+        if may_act:
+            self._token = self._make_token(self._announce)
         return id
 
     def find_session(self, request: web.Request) -> BrowserSession | None:
         """The session that a request belongs to."""
         given = _digest(request.cookies.get(self.cookie, ""))
         found = None
-        for session in self._sessions:
+        for session in (*self._sessions[True], *self._sessions[False]):
             if hmac.compare_digest(session.digest, given) and self.is_valid(session):
                 found = session
         return found
@@ -159,6 +177,8 @@ class Guard:
         is_open = request.path == "/" and request.method == "GET" and "token" in request.query
         if session is None and not is_open and not self._may_scrape(request):
             raise Refused(401, "open the address that was printed where the page was started")
+        if request.method == "POST" and session is not None and not session.may_act:
+            raise Refused(403, VIEWER)
         return session
 
     def _check_origin(self, request: web.Request, host: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
@@ -17,10 +18,13 @@ from ensemble.reporting.dashboard.comparing import MOST_RUNS
 from ensemble.reporting.dashboard.connections import BODY_S, MOST_HEADERS, MOST_LINE, Connections
 from ensemble.reporting.dashboard.feed import Feed, LogReader, encode, encode_message
 from ensemble.reporting.dashboard.hub import Runs
-from ensemble.reporting.dashboard.member_log import read_chunk
-from ensemble.reporting.dashboard.security import MOST_STREAMS, BrowserSession, Guard, Refused
+from ensemble.reporting.dashboard.member_log import read_chunk, tidy, untouched
+from ensemble.reporting.dashboard.samples import Access, check_access, parse_indices
+from ensemble.reporting.dashboard.security import MOST_STREAMS, VIEWER, BrowserSession, Guard, Refused
 from ensemble.reporting.metrics.collector import add_metrics
+from ensemble.reporting.samples.document import Query
 from ensemble.store import StoreError
+from ensemble.store.requests import find_user
 
 STATIC = Path(__file__).parent / "static"
 MOST_BODY = 2**16
@@ -29,15 +33,20 @@ DOCUMENTS: Mapping[str, Callable[[LogReader], Any]] = {
     "state": LogReader.describe,
     "curves": lambda reader: reader.view.curves_document(),
     "tables": lambda reader: reader.view.tables_document(),
+    "history": lambda reader: reader.view.history_document(),
 }
 LIST_S, LOG_S, WRITE_S, GRACE_S = 1.0, 0.5, 30.0, 10.0
 
 
 class Page:
-    """The routes of the page, and who is looking at it."""
+    """The routes of the page, and who is looking at it.
 
-    def __init__(self, runs: Runs, guard: Guard) -> None:
-        self._runs, self._guard = runs, guard
+    Args:
+        samples: who sees samples.
+    """
+
+    def __init__(self, runs: Runs, guard: Guard, samples: Access = "owner") -> None:
+        self._runs, self._guard, self._access = runs, guard, samples
         self._streams: set[object] = set()
         self._looked_at = 0.0
 
@@ -48,10 +57,13 @@ class Page:
         app.router.add_get("/", self._log_in, allow_head=False)
         app.router.add_get(root, self._index)
         app.router.add_get(root + "static/{path:.+}", self._static)
+        app.router.add_get(root + "api/session", self._session)
         app.router.add_get(runs, self._list)
         app.router.add_get(runs + "/events", self._list_events, allow_head=False)
-        app.router.add_get(run + "/{name:state|curves|tables}", self._document)
+        app.router.add_get(run + "/{name:state|curves|tables|history}", self._document)
         app.router.add_get(run + "/{name:quality|importances}", self._analysis)
+        app.router.add_get(run + "/samples", self._samples, allow_head=False)
+        app.router.add_get(run + "/records", self._records, allow_head=False)
         app.router.add_get(run + "/events", self._events, allow_head=False)
         app.router.add_get(run + "/members/{member}/log", self._member_log, allow_head=False)
         app.router.add_post(run + "/actions", self._act)
@@ -88,6 +100,10 @@ class Page:
         except KeyError:
             raise Refused(404, "there is no such run") from None
 
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        may_act = request["session"].may_act
+        return _send_json(encode({"may_act": may_act, "why": None if may_act else VIEWER}))
+
     async def _list(self, request: web.Request) -> web.StreamResponse:
         return _send_json(await self._runs.read_list())
 
@@ -102,6 +118,23 @@ class Page:
         except StoreError as error:
             raise Refused(409, str(error)) from None
         return _send_json(found)
+
+    async def _samples(self, request: web.Request) -> web.StreamResponse:
+        check_access(self._access, request["session"])
+        try:
+            query = Query.parse(request.query)
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+        return _send_json(await self._runs.samples.read_list(self._feed(request), query))
+
+    async def _records(self, request: web.Request) -> web.StreamResponse:
+        check_access(self._access, request["session"])
+        try:
+            indices = parse_indices(request.query.get("index", ""))
+        except ValueError as error:
+            raise Refused(400, str(error)) from None
+        id = request.query.get("id", "")
+        return _send_json(await self._runs.samples.read_records(self._feed(request), id, indices))
 
     async def _compare(self, request: web.Request) -> web.StreamResponse:
         keys = list(dict.fromkeys(filter(None, request.query.get("runs", "").split(","))))
@@ -130,7 +163,8 @@ class Page:
         feed = self._feed(request)
         body = await _read_body(request)
         try:
-            id = await feed.call(lambda reader: perform(reader, body))
+            by = f"{find_user()}'s page, browser {request['session'].name} from {request.remote}"
+            id = await feed.call(lambda reader: perform(reader, body, by))
         except ActionError as error:
             raise Refused(error.status, error.why) from None
         except StoreError as error:
@@ -161,17 +195,18 @@ class Page:
         feed, member = self._feed(request), request.match_info["member"]
         if not await feed.call(lambda reader: reader.read() and member in reader.members):
             raise Refused(404, "there is no such member")
-        begin = _read_offset(request)
+        begin, raw = _read_offset(request), "raw" in request.query
+        clean, read = untouched if raw else tidy, functools.partial(read_chunk, whole_lines=not raw)
 
         async def follow() -> AsyncGenerator[bytes, None]:
             at = begin
             while True:
-                chunk = await asyncio.to_thread(read_chunk, feed.run_dir, member, at)
+                chunk = await asyncio.to_thread(read, feed.run_dir, member, at)
                 if chunk is None:
                     await asyncio.sleep(LOG_S)
                     continue
                 at = chunk.end
-                yield encode_message(encode({"text": chunk.text, "from": chunk.begin, "to": at}), id=at)
+                yield encode_message(encode({"text": clean(chunk.text), "from": chunk.begin, "to": at}), id=at)
 
         return await self._stream(request, follow())
 
@@ -260,13 +295,14 @@ def _send_file(path: Path) -> web.StreamResponse:
 
 
 @contextlib.asynccontextmanager
-async def serve(runs: Runs, guard: Guard, listening: Any) -> AsyncIterator[Page]:
+async def serve(runs: Runs, guard: Guard, listening: Any, samples: Access = "owner") -> AsyncIterator[Page]:
     """Serves runs on a listening socket within the context.
 
     Args:
         listening: the socket; it is closed in the end.
+        samples: who sees samples.
     """
-    app, page = web.Application(client_max_size=MOST_BODY), Page(runs, guard)
+    app, page = web.Application(client_max_size=MOST_BODY), Page(runs, guard, samples)
     guard.add_to(app)
     page.add_to(app)
     add_metrics(app, runs.list_paths, ("/", guard.root))

@@ -1,9 +1,9 @@
-"""The document `tables`: what the other views have no place for, as tables, and what the run was made with."""
+"""The document `tables`: further columns of members, and tables of what the run used."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED
@@ -24,14 +24,19 @@ TABLES: Sequence[Callable[[RunState, Ledger], list[Table]]] = (
 )
 
 
+#: Columns of these tables that members have on the page already.
+KNOWN = frozenset(("workers", "on", "cohort", "samples/s here", "CPU-s"))
+
+
 def describe_tables(state: RunState, ledger: Ledger) -> dict[str, Any]:
     """Returns the document; a table that cannot be made takes no other with it.
 
     Returns:
-        - `tables`: each with `id`, `title`, `text`, `head` ([name, class] of each column), `rows`, `of_members`. A
-          cell is a number, a text, null, or [text, what it is sorted by].
+        - `columns` of members: each with `id`, `title`, `about`, `kind` ("text" or ""), and `letters` of its
+          widest cell; `members`: the cells of each. A cell is a number, a text, null, or [text, what it is sorted
+          by].
+        - `tables` of all else: each with `id`, `title`, `text`, `head` ([name, class] of each column), `rows`.
         - `missing`: a sentence for each that could not be made.
-        - `made_with`: [label, text] pairs: versions, revision, the run's id, notes on the combined model.
     """
     tables, missing = list[dict[str, Any]](), list[str]()
     for tabulate in TABLES:
@@ -39,7 +44,38 @@ def describe_tables(state: RunState, ledger: Ledger) -> dict[str, Any]:
             tables += [table.as_dict() for table in tabulate(state, ledger)]
         except Exception as error:
             missing.append(explain_failure(tabulate.__module__.rpartition(".")[2], error))
-    return {"tables": tables, "missing": missing, "made_with": _list_versions(state)}
+    columns, members = _join_columns([table for table in tables if table["of_members"]], state.members)
+    others = [table for table in tables if not table["of_members"]]
+    return {"columns": columns, "members": members, "tables": others, "missing": missing}
+
+
+def _join_columns(
+    tables: Sequence[Mapping[str, Any]], members: Iterable[str]
+) -> tuple[list[dict[str, Any]], dict[str, list[Any]]]:
+    """Returns the columns of tables of members, and the cells of each member."""
+    columns, cells = list[dict[str, Any]](), {member: list[Any]() for member in members}
+    for table in tables:
+        rows = {_read_text(row[0]): row for row in table["rows"]}
+        for at, (title, kind) in enumerate(table["head"]):
+            if at == 0 or title in KNOWN or title.startswith("direct "):
+                continue
+            found = [rows[member][at] if member in rows else None for member in cells]
+            for own, cell in zip(cells.values(), found, strict=True):
+                own.append(cell)
+            columns.append(
+                {
+                    "id": f"{table['id']} {title}",
+                    "title": title,
+                    "about": f"{table['title']}. {table['text']}",
+                    "kind": kind,
+                    "letters": max(len(title), *(len(_read_text(cell)) for cell in found), 0),
+                }
+            )
+    return columns, cells
+
+
+def _read_text(cell: Any) -> str:
+    return str((cell[0] if isinstance(cell, list) else cell) or "")
 
 
 def explain_failure(part: str, error: Exception) -> str:
@@ -49,7 +85,8 @@ def explain_failure(part: str, error: Exception) -> str:
     return f"{part.capitalize()} cannot be shown: {type(error).__name__}: {error}."
 
 
-def _list_versions(state: RunState) -> list[list[str]]:
+def list_versions(state: RunState) -> list[list[str]]:
+    """Returns what a run was made with as [label, text]: versions, revision, id, notes on its combined model."""
     versions = state.header.versions or {}
     pairs = [[name.replace("_", "-"), str(version)] for name, version in versions.items() if version]
     pairs += [["revision", str(state.header.revision)]] if state.header.revision else []

@@ -1,12 +1,4 @@
-"""Figures of what models predict, by task: how well the combined model and the best member are calibrated.
-
-A figure is a JSON document that the page draws as it stands:
-
-- `id`, `title`, `reading`: one line on how to read it.
-- `x`, `y`: `title`, and `range` [low, high] where it is given, `kind`: "linear" or "category".
-- `series`: `of` ("best", "combined" or "reference"), `name` of a line among several of one model, else None,
-  `shape` ("dot", "bar" or None), `line` (whether the points are joined), `points` [[x, y], ...].
-"""
+"""Figures of what models predict, by task: how well the combined model and the best member are calibrated."""
 
 from __future__ import annotations
 
@@ -16,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ensemble.reporting.dashboard.plots import Document, draw_axis, draw_plot, draw_reference, draw_series
 from ensemble.spec.task import Task
 
 Array = NDArray[Any]
-Document = dict[str, Any]
 #: The values of each model, by "best" and "combined", in this order.
 Models = Mapping[str, Array]
 
@@ -61,17 +53,17 @@ def plot_task(task: Task, models: Models, target: Array, names: Sequence[str] | 
 
 def _plot_predicted(points: Mapping[str, Array], truth: Array) -> Document:
     shown = np.unique(np.linspace(0, len(truth) - 1, MOST_POINTS).round().astype(int))
-    series = [_series(of, zip(truth[shown], values[shown], strict=True)) for of, values in points.items()]
+    series = [draw_series(of, zip(truth[shown], values[shown], strict=True)) for of, values in points.items()]
     ends = [float(truth[shown].min()), float(truth[shown].max())]
-    return {
-        "id": "predicted",
-        "title": "Predicted against true",
-        "reading": "A dot is a sample; on the diagonal the prediction is right."
+    return draw_plot(
+        id="predicted",
+        title="Predicted against true",
+        reading="A dot is a sample; on the diagonal the prediction is right."
         + (f" {len(shown)} of {len(truth):,}, evenly chosen." if len(shown) < len(truth) else ""),
-        "x": _axis("true value"),
-        "y": _axis("predicted value"),
-        "series": [_reference([(end, end) for end in ends]), *series],
-    }
+        x=draw_axis("true value"),
+        y=draw_axis("predicted value"),
+        series=[draw_reference([(end, end) for end in ends]), *series],
+    )
 
 
 def _plot_residuals(points: Mapping[str, Array], truth: Array) -> Document:
@@ -85,16 +77,16 @@ def _plot_residuals(points: Mapping[str, Array], truth: Array) -> Document:
         found = np.array([np.quantile(truth[part] - values[part], RESIDUALS) for part in parts])
         for k, quantile in enumerate(RESIDUALS):
             line = zip(middles, found[:, k], strict=True)
-            series.append(_series(of, line, line=True, name=f"{100 * quantile:g} %"))
-    return {
-        "id": "residuals",
-        "title": "Residuals by prediction",
-        "reading": "True minus predicted in each tenth of the predictions: the median, and the quantiles between "
+            series.append(draw_series(of, line, line=True, name=f"{100 * quantile:g} %"))
+    return draw_plot(
+        id="residuals",
+        title="Residuals by prediction",
+        reading="True minus predicted in each tenth of the predictions: the median, and the quantiles between "
         "which 90 % lie. A median beside 0 is a bias there.",
-        "x": _axis("predicted value"),
-        "y": _axis("residual"),
-        "series": [_reference([(float(lowest), 0.0), (float(highest), 0.0)]), *series],
-    }
+        x=draw_axis("predicted value"),
+        y=draw_axis("residual"),
+        series=[draw_reference([(float(lowest), 0.0), (float(highest), 0.0)]), *series],
+    )
 
 
 def _plot_pit(rows: Mapping[str, Array], truth: Array) -> Document:
@@ -102,16 +94,16 @@ def _plot_pit(rows: Mapping[str, Array], truth: Array) -> Document:
     for of, values in rows.items():
         counts, edges = np.histogram(_transform(values, truth), bins=BINS, range=(0.0, 1.0))
         shares = counts / max(1, counts.sum())
-        series.append(_series(of, zip(edges[:-1].round(2), shares, strict=True), shape="bar"))
-    return {
-        "id": "pit",
-        "title": "Where true values lie in the predicted distribution (PIT)",
-        "reading": f"Calibrated where each bar is {1 / BINS:g}. High at both ends: too sure; high in the middle: "
+        series.append(draw_series(of, zip(edges[:-1].round(2), shares, strict=True), shape="bar"))
+    return draw_plot(
+        id="pit",
+        title="Where true values lie in the predicted distribution (PIT)",
+        reading=f"Calibrated where each bar is {1 / BINS:g}. High at both ends: too sure; high in the middle: "
         "not sure enough; aslant: biased.",
-        "x": _axis("probability integral transform, from …", kind="category"),
-        "y": _axis("share of samples"),
-        "series": [_reference([(round(k / BINS, 2), 1 / BINS) for k in range(BINS)]), *series],
-    }
+        x=draw_axis("probability integral transform, from …", kind="category"),
+        y=draw_axis("share of samples"),
+        series=[draw_reference([(round(k / BINS, 2), 1 / BINS) for k in range(BINS)]), *series],
+    )
 
 
 def _plot_coverage(rows: Mapping[str, Array], truth: Array) -> Document:
@@ -119,31 +111,31 @@ def _plot_coverage(rows: Mapping[str, Array], truth: Array) -> Document:
     for of, values in rows.items():
         width = np.abs(2 * _transform(values, truth) - 1)  # of the central interval that just holds the true value
         observed = [(level, float(np.mean(width <= level))) for level in NOMINAL]
-        series.append(_series(of, observed, line=True))
-    return {
-        "id": "coverage",
-        "title": "Coverage of predicted intervals",
-        "reading": "How many true values lie in the central interval of each nominal coverage. On the diagonal it "
+        series.append(draw_series(of, observed, line=True))
+    return draw_plot(
+        id="coverage",
+        title="Coverage of predicted intervals",
+        reading="How many true values lie in the central interval of each nominal coverage. On the diagonal it "
         "is calibrated, below it too sure.",
-        "x": _axis("nominal coverage", [0.0, 1.0]),
-        "y": _axis("observed coverage", [0.0, 1.0]),
-        "series": [_reference([(0.0, 0.0), (1.0, 1.0)]), *series],
-    }
+        x=draw_axis("nominal coverage", [0.0, 1.0]),
+        y=draw_axis("observed coverage", [0.0, 1.0]),
+        series=[draw_reference([(0.0, 0.0), (1.0, 1.0)]), *series],
+    )
 
 
 def _plot_levels(task: Task, rows: Mapping[str, Array], truth: Array) -> Document:
     series = [
-        _series(of, zip(task.levels, (truth[:, None] <= values).mean(axis=0), strict=True), line=True)
+        draw_series(of, zip(task.levels, (truth[:, None] <= values).mean(axis=0), strict=True), line=True)
         for of, values in rows.items()
     ]
-    return {
-        "id": "levels",
-        "title": "Coverage by level",
-        "reading": "How many true values lie at or below each quantile. On the diagonal it is calibrated.",
-        "x": _axis("level of the quantile", [0.0, 1.0]),
-        "y": _axis("share at or below it", [0.0, 1.0]),
-        "series": [_reference([(0.0, 0.0), (1.0, 1.0)]), *series],
-    }
+    return draw_plot(
+        id="levels",
+        title="Coverage by level",
+        reading="How many true values lie at or below each quantile. On the diagonal it is calibrated.",
+        x=draw_axis("level of the quantile", [0.0, 1.0]),
+        y=draw_axis("share at or below it", [0.0, 1.0]),
+        series=[draw_reference([(0.0, 0.0), (1.0, 1.0)]), *series],
+    )
 
 
 def _plot_labels(models: Models, target: Array, names: Sequence[str | int]) -> list[Document]:
@@ -160,11 +152,13 @@ def _plot_labels(models: Models, target: Array, names: Sequence[str | int]) -> l
         ("label_auc", "ROC AUC of each label", areas, _measure_auc),
     ):
         series = [
-            _series(of, ((names[k], y) for k, y in _measure_labels(values, target, labels, measure)), shape="dot")
+            draw_series(
+                of, ((names[k], y) for k, y in _measure_labels(values, target, labels, measure)), shape="dot"
+            )
             for of, values in models.items()
         ]
-        axes = {"x": _axis("label", kind="category"), "y": _axis(title.split(" of ")[0], [0.0, 1.0])}
-        plots.append({"id": id, "title": title, "reading": text + more, **axes, "series": series})
+        axes = {"x": draw_axis("label", kind="category"), "y": draw_axis(title.split(" of ")[0], [0.0, 1.0])}
+        plots.append(draw_plot(id, title, text + more, **axes, series=series))
     return plots
 
 
@@ -196,26 +190,3 @@ def _transform(values: Array, truth: Array) -> Array:
 
     probabilities: Array = ndtr((truth - values[:, 0]) / np.sqrt(values[:, 1].astype(np.float64)))
     return probabilities
-
-
-def _series(of: str, points: Any, *, shape: str = "dot", line: bool = False, name: str | None = None) -> Document:
-    rounded = [[_round(x), _round(y)] for x, y in points]
-    return {"of": of, "name": name, "shape": shape, "line": line, "points": rounded}
-
-
-def _reference(points: list[tuple[float, float]]) -> Document:
-    return {
-        "of": "reference",
-        "name": None,
-        "shape": None,
-        "line": True,
-        "points": [list(each) for each in points],
-    }
-
-
-def _axis(title: str, limits: list[float] | None = None, kind: str = "linear") -> Document:
-    return {"title": title, "range": limits, "kind": kind}
-
-
-def _round(value: Any) -> float | int | str:
-    return value if isinstance(value, int | str) else float(f"{float(value):.6g}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ensemble.events import Combined
 from ensemble.reporting import text
+from ensemble.reporting.dashboard.plots import name_models, plot_quality
 from ensemble.reporting.model_figures import Ranking, compare
 from ensemble.spec.task import CLASSIFICATION, Task
 
@@ -136,6 +137,7 @@ def describe_quality(
         - `title`, `origin`: what the combined model is, and what the figures are of, in sentences.
         - `tiles`: one for each figure of the combined model, and one for how it was made.
         - `tile`: of what the members that have finished so far would be, for the tiles of the run.
+        - `names`: what the models are called; `plots`: those of the combined model, before those of its task.
     """
     combination = quality["combination"] or {}
     so_far, known = bool(combination.get("so_far")), quality["combined"] is not None
@@ -155,6 +157,8 @@ def describe_quality(
         "origin": _describe_origin(quality, has_ended=has_ended),
         "tiles": [vars(tile) for tile in _list_model_tiles(model, ranking)] if quality["missing"] is None else [],
         "tile": vars(describe_combined(model, ranking, so_far=True) if known else explain_no_combination(why)),
+        "names": name_models(quality),
+        "plots": [*plot_quality(quality), *quality["plots"]],
     }
 
 

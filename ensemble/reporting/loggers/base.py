@@ -12,9 +12,9 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from ensemble.reporting.loggers.points import Point, RunEnd
+from ensemble.reporting.loggers.points import Point, PointReader, RunEnd
 from ensemble.store import RunDir, RunState
 from ensemble.store.files import make_directory, write_json
 from ensemble.store.log_lines import identify_log
@@ -34,8 +34,26 @@ class Logger(ABC):
         options: the fields of the logger's options (`ensemble.spec.loggers`).
     """
 
+    #: Whether it waits for others rather than works: it may do so at any time.
+    may_wait: ClassVar[bool] = False
+    #: What is said where it could not write its end; None: how many epochs are missing.
+    missing: ClassVar[str | None] = None
+
     def __init__(self, run_dir: RunDir, options: Mapping[str, Any]) -> None:
         self.run_dir, self.options = run_dir, dict(options)
+
+    @classmethod
+    def identify(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with which it goes on from its file; with others it writes the log from its first event."""
+        return dict(options)
+
+    def make_reader(self) -> Any:
+        """Finds what is to be written in the events: `read(event)`, and the run's `state` after it."""
+        return PointReader()
+
+    def is_due(self) -> bool:
+        """Whether `write` is to be called although there are no points."""
+        return False
 
     @abstractmethod
     def open(self, state: RunState, ids: dict[str, Any]) -> None:
@@ -67,6 +85,10 @@ class Logger(ABC):
 
         The run may be resumed. Then `open` is called again, and later `end`, whose figures replace these.
         """
+
+    def lose(self) -> dict[str, Any] | None:
+        """Write that the run's controller is gone; returns the ids, or None: nothing was written."""
+        return None
 
     def close(self) -> None:
         """Close the library; what was not written is left."""

@@ -22,7 +22,7 @@ class Follower:
 
     def __init__(self, run_dir: RunDir, logger: Logger, kept: Kept) -> None:
         self._run_dir, self._logger, self._kept = run_dir, logger, kept
-        self._log, self._reader = LogFollower(run_dir), PointReader()
+        self._log, self._reader = LogFollower(run_dir), logger.make_reader()
         self._events = 0  # read so far
         self._is_open = False
 
@@ -40,7 +40,7 @@ class Follower:
                 if self._events > self._kept.events:
                     points += new
         self._open()
-        if points:
+        if points or self._logger.is_due():
             self._kept.save(self._events, self._logger.write(points))
 
     def end(self, last: Event | None) -> None:
@@ -59,6 +59,12 @@ class Follower:
             apply_event(state, last)
         end = describe_end(RunProjection(state, status.used.read()))
         self._kept.save(self._events, self._logger.end(end, state))
+
+    def lose(self) -> None:
+        """Write what is new, and that nobody drives the run any more, of a logger that says so."""
+        self.catch_up()
+        if (ids := self._logger.lose()) is not None:
+            self._kept.save(self._events, ids)
 
     def close(self) -> None:
         """Close the logger."""

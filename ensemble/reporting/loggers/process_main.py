@@ -1,12 +1,12 @@
 """The process of one logger.
 
-    python -m ensemble.reporting.loggers.process_main '{"name": ..., "run_dir": ..., "options": ...,
-        "temporary": ...}'
+    python -m ensemble.reporting.loggers.process_main '{"name": ..., "run_dir": ..., "temporary": ...}'
 
-Its standard input gets one line, when the run ends: `{"last": EVENT}`, the event that will be logged last, null
-where that is in the log already. When it is closed the controller is gone, and this process ends at once. To its
-standard output it writes JSON, a line each: `{"failed": TEXT}` when it begins to fail, `{"works": true}` when it
-works again, and at the end `{"ended": true, "missing": TEXT}`, TEXT null where everything was written.
+The first line of its standard input has the options, which may be secret, as JSON. Another one comes when the run
+ends: `{"last": EVENT}`, the event that will be logged last, null where that is in the log already. When it is
+closed the controller is gone, and this process ends: at once, or when the logger has said so. To its standard
+output it writes JSON, a line each: `{"failed": TEXT}` when it begins to fail, `{"works": true}` when it works
+again, and at the end `{"ended": true, "missing": TEXT}`, TEXT null where everything was written.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from ensemble.store.files import group_read_mode, make_directory
 
 FOLLOW_S = 1.0  # between two looks at the log
 WORK_SHARE = 0.1  # of the time that a logger works at most, until the run ends
+LAST_S = 20.0  # for a last word when the controller is gone
+LOST = {"lost": True}
 RETRY_S, LONGEST_RETRY_S = 5.0, 300.0  # after a failure; doubled with each one that follows
 
 Say = Callable[[dict[str, Any]], None]
@@ -39,9 +41,14 @@ Say = Callable[[dict[str, Any]], None]
 
 def make_logger(name: str, run_dir: RunDir, options: Mapping[str, Any]) -> Logger:
     """The logger of a name; imports no library."""
-    module = importlib.import_module(f"ensemble.reporting.loggers.{name}")
-    logger: Logger = module.LOGGER(run_dir, options)
-    return logger
+    return find_logger(name)(run_dir, options)
+
+
+def find_logger(name: str) -> type[Logger]:
+    """The class of a logger; one of several of a kind has a number behind its name."""
+    module = importlib.import_module(f"ensemble.reporting.loggers.{name.partition('-')[0]}")
+    found: type[Logger] = module.LOGGER
+    return found
 
 
 class LoggerProcess:
@@ -58,7 +65,8 @@ class LoggerProcess:
     ) -> None:
         self._name, self._run_dir, self._options = name, run_dir, options
         self._requests, self._say = requests, say
-        self._kept = Kept(run_dir, name, options)
+        self._kind = find_logger(name)
+        self._kept = Kept(run_dir, name, self._kind.identify(options))
         self._follower: Follower | None = None
         self._failures = 0
 
@@ -67,6 +75,9 @@ class LoggerProcess:
         pause_s = 0.0
         while (request := self._wait(pause_s)) is None:
             pause_s = self._catch_up()
+        if request == LOST:
+            self._try(Follower.lose)
+            return
         self._end(read_event(request["last"]))
 
     def _wait(self, seconds: float) -> dict[str, Any] | None:
@@ -89,7 +100,9 @@ class LoggerProcess:
         if self._failures:
             self._failures = 0
             self._say({"works": True})
-        return max(FOLLOW_S, (time.monotonic() - began) * (1 / WORK_SHARE - 1))
+        return (
+            FOLLOW_S if self._kind.may_wait else max(FOLLOW_S, (time.monotonic() - began) * (1 / WORK_SHARE - 1))
+        )
 
     def _end(self, last: Event | None) -> None:
         missing = None
@@ -97,7 +110,7 @@ class LoggerProcess:
             self._try(lambda follower: follower.end(last))
             self._close()
         except Exception as error:
-            missing = f"{describe(error)}; {describe_missing(self._run_dir, self._kept)}"
+            missing = f"{describe(error)}; {self._kind.missing or describe_missing(self._run_dir, self._kept)}"
         self._say({"ended": True, "missing": missing})
 
     def _try(self, step: Callable[[Follower], None]) -> None:
@@ -129,10 +142,17 @@ def describe(error: Exception) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def _receive(requests: queue.Queue[Any], temporary: str) -> None:
-    """Pass on what the controller sends; when it is gone, end this process and remove its temporary directory."""
+def _receive(requests: queue.Queue[Any], temporary: str, done: threading.Event | None) -> None:
+    """Pass on what the controller sends; when it is gone, end this process and remove its temporary directory.
+
+    Args:
+        done: is waited for, for a limited time, after the logger was told that the controller is gone.
+    """
     for line in sys.stdin:
         requests.put(json.loads(line))
+    if done is not None:
+        requests.put(LOST)
+        done.wait(LAST_S)
     shutil.rmtree(temporary, ignore_errors=True)
     os._exit(1)
 
@@ -142,8 +162,11 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     output = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no message
-    requests = queue.Queue[Any]()
-    threading.Thread(target=_receive, args=[requests, given["temporary"]], name="controller", daemon=True).start()
+    requests, done = queue.Queue[Any](), threading.Event()
+    options = json.loads(sys.stdin.readline())
+    waits = done if find_logger(given["name"]).may_wait else None
+    arguments = [requests, given["temporary"], waits]
+    threading.Thread(target=_receive, args=arguments, name="controller", daemon=True).start()
     run_dir = RunDir(given["run_dir"])
     make_directory(run_dir.loggers)
     os.umask(0o027 if group_read_mode(run_dir.path) else 0o077)
@@ -154,11 +177,14 @@ def main() -> None:
         process = LoggerProcess(
             given["name"],
             run_dir,
-            given["options"],
+            options,
             requests,
             lambda message: print(json.dumps(message), file=output, flush=True),
         )
-        process.run()
+        try:
+            process.run()
+        finally:
+            done.set()
     os._exit(0)  # libraries' threads and exit handlers may wait for a server
 
 

@@ -19,7 +19,7 @@ from ensemble.events import Event, to_dict
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.meter.cpu import make_usage, read_start
 from ensemble.reporting.sections.notices import describe_logger
-from ensemble.spec import LoggerOptions
+from ensemble.spec import LoggerOptions, Notify
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
 from pipelines.ipc.child_processes import child_environment, reap
@@ -37,13 +37,13 @@ LOOK_S = 0.5  # between two looks for a request that the run ends at once
 class _Process:
     """The process of one logger, and those that its library starts."""
 
-    def __init__(self, run_dir: RunDir, options: LoggerOptions) -> None:
-        self.name = options.name
+    def __init__(self, run_dir: RunDir, name: str, options: LoggerOptions | Notify) -> None:
+        self.name = name
         self._messages = run_dir.loggers / f"{self.name}.log"
         self._private = PrivateDirectory("ensemble-logger-", _ROOM)
         temporary = str(self._private.path)
         assert self._private.lock is not None
-        given = {"name": self.name, "run_dir": str(run_dir.path), "options": dataclasses.asdict(options)}
+        given = {"name": self.name, "run_dir": str(run_dir.path)}
         command = [sys.executable, "-P", "-m", "ensemble.reporting.loggers.process_main"]
         self._buffer, self._used_s, self._began = b"", 0.0, time.monotonic()
         with open(self._messages, "ab") as messages:
@@ -56,6 +56,10 @@ class _Process:
                 pass_fds=(self._private.lock,),  # the directory is in use until both processes have ended
                 process_group=0,  # Ctrl-C is for the controller
             )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # arguments can be read by all users of the machine
+            self._process.stdin.write(json.dumps(dataclasses.asdict(options)).encode() + b"\n")
+            self._process.stdin.flush()
         self._start = read_start(self._process.pid)
         assert self._process.stdout is not None
         self.output = self._process.stdout.fileno()
@@ -120,44 +124,51 @@ class LoggerProcesses:
     Args:
         run_dir: of the run.
         loggers: their options.
+        notify: who gets alerts.
+
+    Attributes:
+        names: of all of them.
     """
 
-    def __init__(self, run_dir: RunDir, loggers: Sequence[LoggerOptions]) -> None:
-        self._run_dir, self._loggers = run_dir, loggers
+    def __init__(self, run_dir: RunDir, loggers: Sequence[LoggerOptions], notify: Sequence[Notify] = ()) -> None:
+        self._run_dir = run_dir
+        self._loggers: dict[str, LoggerOptions | Notify] = {each.name: each for each in loggers}
+        self._loggers |= {f"{each.name}-{place}": each for place, each in enumerate(notify, 1)}
+        self.names = list(self._loggers)
         self._processes: dict[str, _Process] = {}
         self._starts: dict[str, int] = {}
         self._closed: list[_Process] = []  # their CPU time is still reported
 
     def start(self) -> None:
         """Start a process for each logger, once the run's start is in the log."""
-        for options in self._loggers:
-            self._start(options)
+        for name in self.names:
+            self._start(name)
 
-    def _start(self, options: LoggerOptions) -> None:
+    def _start(self, name: str) -> None:
         make_directory(self._run_dir.loggers)
-        self._starts[options.name] = self._starts.get(options.name, 0) + 1
-        self._processes[options.name] = _Process(self._run_dir, options)
+        self._starts[name] = self._starts.get(name, 0) + 1
+        self._processes[name] = _Process(self._run_dir, name, self._loggers[name])
 
     def read(self) -> list[dict[str, Any]]:
         """News of the loggers, as `logger` events; a process that has died is started again."""
         events = []
-        for options in self._loggers:
-            process = self._processes.get(options.name)
+        for name in self.names:
+            process = self._processes.get(name)
             if process is None:
                 continue
             events += [event for message in process.read() if (event := _as_event(process.name, message))]
             if not process.is_open:
-                events.append(self._replace(options, process))
+                events.append(self._replace(process))
         for event in events:
             if event["state"] != "works":
                 log.warning("%s", describe_logger(event["logger"], event["state"], event["detail"]))
         return events
 
-    def _replace(self, options: LoggerOptions, process: _Process) -> dict[str, Any]:
+    def _replace(self, process: _Process) -> dict[str, Any]:
         self._close(process)
         again = self._starts[process.name] < MOST_STARTS
         if again:
-            self._start(options)
+            self._start(process.name)
         detail = f"its process died; see {self._run_dir.loggers / process.name}.log"
         return _make_event(process.name, "failing" if again else "ended", detail)
 
@@ -181,7 +192,7 @@ class LoggerProcesses:
         """
         limit_s = END_S + END_MEMBER_S * members
         until = time.monotonic() + limit_s
-        gone = [options.name for options in self._loggers if options.name not in self._processes]
+        gone = [name for name in self.names if name not in self._processes]
         lines = [f"{name}: its process died; the log's end is missing" for name in gone if self._starts]
         waiting = list(self._processes.values())
         with selectors.DefaultSelector() as selector:
@@ -202,7 +213,10 @@ class LoggerProcesses:
         late = f"has not ended {when}; the log's end is missing"
         lines += [f"{process.name}: {late}" for process in waiting]
         self.close()
-        return lines
+        alerts = [line for line in lines if isinstance(self._loggers[line.partition(":")[0]], Notify)]
+        for line in alerts:  # the run's results lack nothing by them
+            log.warning("%s", line)
+        return [line for line in lines if line not in alerts]
 
     def _is_hurried(self) -> bool:
         """Whether the run was asked to end at once, as by a second Ctrl-C."""

@@ -2,8 +2,8 @@
 
 Each file has one or both of these functions; a new section is a file here and a line in the list that is named:
 
-- `tabulate(state: RunState, ledger: Ledger) -> list[Table]`: its tables in the view "Details"; listed in
-  `TABLES` of `ensemble.reporting.dashboard.tables`.
+- `tabulate(state: RunState, ledger: Ledger) -> list[Table]`: its tables, in the views "Members" and "Cost"; listed
+  in `TABLES` of `ensemble.reporting.dashboard.tables`.
 - `summarize(state: RunState, ledger: Ledger) -> list[Line]`: its lines in the closing summary; listed in
   `SUMMARIES` of `ensemble.reporting.summary`.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ensemble.reporting.ranking import rounded
+from ensemble.reporting.ranking import finite_or_none
 
 #: A label, empty where it is that of the line before, and a text.
 Line = tuple[str, str]
@@ -41,7 +41,7 @@ class Table:
     of_members: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns it as JSON holds it: no number is NaN or infinite, each has six significant digits."""
+        """Returns it as JSON holds it: no number is NaN or infinite, and each has all its digits."""
         rows = [[_plain(cell) for cell in row] for row in self.rows]
         return {**vars(self), "head": [list(column) for column in self.head], "rows": rows}
 
@@ -52,4 +52,4 @@ def _plain(cell: Cell) -> Any:
         return [shown, key if isinstance(key, str) else _plain(key)]
     if cell is None or isinstance(cell, str):
         return cell
-    return rounded(cell)
+    return finite_or_none(cell)

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ensemble.events as events
 from ensemble.events import Event
 from ensemble.reporting import text
+from ensemble.reporting.sections.training import group_causes
 from ensemble.spec import hyperparameters
 from ensemble.spec.splits import describe_overlap
 from ensemble.store.verification import describe_hole
 
+MOST_NAMED = 12  # of those of whom a notice says the same
 MOST_SAID = 80  # characters of an error that is said in full elsewhere
 ESTIMATED = "an estimated joule is a weighted CPU-second"
 
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing that a reader should know of: when (seconds since the start), how grave, what."""
+    """One thing that a reader should know of.
+
+    Attributes:
+        at_s: seconds since the start.
+        level: `error`, `warning` or `info`.
+        text: what.
+        who: what of `text` names the member, with its attempt or epoch; empty where it is of the run.
+        cause: the rest of `text`, which notices of several members may have in common.
+    """
 
     at_s: float
-    level: str  # "error" | "warning" | "info"
+    level: str
     text: str
+    who: str
+    cause: str
 
 
 def _where(event: events.Feeder | events.FeederLost | events.FeederRestarted | events.SharingEnded) -> str:
@@ -128,6 +140,34 @@ def collect_notices(log: Iterable[Event]) -> list[Notice]:
     return [notice for event in log for notice in collector.apply(event)]
 
 
+def _split(member: str, what: str) -> tuple[str, str]:
+    """Returns whom a notice is of, and what it says of them: of one that does not begin with a member all."""
+    more, colon, cause = what[len(member) :].partition(": ")
+    return (member + more, cause) if member and colon and what.startswith(member) else ("", what)
+
+
+def group_notices(notices: Sequence[Notice], of: Iterable[Notice] | None = None) -> list[dict[str, Any]]:
+    """Returns notices as the page draws them: those that say the same of several members once, the newest last.
+
+    Args:
+        of: only groups that hold one of these.
+
+    Returns:
+        `key` of a group, which it keeps; `at_s` and `level` of its last notice; `text`; `who`: whom it is of,
+        where there are several; `count`.
+    """
+    wanted = None if of is None else {(each.level, each.cause) for each in of}
+    causes = {at: (each.level, each.cause) for at, each in enumerate(notices)}
+    chosen = {at: cause for at, cause in causes.items() if wanted is None or cause in wanted}
+    groups = []
+    for (level, cause), places in sorted(group_causes(chosen), key=lambda each: each[1][-1]):
+        last, many = notices[places[-1]], len(places)
+        who = text.names([notices[at].who for at in places if notices[at].who], MOST_NAMED)
+        said = {"text": last.text, "who": ""} if many == 1 else {"text": f"{many} × {cause}", "who": who}
+        groups.append({"key": f"{level} {places[0]}", "at_s": last.at_s, "level": level, "count": many, **said})
+    return groups
+
+
 class NoticeCollector:
     """Finds the notices of a log while it grows."""
 
@@ -143,7 +183,11 @@ class NoticeCollector:
         """Returns the notices of the next event."""
         if self._begin is None or (isinstance(event, events.RunStarted) and not event.resumed):
             self._begin = event.t
-        return [Notice(event.t - self._begin, level, what) for level, what in self._describe(event)]
+        member = event.member if isinstance(event, events.MemberEvent) else ""
+        return [
+            Notice(event.t - self._begin, level, what, *_split(member, what))
+            for level, what in self._describe(event)
+        ]
 
     def _describe(self, event: Event) -> Iterator[tuple[str, str]]:
         """Yields (level, text)."""
@@ -236,6 +280,9 @@ class NoticeCollector:
                 yield "warning", f"the code changed ({parts}){earlier}"
             case events.LoggerChanged() if event.state != "works":
                 yield "warning", describe_logger(event.logger, event.state, event.detail)
+            case events.RequestAnswered() if event.done:
+                whose = "" if event.by is None else f", asked for by {event.by}"
+                yield "info", f"{event.verb} {event.member or 'the run'}{whose}: {event.message}"
             case events.RunStopped():
                 yield "warning", f"the run was stopped ({event.reason or 'no reason given'})"
             case events.RunStarted():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from ensemble.reporting import text
 from ensemble.reporting.ranking import cost_origin, front_members
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from ensemble.meter import Ledger
     from ensemble.store import RunState
 
+K = TypeVar("K")
+C = TypeVar("C", bound=Hashable)
+
 MOST_ON_FRONT = 12  # named in the closing summary
 MOST_CAUSES = 3  # of failures, named in the closing summary
 
 
-def group_causes(failed: Mapping[str, str]) -> list[tuple[str, list[str]]]:
+def group_causes(failed: Mapping[K, C]) -> list[tuple[C, list[K]]]:
     """Returns each cause with the members that have it, the most frequent first, of causes by member."""
-    causes: dict[str, list[str]] = {}
+    causes: dict[C, list[K]] = {}
     for member, cause in failed.items():
         causes.setdefault(cause, []).append(member)
     return sorted(causes.items(), key=lambda each: -len(each[1]))

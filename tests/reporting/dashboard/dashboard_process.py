@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -55,9 +56,21 @@ class Server:
         """The address with the token that has not been used."""
         return self._address.read_text().strip()
 
-    def log_in(self) -> str:
-        """Uses the token; returns the cookie, with which `ask` asks from now on."""
-        status, headers, _ = self.ask(self.url[self.url.index("/?") :], cookie="", at_root=True)
+    @functools.cached_property
+    def viewer_url(self) -> str:
+        """The viewers' address, of a server with `--viewer`."""
+        return (
+            Path(self._find(r"to look at: .*; the address with its token is in (\S+) there")).read_text().strip()
+        )
+
+    def log_in(self, url: str | None = None) -> str:
+        """Uses a token, by default the one that has not been used.
+
+        Returns:
+            The cookie, with which `ask` asks from now on.
+        """
+        url = url or self.url
+        status, headers, _ = self.ask(url[url.index("/?") :], cookie="", at_root=True)
         assert status == 303
         self.root = headers["location"].rstrip("/")
         self.cookie = headers["set-cookie"].partition(";")[0]

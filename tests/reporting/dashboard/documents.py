@@ -14,7 +14,10 @@ from typing import Any
 from document_parts import list_figures, make_combined, make_cost, make_node, make_quality, make_stream
 
 from ensemble.reporting.dashboard.analysis import EMPTY
+from ensemble.reporting.dashboard.history import History, describe_history
+from ensemble.reporting.dashboard.search_plots import SearchInfo, Trial, plot_search
 from ensemble.reporting.dashboard.tiles import describe_quality, describe_tiles
+from ensemble.store import RunState
 
 START = 1_795_000_000.0
 COLUMNS = (
@@ -79,6 +82,16 @@ def make_documents(
             "missing": None,
         },
         "tables": _make_tables(names),
+        "history": None,  # as the server makes it of the rest
+        "power": [  # of nodes, for the history
+            {
+                "node": name,
+                "origin": "measured",
+                "sources": ["rapl", "nvml"],
+                "points": [[START + i, START + i + 1, 300 + 40 * rng.random(), 90.0] for i in range(300)],
+            }
+            for name in places
+        ],
     }
 
 
@@ -87,25 +100,43 @@ def put_into_words(documents: dict[str, Document]) -> dict[str, Document]:
     run, quality = documents["state"]["run"], documents["quality"]
     words = describe_quality(quality, ("accuracy", "max"), has_ended=run["ended"] is not None)
     state = documents["state"] | {"run": run | {"tiles": describe_tiles(run)}}
-    return documents | {"state": state, "quality": quality | words}
+    importances = documents["importances"] | {"plots": _plot_search(documents)}
+    times = RunState(started=run["started"], updated=state["now"])
+    history = documents.get("history") or describe_history(times, History(), documents["power"])
+    return documents | {"state": state, "quality": quality | words, "history": history, "importances": importances}
+
+
+def _plot_search(documents: dict[str, Document]) -> list[Document]:
+    """The figures of the search, of the trials in the documents."""
+    run, members, curves = documents["state"]["run"], documents["state"]["members"], documents["curves"]["members"]
+    trials = []
+    for name, row in members["rows"].items():
+        known = dict(zip(members["columns"], row, strict=True))
+        curve = curves.get(name, {"epoch": [], "values": {}})
+        values = zip(curve["epoch"], curve["values"].get(run["objective"], ()), strict=False)
+        fields = {field: known[field] for field in ("number", "state", "epoch", "params")}
+        by_epoch = {epoch + 1: value for epoch, value in values}
+        trials.append(Trial(name, value=known["metric"], further=known["further"], curve=by_epoch, **fields))
+    names = [name for name, *_ in documents["importances"]["importances"]]
+    further = [each["name"] for each in run["further"]]
+    fields = (run["mode"], run["objective"], run["direction"], run["epochs"])
+    return plot_search(trials, SearchInfo(*fields, further, run["further_origin"], run["front"], names))
 
 
 def _make_tables(names: list[str]) -> Document:
-    """A table with a row for each member, and one of another kind."""
-    head = [["member", "text"], ["workers", ""], ["computing", ""], ["sent by a worker", ""], ["planned", "text"]]
-    rows = [
-        [name, 1 + i % 4, [f"{i % 10}0.0%", i % 10 / 10], None if i % 3 else [f"{i} KiB", 1024 * i], "flat"]
+    """Columns of members, and a table of another kind."""
+    heads = (("computing", ""), ("sent by a worker", ""), ("planned", "text"))
+    about = {"about": "Where their time went. All epochs.", "letters": 16}
+    cells = {
+        name: [[f"{i % 10}0.0%", i % 10 / 10], None if i % 3 else [f"{i} KiB", 1024 * i], "flat"]
         for i, name in enumerate(names)
-    ]
-    times = {"id": "exchange", "title": "Where their time went", "text": "All epochs.", "head": head, "rows": rows}
+    }
     roles = {"id": "cost_of_roles", "title": "Cost by role", "text": "", "head": [["role", "text"], ["CPU-s", ""]]}
     return {
-        "tables": [
-            times | {"of_members": True},
-            roles | {"rows": [[["training", 0], 1234.5], [["feeding", 1], None]], "of_members": False},
-        ],
+        "columns": [{"id": f"exchange {name}", "title": name, "kind": kind, **about} for name, kind in heads],
+        "members": cells,
+        "tables": [roles | {"rows": [[["training", 0], 1234.5], [["feeding", 1], None]]}],
         "missing": ["Packing cannot be shown: KeyError: 'members'."],
-        "made_with": [["python", "3.12.4"], ["revision", "4f2a91c"]],
     }
 
 
@@ -128,15 +159,18 @@ def make_change(state: Document, step: int, touched: int = 10, *, seed: int = 0)
         values = {**row[at["metrics"]], "train_loss": 1.1 - row[at["metric"]], "lr": 0.01, "samples_per_s": 1500.0}
         epochs.append([name, step % EPOCHS, now, values])
     run = {**state["run"], "updated": now, "wall_s": now - START}
-    node = state["nodes"][0]["name"]
     return {
         "offset": state["offset"] + 1000 * step,
         "now": now,
         "run": run,
         "members": rows,
         "epochs": epochs,
-        "power": [[node, now - 0.2, now, 100 + 50 * rng.random(), 40.0]],
     }
+
+
+def make_notice(at_s: float, level: str, text: str) -> Document:
+    """One notice, of nobody else."""
+    return {"key": f"{level} {at_s}", "at_s": at_s, "level": level, "text": text, "who": "", "count": 1}
 
 
 def _names(members: int, hostile: bool) -> list[str]:
@@ -276,7 +310,7 @@ def _make_state(
         "counts": counts,
         "best": best,
         "combined": make_combined(ranked[:3], rows) if ended and ranked else None,
-        "benefit": {"text": "3 of 8 members were combined: 0.012 better than the best." if ended else "", "tone": "good" if ended else ""},
+        "benefit": {"text": "3 of 8 members were combined: 0.012 better than the best.", "tone": "good"},
         "metrics": ["accuracy", "loss"],
         "figures": {each["name"]: each for each in list_figures("accuracy", "loss", "nll", "ece")},
         "params": ["lr", "width", "depth", "optimizer"] + (["<i>evil</i>&amp;"] if hostile else []),
@@ -290,6 +324,11 @@ def _make_state(
             "watts_origin": "measured", "prepared": 12936, "consumed": 103488, "reuse": 8.0,
             "samples_per_s": 21000.0, "models_per_minute": 3.4,
         },
+        "failures": [
+            {"text": "3 × loss is nan", "reason": "nan", "members": list(rows)[3:6], "more": 0, "attempt": 3,
+             "advice": "Lower lr.", "log": f"Traceback\n{HOSTILE[0]}"}
+        ] if len(rows) > 5 else [],
+        "made_with": [["python", "3.12.4"], ["revision", "4f2a91c"]],
         "driver": None,
         "actions": [] if ended else ["stop", "pause", "resume", "cancel", "add"],
     }  # fmt: skip
@@ -304,20 +343,9 @@ def _make_state(
         "nodes": [make_node(rng, name, gpus) for name in places],
         "streams": [make_stream(node, cohort, len(rows)) for cohort, node in enumerate(places)],
         "notices": [
-            {"at_s": 12.0, "level": "warning", "text": f"{places[0]}: CPU throttled for 3 s."},
-            {"at_s": 40.5, "level": "error", "text": "member-3: loss is nan at step 113; it is not tried again."},
-            {"at_s": 61.0, "level": "info", "text": "A second feeder was started for stream group 1."},
+            make_notice(12.0, "warning", f"{places[0]}: CPU throttled for 3 s."),
+            make_notice(40.5, "error", "member-3: loss is nan at step 113; it is not tried again."),
+            make_notice(61.0, "info", "A second feeder was started for stream group 1."),
         ],
         "cost": make_cost(rng, rows),
-        "power": {
-            "nodes": [
-                {
-                    "node": name,
-                    "origin": "measured",
-                    "sources": ["rapl", "nvml"],
-                    "points": [[START + i, START + i + 1, 300 + 40 * rng.random(), 90.0] for i in range(300)],
-                }
-                for name in places
-            ]
-        },
     }

@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from documents import put_into_words
 
 import ensemble.reporting.dashboard as dashboard
+from ensemble.reporting.dashboard.runs import FIELDS, NO_NOTES, describe_row
 from ensemble.reporting.dashboard.tiles import describe_tiles
 
 STATIC = Path(dashboard.__file__).parent / "static"
@@ -58,6 +59,7 @@ class PageServer:
         self.posted: list[dict[str, Any]] = []
         self.asked: list[str] = []  # paths, in order
         self.refusal: tuple[int, str] | None = None  # what an action is answered with
+        self.session = {"may_act": True, "why": None}
         self._changes: dict[int, str] = {}  # by offset
         self.drop()
         self._streams = {}
@@ -113,8 +115,8 @@ class PageServer:
     def runs(self) -> list[dict[str, Any]]:
         """The list of runs."""
         run = self.documents["state"]["run"]
-        shown = ("name", "dir", "state", "started", "updated", "counts", "done", "best", "objective")
-        return [{"key": key, **{name: run[name] for name in shown}} for key in self.keys]
+        rows = ({"key": key, "dir": run["dir"], **{name: run.get(name) for name in FIELDS}} for key in self.keys)
+        return [describe_row(row, NO_NOTES, row["dir"]) for row in rows]
 
     def follow(self, stream: str, first: str | None) -> Iterator[str]:
         """The texts of a stream, the first at once, until it is dropped."""
@@ -141,6 +143,8 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
                 self._file(STATIC / "index.html")
             elif path.startswith("/static/"):
                 self._file(STATIC / path.removeprefix("/static/"))
+            elif path == "/api/session":
+                self._json(server.session)
             elif path == "/api/runs":
                 self._json(server.runs())
             elif path == "/api/runs/events":

@@ -15,6 +15,7 @@ from event_dicts import fold
 from ensemble.combine import find_math
 from ensemble.combine.methods import mix
 from ensemble.events import Combined
+from ensemble.reporting import evaluated
 from ensemble.reporting.dashboard import analysis
 from ensemble.reporting.dashboard.analysis import read_importances, read_quality
 from ensemble.reporting.dashboard.tiles import describe_combined
@@ -101,7 +102,7 @@ def test_the_reason_why_the_run_could_not_combine_is_kept(run: Any) -> None:
 def test_members_whose_predictions_do_not_fit_in_memory_are_counted_not_hidden(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(analysis, "MOST_MEMBERS", 3)
+    monkeypatch.setattr(evaluated, "MOST_MEMBERS", 3)
     run_dir, events = run
     document = quality_of((run_dir, [e for e in events if e["type"] != "combined"]))
     assert len(document["members"]) == 3 and document["left_out"] == 4
@@ -110,7 +111,7 @@ def test_members_whose_predictions_do_not_fit_in_memory_are_counted_not_hidden(
 def test_the_predictions_of_both_splits_count_as_memory(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, events = run
     size = run_dir.predictions("member-0", "valid").stat().st_size
-    monkeypatch.setattr(analysis, "MOST_BYTES", 4 * size + 1000)
+    monkeypatch.setattr(evaluated, "MOST_BYTES", 4 * size + 1000)
     document = quality_of((run_dir, [e for e in events if e["type"] != "combined"]))
     assert len(document["members"]) == 2 and document["left_out"] == 5
 
@@ -181,11 +182,12 @@ def searched(trials: int, **fixed: Any) -> RunState:
 
 @pytest.mark.parametrize("trials", [40, 400])
 def test_the_hyperparameter_that_decides_is_the_most_important_one(trials: int) -> None:
-    shares, method = compute_importances(searched(trials, momentum=0.9))
+    shares, method, spread = compute_importances(searched(trials, momentum=0.9))
     assert next(iter(shares)) == "lr" and shares["lr"] > 0.7 and sum(shares.values()) == pytest.approx(1)
     assert set(shares) == {"lr", "width", "act", "wd"} and "fANOVA" in method
     assert f"{min(trials, MOST_TRIALS)}" in method
-    assert compute_importances(searched(trials, momentum=0.9))[0] == shares
+    assert compute_importances(searched(trials, momentum=0.9)) == (shares, method, spread)
+    assert all(0 <= low <= high <= 1 for low, high in spread.values()) and spread["lr"][0] > spread["act"][1]
 
 
 def test_pruned_and_failed_members_do_not_count_and_partial_hyperparameters_are_named() -> None:
@@ -193,7 +195,7 @@ def test_pruned_and_failed_members_do_not_count_and_partial_hyperparameters_are_
     state.members["m0"].state = "pruned"
     state.members["m1"].metrics = {"accuracy": float("nan")}
     del state.members["m2"].identity["params"]["wd"]
-    shares, method = compute_importances(state)
+    shares, method, _ = compute_importances(state)
     assert "38 finished members" in method and "wd" not in shares
     assert method.endswith("not all members have it: wd.")
 

@@ -102,7 +102,6 @@ VIEWS: dict[str, Callable[[Any, str, RunState], bool]] = {
     "search": lambda tab, text, state: "lr" in text,
     "ensemble": lambda tab, text, state: ("Calibration" if state.combined else "saved") in text,
     "cost": is_cost,
-    "details": lambda tab, text, state: "member-1" in text,
     "notices": lambda tab, text, state: bool(text),
     "member?member=member-1": is_page_of_a_member,
 }

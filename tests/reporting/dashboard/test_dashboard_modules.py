@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from documents import COLUMNS, HOSTILE, START, make_change, make_documents
+from documents import COLUMNS, HOSTILE, START, make_change, make_documents, make_notice
 from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
@@ -137,17 +137,45 @@ def test_no_text_breaks_the_filter(call: Call, written: str) -> None:
     select=st.lists(st.sampled_from([*HOSTILE, "a", "%", "%2C", ","]), max_size=4),
     written=st.text(st.characters(codec="utf-8"), max_size=20),
     member=st.sampled_from([None, *HOSTILE]),
+    settings=st.dictionaries(
+        st.sampled_from([*HOSTILE, "axis"]), st.one_of(st.booleans(), st.sampled_from([*HOSTILE, "1", "[]"]))
+    ),
 )
 def test_an_address_says_what_was_put_into_it(
-    call: Call, select: list[str], written: str, member: str | None
+    call: Call, select: list[str], written: str, member: str | None, settings: dict[str, Any]
 ) -> None:
     route = {"view": "curves", "run": None, "member": member, "select": select, "filter": written}
-    assert call("route.js", "(m, route) => m.parseRoute(m.formatRoute(route))", route) == route
+    code = """(m, route, settings) => {
+        const set = m.changeSettings(new Map([["axis", "old"]]), { axis: null, ...settings });
+        const found = m.parseRoute(m.formatRoute({ ...route, set }));
+        const defaults = Object.fromEntries(Object.keys(settings).map((name) => [name, null]));
+        const fits = Object.fromEntries(Object.keys(settings).map((name) => [name, () => true]));
+        return [{ ...found, set: null }, m.readSettings(found.set, defaults, fits), [...found.set.keys()]];
+    }"""
+    settings.pop("__proto__", None)
+    found, read, names = call("route.js", code, route, settings)
+    assert found == route | {"set": None} and read == settings and sorted(names) == sorted(settings)
+
+
+def test_settings_of_an_address_that_somebody_wrote_are_the_defaults(call: Call) -> None:
+    defaults = {"log": False, "axis": "epoch", "zoom": None, "k": 3}
+    code = """(m, hash, defaults) => m.readSettings(m.parseRoute(hash).set, defaults, {
+        axis: (given) => ["epoch", "run"].includes(given), zoom: Array.isArray })"""
+    for query in ("log=1&axis=constructor&zoom={&k=x", "log=%00&axis[]=&zoom=9&k=", "__proto__=1&toString=2", ""):
+        assert call("route.js", code, f"#curves?{query}", defaults) == defaults
+    found = call("route.js", code, "#curves?log=true&axis=run&zoom=[1,2]&k=4", defaults)
+    assert found == {"log": True, "axis": "run", "zoom": [1, 2], "k": 4}
 
 
 def test_an_address_that_somebody_wrote(call: Call) -> None:
     found = call("route.js", "(m, hash) => m.parseRoute(hash)", "#curves?select=a,b&filter=lr%3C0.1")
-    assert found == {"view": "curves", "run": None, "member": None, "select": ["a", "b"], "filter": "lr<0.1"}
+    assert found.pop("set") == {} and found == {
+        "view": "curves",
+        "run": None,
+        "member": None,
+        "select": ["a", "b"],
+        "filter": "lr<0.1",
+    }
     assert call("route.js", "(m) => m.parseRoute('')")["view"] == ""
     assert call("route.js", "(m) => m.parseRoute('#x?filter=100%')")["filter"] == "100%"
 
@@ -194,7 +222,7 @@ def test_a_change_replaces_rows_and_says_what_changed(call: Call) -> None:
         const states = Object.keys(rest[0].members).map((id) => [id, s.members.get(id).state]);
         return [seen, s.offset, Object.fromEntries(states)];""")
     seen, offset, states = call("store.js", code, documents, change)
-    assert seen == [["members", "power", "run"]]
+    assert seen == [["members", "run"]]
     assert offset == change["offset"]
     assert states == dict.fromkeys(change["members"], "running")
 
@@ -203,14 +231,14 @@ def test_a_change_applied_twice_is_as_one_applied_once(call: Call) -> None:
     documents = make_documents(12)
     changes = [make_change(documents["state"], step, touched=4) for step in range(1, 6)]
     for change in changes:
-        change["notices"] = [{"at_s": change["offset"], "level": "info", "text": "something"}]
+        change["notices"] = [make_notice(change["offset"], "info", "something")]
     code = make_store("""
         s.loadDocument("curves", docs.curves);
         for (const change of rest[0]) for (let i = 0; i < rest[1]; i += 1) s.apply(change);
-        return [[...s.members], s.curves.members, s.power, s.notices];""")
+        return [[...s.members], s.curves.members, s.notices];""")
     once = call("store.js", code, documents, changes, 1)
     assert call("store.js", code, documents, changes, 2) == once
-    assert len(once[3]) == len(documents["state"]["notices"]) + 5
+    assert len(once[2]) == len(documents["state"]["notices"]) + 5
 
 
 def test_epochs_replace_what_came_from_that_epoch_on(call: Call) -> None:
@@ -249,44 +277,25 @@ def test_epochs_that_arrive_while_the_curves_are_fetched_are_not_lost(call: Call
 
 
 def test_nothing_that_grows_grows_without_end(call: Call) -> None:
-    """An hour of changes, five a second, as one member that trains on and a node whose power is measured."""
+    """An hour of changes, five a second, as one member that trains on."""
     code = make_store("""
         s.loadDocument("curves", docs.curves);
-        const node = docs.state.nodes[0].name, begin = docs.state.now;
+        const begin = docs.state.now;
         for (let i = 0; i < 18000; i += 1) {
           const now = begin + i / 5;
           s.apply({ offset: docs.state.offset + i, now,
             epochs: [["member-0", 100 + i, now, { accuracy: i / 18000 }]],
-            power: [[node, now, now + 0.2, 100 + (i % 2), 40]],
-            notices: [{ at_s: i, level: "info", text: `${i}` }],
+            notices: [{ key: `${i}`, at_s: i, level: "info", text: `${i}`, who: "", count: 1 }],
             answers: [{ request: `${i}`, verb: "pause", member: null, done: true, message: "" }] });
         }
-        const curve = s.curves.members["member-0"], points = s.power.nodes[0].points;
-        return [curve.epoch.length, curve.values.accuracy.length, curve.epoch.at(-1), points.length,
-                s.notices.length, s.answers.length];""")
-    epochs, values, last, points, notices, answers = call("store.js", code, make_documents(2))
+        const curve = s.curves.members["member-0"];
+        const { length } = curve.epoch;
+        return [length, curve.values.accuracy.length, curve.epoch.at(-1), s.notices.length, s.answers.length];""")
+    epochs, values, last, notices, answers = call("store.js", code, make_documents(2))
     assert epochs == values <= 2000
     assert last == 18099
-    assert points <= 3000
     assert notices <= 2000
     assert answers <= 100
-
-
-def test_averaging_power_keeps_its_energy(call: Call) -> None:
-    documents = make_documents(1, nodes=1)
-    documents["state"]["power"]["nodes"] = []
-    code = make_store("""
-        const node = docs.state.nodes[0].name;
-        let wanted = 0;
-        for (let i = 0; i < 4000; i += 1) {
-          wanted += 3 * (i % 7);
-          s.apply({ offset: 1, now: 1, power: [[node, 3 * i, 3 * i + 3, i % 7, 1]] });
-        }
-        const found = s.power.nodes[0].points.reduce((sum, p) => sum + p[2] * (p[1] - p[0]), 0);
-        return [s.power.nodes[0].points.length, found, wanted];""")
-    points, found, wanted = call("store.js", code, documents)
-    assert points < 3001
-    assert found == pytest.approx(wanted)
 
 
 # -- selection and colours -------------------------------------------------------------------------
@@ -337,17 +346,18 @@ def test_the_clock_goes_on_and_stands_still_at_the_end(call: Call) -> None:
 # -- curves ----------------------------------------------------------------------------------------
 
 
-def test_smoothing_corrects_the_bias_of_its_beginning_and_quartiles_are_of_those_that_came_so_far(
+def test_smoothing_weighs_by_distance_and_quartiles_are_of_those_that_came_so_far(
     call: Call,
 ) -> None:
     code = """(m) => {
         const make = (k) => (k < 5 ? { xs: [1, 2], ys: [k, 10 * k] } : { xs: [1], ys: [k] });
-        return [m.smooth([1, null, 1, 4], 0.5), m.band([1, 2, 3, 4, 5].map(make), [1, 2])];
+        return [m.smooth([1, null, 1, 4], [0, 1, 2, 5], 3), m.smooth([1, 2], [0, 1], 0),
+            m.band([1, 2, 3, 4, 5].map(make), [1, 2])];
     }"""
-    smoothed, rows = call("curve_series.js", code)
-    # Weights 1/2 and 1/2, their mass 1 - 2^-n divided out: constant values stay as they are.
-    assert smoothed[:3] == [1, None, 1]
-    assert smoothed[3] == pytest.approx((4 * 0.5 + 1 * 0.25 + 1 * 0.125) / 0.875)
+    smoothed, plain, rows = call("curve_series.js", code)
+    assert smoothed[:3] == [1, None, pytest.approx(1)] and plain == [1, 2]
+    # What lies a half-life of 3 back weighs a half, whatever lies between.
+    assert smoothed[3] == pytest.approx((4 + 1 * 0.5 + 1 * 0.5 ** (5 / 3)) / (1 + 0.5 + 0.5 ** (5 / 3)))
     assert rows == [[1, 2, 3, 4], [2, 17.5, 25, 32.5]]
 
 
@@ -525,27 +535,10 @@ def test_ticks_are_round_and_within_the_scale(apply: Call, options: Any, labels:
     assert all(100 <= tick["at"] <= 600 for tick in ticks)
 
 
-def test_the_front_is_the_run_s_and_holds_only_trials_that_are_shown(apply: Call) -> None:
-    trials = [trial(i, 0.5, further=[cost, 1]) for i, cost in enumerate((5, 1, 3))]
-    trials += [trial(3, 2.0, further=[None, 1]), trial(4, 2.0, "running", further=[0.1, 1])]
-    found = apply("trial_data", "paretoFront", trials, {"front": ["m2", "m9", "m0"]})
-    assert [each["id"] for each in found["front"]] == ["m2", "m0"]
-    assert [each["id"] for each in found["judged"]] == ["m0", "m1", "m2"]
-
-
 def test_the_best_so_far_follows_the_numbers_of_finished_trials(apply: Call) -> None:
     trials = [trial(3, 0.6), trial(0, 0.5), trial(1, 0.9, "pruned"), trial(2, 0.4), trial(4, None)]
     assert apply("trial_data", "bestSoFar", trials, "max") == [[0, 0.5], [2, 0.5], [3, 0.6]]
     assert apply("trial_data", "bestSoFar", trials, "min") == [[0, 0.5], [2, 0.4], [3, 0.4]]
-
-
-def test_pruning_counts_who_got_there_and_takes_the_values_of_those_who_went_on(apply: Call) -> None:
-    trials = [trial(0, 0.3, "pruned", epoch=2), trial(1, 0.9, epoch=4), trial(2, 0.2, "running", epoch=1)]
-    curve = {"epoch": [0, 1, 2, 3], "values": {"accuracy": [0.5, 0.7, 0.8, 0.9]}}
-    found = apply("trial_data", "pruningOf", trials, {"members": {"m1": curve}}, "accuracy")
-    assert found["rungs"] == [{"epoch": 2, "reached": 2, "pruned": 1}]
-    assert [(each["trial"]["id"], each["value"]) for each in found["passed"]] == [("m1", 0.7)]
-    assert apply("trial_data", "pruningOf", trials, None, "accuracy")["passed"] == []
 
 
 def test_one_diverged_trial_does_not_flatten_the_others(apply: Call) -> None:

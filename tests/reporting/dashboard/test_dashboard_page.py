@@ -7,14 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from documents import COLUMNS, HOSTILE, make_change, make_documents
+from documents import COLUMNS, HOSTILE, make_change, make_documents, make_notice
 from page_server import KEY, PageServer
 from page_steps import DRAWN, Open, check_width, figure, show, wait_until
+
+from ensemble.reporting.text import visible
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
 VIEWS = ("overview", "members", "curves", "timeline", "placement", "pipeline", "search", "ensemble", "cost")
-VIEWS += ("details", "notices", "member?member=member-3")
+VIEWS += ("notices", "member?member=member-3")
 NARROW = {"width": 400, "height": 800}
 
 
@@ -212,9 +214,9 @@ def test_a_run_has_one_stream_and_the_list_another(tab: Any, open_page: Open) ->
 
 def test_a_folder_lists_its_runs_and_each_can_be_opened(tab: Any, open_page: Open) -> None:
     open_page(make_documents(10), keys=("a1", "b2", "c3"))
-    assert tab.locator("[data-mark='run']").count() == 3
+    assert tab.locator("tr[data-member]:visible").count() == 3
     assert tab.text_content("h1") == "Runs"
-    tab.click("[data-mark='run'] >> nth=1 >> a")
+    tab.click("tr[data-member] >> nth=1 >> a")
     tab.wait_for_selector("[data-view='overview']:not([data-drawn='0'])")
     assert "run=" in tab.url
     tab.keyboard.press("2")
@@ -232,10 +234,12 @@ def test_a_member_has_a_figure_for_each_metric(tab: Any, open_page: Open) -> Non
     open_page(documents, "#member?member=member-0")
     curve = documents["curves"]["members"]["member-0"]
     tab.wait_for_selector("figure >> text=accuracy")
-    loss = figure(tab, "loss").locator("canvas")
-    loss.scroll_into_view_if_needed()
-    tab.wait_for_function("canvas => canvas.dataset.marks !== undefined", arg=loss.element_handle())
-    assert int(loss.get_attribute("data-marks")) == 2 * len(curve["epoch"]), "in training and in validation"
+    loss = figure(tab, "loss")
+    loss.locator("[data-mark=training]").wait_for(state="attached")
+    dots = loss.locator(":is([data-mark=line], [data-mark=best]) circle:not(.best-ring)")
+    assert dots.count() == len(curve["epoch"]), "in validation; in training it is dotted"
+    tab.get_by_role("button", name="learning rate").click()
+    figure(tab, "learning rate").locator("[data-member='member-0']").first.wait_for(state="attached")
     tab.click("figure:has-text('accuracy') button:has-text('as a table')")
     shown = tab.eval_on_selector_all("figure tbody tr", "rows => rows.map(row => row.cells[1].textContent)")
     assert shown == [f"{value:.4f}" for value in reversed(curve["values"]["accuracy"])]
@@ -294,7 +298,7 @@ def test_a_log_is_left_with_its_page(tab: Any, open_page: Open) -> None:
     wait_until(tab, lambda: server.followers("log member-1") == 1)
     tab.keyboard.press("1")
     tab.wait_for_selector("[data-view='overview']:not([data-drawn='0'])")
-    assert tab.locator("pre.log").count() == 0
+    assert tab.locator("[role=log]").count() == 0
     server.push_log("member-1", "x\n", 4)  # the server notices a reader that has gone when it writes
     wait_until(tab, lambda: (server.push_log("member-1", "x\n", 4), server.followers("log member-1") == 0)[1])
 
@@ -359,7 +363,7 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_wider_than_the_scr
         documents["importances"]["importances"] = [["<i>evil</i>&amp;", 0.9], ["lr", 0.1]]
         tab.set_viewport_size(NARROW)
         open_page(documents, keys=("aa", "bb"))
-        box = tab.locator("tbody tr:first-child > :nth-child(5)").bounding_box()
+        box = tab.locator("tr[data-member] >> nth=0 >> td:nth-child(4)").bounding_box()
         assert box["x"] + box["width"] <= 400 - 14, "the list of runs shows progress and best"
         open_page(documents)
         for view in VIEWS:
@@ -429,7 +433,7 @@ def test_a_long_error_does_not_bury_what_is_beside_it(tab: Any, open_page: Open)
     documents = make_documents(8)
     error = "the reason why " * 1400
     documents["state"]["members"]["rows"]["member-3"][COLUMNS.index("error")] = error
-    documents["state"]["notices"].append({"at_s": 70.0, "level": "error", "text": error})
+    documents["state"]["notices"].append(make_notice(70.0, "error", error))
     documents["state"]["run"]["facts"].append({"label": "failed", "text": error, "tone": "bad"})
     open_page(documents, "#members")  # a view is drawn again where it is opened again
     for view, text in (("overview", "notice"), ("notices", "notice"), ("overview", "fact")):
@@ -448,20 +452,74 @@ def test_a_long_error_does_not_bury_what_is_beside_it(tab: Any, open_page: Open)
         assert notice.bounding_box()["height"] < 160
 
 
-# -- details ----------------------------------------------------------------------------------------
+# -- alerts ---------------------------------------------------------------------------------------
 
 
-def test_the_tables_are_those_of_now_each_time_the_view_is_opened(tab: Any, open_page: Open) -> None:
+def test_alerts_become_notifications_once_they_are_asked_for(own_tab: Any, page_server: PageServer) -> None:
+    tab, origin = own_tab, page_server.url.rstrip("/")
+    documents = make_documents(8)
+    page_server.show(documents)
+    tab.add_init_script("""window.shown = []; const Real = Notification;
+        window.Notification = class extends Real {
+          constructor(title, options) { super(title, options); window.shown.push([title, options.body]); } };""")
+    tab.goto(page_server.url)
+    tab.wait_for_selector(DRAWN)
+    wait_until(tab, lambda: page_server.followers("run") == 1)
+    alert = {"kind": "failed", "cause": "x", "text": "member-3: failed (oom): " + HOSTILE[5]}
+    page_server.push(make_change(documents["state"], 1) | {"alerts": [alert]})
+    wait_until(tab, lambda: tab.evaluate("Number(document.body.dataset.offset)") > documents["state"]["offset"])
+    assert tab.evaluate("window.shown") == [], "nobody has asked for them"
+    tab.context.grant_permissions(["notifications"], origin=origin)
+    tab.click("button:has-text('Notify me')")
+    tab.wait_for_selector("button[aria-pressed=true]:has-text('Notify me')")
+    page_server.push(make_change(documents["state"], 2) | {"alerts": [alert]})
+    wait_until(tab, lambda: tab.evaluate("window.shown.length") == 1)
+    assert tab.evaluate("window.shown") == [["digits", visible(alert["text"])]]
+    tab.click("button:has-text('Notify me')")
+    tab.wait_for_selector("button[aria-pressed=false]:has-text('Notify me')")
+
+
+# -- causes and tables ------------------------------------------------------------------------------
+
+
+def test_a_cause_stands_once_with_its_members_and_their_log(tab: Any, open_page: Open) -> None:
+    documents = make_documents(12, hostile=True)
+    server = open_page(documents)
+    causes = tab.locator("[data-mark=failure]")
+    assert causes.count() == 1 and "3 × loss is nan" in causes.inner_text()
+    assert causes.locator("a").all_text_contents() == [visible(name) for name in HOSTILE[3:6]]
+    causes.locator("summary").click()
+    assert HOSTILE[0] in causes.locator("pre").inner_text()
+    grouped = make_notice(70.0, "warning", "4 × failed (oom): no memory") | {"who": "a, attempt 1, b, attempt 2"}
+    for count in (4, 5):  # a group that grows takes its own place
+        change = make_change(documents["state"], count, touched=0)
+        server.push(
+            change | {"notices": [grouped | {"count": count, "text": f"{count} × failed (oom): no memory"}]}
+        )
+        tab.wait_for_selector(f"[data-mark=notice] >> text={count} × failed")
+    assert tab.locator("[data-mark=notice] >> text=failed (oom)").count() == 1
+    assert "b, attempt 2" in tab.locator("[data-mark=notice]").first.inner_text()
+
+
+def test_the_tables_are_those_of_now_each_time_a_view_is_opened(tab: Any, open_page: Open) -> None:
     documents = make_documents(12)
-    server = open_page(documents, "#details")
+    server = open_page(documents, "#cost")
     tab.wait_for_selector("[data-table='cost_of_roles'] >> text=1,235")
-    assert tab.locator("[data-table='exchange'] tr[data-member]").count() == 12
-    assert tab.inner_text("#view .absent") == "Packing cannot be shown: KeyError: 'members'."
-    tab.click("[data-table='exchange'] th[data-column='column 3'] button")
-    cells = tab.locator("[data-table='exchange'] tr[data-member] td:nth-child(4)")
-    assert cells.all_inner_texts() == ["9 KiB", "6 KiB", "3 KiB", "0 KiB", *[""] * 8], "sorted by its number"
-    documents["tables"]["tables"][1]["rows"][0][1] = 4321.0
+    assert "Packing cannot be shown: KeyError: 'members'." in tab.inner_text("#view")
+    documents["tables"]["tables"][0]["rows"][0][1] = 4321.0
     show(tab, "notices")
-    show(tab, "details")
+    show(tab, "cost")
     tab.wait_for_selector("[data-table='cost_of_roles'] >> text=4,321")
     assert sum(path.endswith("/tables") for path in server.asked) == 2
+    show(tab, "members")
+    tab.click(".chooser summary")
+    tab.click(".chooser label:has-text('sent by a worker')")
+    tab.keyboard.press("Escape")
+    tab.click("th[data-column='exchange sent by a worker'] button")
+    place = tab.locator("thead th").evaluate_all(
+        "all => all.findIndex((e) => e.dataset.column.includes('sent by'))"
+    )
+    cells = tab.locator(f"tr[data-member] td:nth-child({place + 1})")
+    assert cells.all_inner_texts()[:5] == ["9 KiB", "6 KiB", "3 KiB", "0 KiB", "–"], "sorted by its number"
+    show(tab, "member?member=member-3")
+    tab.wait_for_selector("[aria-label=Measured] >> text=3 KiB")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from run_events import list_run, measured, search_run
 
 from ensemble.reporting.dashboard import projection, rows
+from ensemble.reporting.dashboard.member_log import tidy, untouched
 from ensemble.reporting.dashboard.rows import COLUMNS
 from ensemble.store import RunDir
 
@@ -68,7 +69,9 @@ class Page:
                 self.state[name] = change[name]
         self.state["members"]["rows"] |= change.get("members", {})
         self.state["spans"] |= change.get("spans", {})
-        self.state["notices"] += [n for n in change.get("notices", []) if n not in self.state["notices"]]
+        new = change.get("notices", [])
+        known = {notice["key"] for notice in new}
+        self.state["notices"] = [n for n in self.state["notices"] if n["key"] not in known] + new
         self.answers += change.get("answers", [])
         for name, epoch, t, values in change.get("epochs", []):
             curve = self.curves.setdefault(name, {"epoch": [], "t": [], "values": {}})
@@ -83,20 +86,12 @@ class Page:
                 for metric, column in curve["values"].items():
                     column.append(values.get(metric))
         self.curves = {name: curve for name, curve in self.curves.items() if curve["epoch"] or name in self.curves}
-        for node, *point in change.get("power", []):
-            known = {each["node"]: each for each in self.state["power"]["nodes"]}
-            if node not in known:
-                known[node] = {"node": node, "points": []}
-                self.state["power"]["nodes"].append(known[node])
-            known[node]["points"] = [p for p in known[node]["points"] if p[0] < point[0]] + [point]
 
     def comparable(self) -> Any:
         """All of it but guesses of the time left, which depend on what was seen when."""
         run = {name: value for name, value in self.state["run"].items() if name != "left_s"}
         curves = {name: curve for name, curve in self.curves.items() if curve["epoch"]}
-        power = {node["node"]: node["points"] for node in self.state["power"]["nodes"]}
-        rest = {name: value for name, value in self.state.items() if name not in ("run", "power")}
-        return plain({**rest, "run": run, "curves": curves, "power": power})
+        return plain({**self.state, "run": run, "curves": curves})
 
 
 def cut(events: list[Document], places: list[int]) -> list[list[Document]]:
@@ -247,6 +242,51 @@ def test_only_what_events_touched_is_told() -> None:
     assert (row["epoch"], row["step"], row["state"]) == (progress["epoch"], progress["step"], "running")
 
 
+def test_what_several_members_failed_of_is_said_once_with_the_log_of_one(tmp_path: Any) -> None:
+    events = [event for event in list_run() if event["type"] != "run_finished"]
+    error = {"reason": "error", "error": "ValueError: no such column", "retry": False}
+    failed = [
+        {"v": 1, "t": events[-1]["t"] + at, "type": "failed", "member": f"member-{at}", **error} for at in (1, 2)
+    ]
+    log = tmp_path / "members" / "member-1" / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("banner\nTraceback (most recent call last):\n  File x\nValueError: no such column\n")
+    view = RunView(RunDir(tmp_path), clock=Clock())
+    view.apply([typed(event) for event in (*events, *failed)], 1)
+    document = view.state_document()
+    cause = document["run"]["failures"][0]
+    assert (cause["text"], cause["members"]) == ("2 × ValueError: no such column", ["member-1", "member-2"])
+    assert cause["log"].splitlines()[0].startswith("Traceback") and "banner" not in cause["log"]
+    said = document["notices"][-1]
+    assert said["text"] == "2 × failed (error): ValueError: no such column; it is not tried again before a resume"
+    assert said["who"] == "member-1, attempt 1, member-2, attempt 1" and said["count"] == 2
+
+
+def test_a_page_is_told_what_happens_now_and_not_what_has_been() -> None:
+    events = list_run()
+    view = make_view(events)
+    view.look(events[-1]["t"] + 3600)
+    assert "alerts" not in (view.take_change() or {})
+    view = make_view(events[:-1])
+    view.look(events[-1]["t"] + 3600)
+    view.take_change()
+    view.apply([typed(events[-1])], 10**6)
+    view.look(events[-1]["t"])
+    assert view.has_change
+    assert [each["kind"] for each in (view.take_change() or {})["alerts"]] == ["run_ended"]
+    view.look(events[-1]["t"] + 1)
+    assert "alerts" not in (view.take_change() or {})
+
+
+def test_a_log_is_shown_without_its_noise() -> None:
+    bar = "".join(f"\r{percent}% |####" for percent in range(100))
+    warning = "a.py:3: UserWarning: old\n  f(x)\n"
+    given = f"\x1b[31mred\x1b[0m\n{bar}\r\n{warning * 12}end\nend\n\n\nlast"
+    shown = "red\n99% |####\na.py:3: UserWarning: old\n  f(x)  (× 12)\nend  (× 2)\n\n\nlast"
+    assert tidy(given) == shown
+    assert untouched("a\rb\r\nc") == "a\nb\nc"
+
+
 def test_what_a_member_failed_of_and_what_to_do_is_in_its_row() -> None:
     document = make_view(list_run()).state_document()
     rows = {name: dict(zip(COLUMNS, row, strict=True)) for name, row in document["members"]["rows"].items()}
@@ -308,7 +348,7 @@ def test_power_of_a_long_run_stays_small() -> None:
         fields = {"node": "n", "watts": watts, "interval_s": 1.0, "origin": "measured", "source": "s"}
         events.append({"v": 2, "t": begin + i, "type": "power", **fields, "energy_j": watts, "parts": [part]})
     view = make_view(events)
-    (node,) = view.state_document()["power"]["nodes"]
+    (node,) = view.list_power()
     points = node["points"]
     assert 1000 < len(points) <= 3000
     joules = sum((end - start) * watts for start, end, watts, _ in points)
@@ -337,7 +377,7 @@ def test_power_that_is_logged_late_leaves_no_hole() -> None:
     fields = {"node": "n", "watts": 5.0, "energy_j": 5.0, "interval_s": 1.0, "origin": "measured", "parts": [part]}
     for late_s in (1.0, 2.0, 12.5, 12.6, 13.0):  # ten seconds in which the driver did not come to it
         events.append({"v": 2, "t": begin + late_s, "type": "power", **fields})
-    (node,) = make_view(events).state_document()["power"]["nodes"]
+    (node,) = make_view(events).list_power()
     for before, after in itertools.pairwise(node["points"]):
         assert after[0] == before[1]
     assert sum((end - start) * watts for start, end, watts, _ in node["points"]) == pytest.approx(25.0, abs=0.1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import run_events as runs
-from documents import HOSTILE, make_documents, put_into_words
+from documents import make_documents, put_into_words
 from page_steps import show, wait_until
 
 from ensemble.reporting import write_report
@@ -64,7 +64,7 @@ def save(tmp_path: Path, documents: dict[str, Any]) -> Path:
 
 def test_every_view_is_drawn_and_nothing_is_fetched(alone: Any, full: Path) -> None:
     views = open_views(alone, full)
-    assert {"overview", "members", "curves", "timeline", "ensemble", "cost", "details", "notices"} <= set(views)
+    assert {"overview", "members", "curves", "timeline", "ensemble", "cost", "notices"} <= set(views)
     alone.goto(full.as_uri() + "#timeline")
     alone.reload()
     alone.wait_for_selector(DRAWN.format("timeline"))
@@ -83,11 +83,6 @@ def test_hostile_names_are_text(alone: Any, tmp_path: Path) -> None:
     page = save(tmp_path, make_documents(40, hostile=True, ended=True))
     open_views(alone, page)
     assert alone.evaluate("[window.hacked, document.querySelectorAll('img, iframe').length]") == [None, 0]
-    alone.goto(page.as_uri() + "#details")
-    alone.reload()
-    names = alone.locator("[data-table='exchange'] tr[data-member]")
-    names.first.wait_for()
-    assert names.first.get_attribute("data-member") == HOSTILE[0]
 
 
 def test_a_thousand_members_are_drawn_without_a_row_for_each(alone: Any, tmp_path: Path) -> None:
@@ -123,26 +118,25 @@ def test_the_log_of_a_member_that_failed_is_on_its_page(alone: Any, full: Path) 
     alone.wait_for_selector("text=not in this page; it lies in the run directory")
 
 
-def test_the_tables_are_sorted_filtered_and_select_members(alone: Any, full: Path) -> None:
-    alone.goto(full.as_uri() + "#details")
-    rows = alone.locator("[data-table='cost_of_members'] tr[data-member]")
-    rows.first.wait_for()
-    assert rows.evaluate_all("rows => rows.map(row => row.dataset.member)") == [f"member-{i}" for i in range(8)]
-    alone.set_viewport_size({"width": 390, "height": 844})
-    names = alone.locator("td.name")
-    assert names.evaluate_all("cells => cells.filter(cell => cell.scrollWidth > cell.clientWidth).length") == 0
-    alone.set_viewport_size({"width": 1280, "height": 800})
-    alone.click("[data-table='cost_of_members'] th[data-column='column 3'] button")
-    seconds = rows.evaluate_all("rows => rows.map(row => Number(row.cells[3].textContent))")
+def test_what_no_view_draws_is_in_columns_and_tables(alone: Any, full: Path) -> None:
+    alone.goto(full.as_uri() + "#members")
+    alone.wait_for_selector("tr[data-member]")
+    alone.click(".chooser summary")
+    alone.click(".chooser label:has-text('full CPU-s')")
+    alone.keyboard.press("Escape")
+    alone.click("th[data-column='cost_of_members full CPU-s'] button")
+    seconds = alone.locator("tr[data-member]:not([hidden])").evaluate_all(
+        """(rows, at) => rows.map((row) => Number(row.cells[at].textContent))""",
+        alone.locator("thead th").evaluate_all(
+            "all => all.findIndex((e) => e.dataset.column.includes('full CPU'))"
+        ),
+    )
     assert seconds == sorted(seconds, reverse=True) and len(seconds) == 8
-    rows.first.click()
-    alone.wait_for_selector("[data-table='exchange'] tr[aria-selected='true']")
-    alone.fill(".filter", "state:failed")
-    table = "[data-table='cost_of_members']"
-    alone.wait_for_selector(f"{table}:not(:has(tr[data-member='member-1']:not([hidden])))")
-    assert alone.locator(f"{table} tr[data-member]:not([hidden])").count() == 1
+    alone.goto(full.as_uri() + "#cost")
+    alone.wait_for_selector("[data-table='cost_of_roles'] [data-mark='row']")
     assert alone.locator("[data-table='cost_of_roles'] [data-mark='row']").count() == 5
-    assert "4f2a91c" in alone.text_content("dl.made")
+    alone.goto(full.as_uri() + "#overview")
+    alone.wait_for_selector("dl.made >> text=4f2a91c")
 
 
 def test_a_report_of_a_run_in_progress_has_no_buttons_and_its_clock_stands_still(

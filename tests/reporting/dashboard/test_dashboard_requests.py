@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 import run_events
 from dashboard_process import HANG_S, Server, serve
+from page_steps import DRAWN
 
 import ensemble
+from ensemble.events import RequestAnswered
 from ensemble.reporting.dashboard.actions import ActionError, parse_action
-from ensemble.store import RunDir, receive_requests
+from ensemble.reporting.dashboard.runs import make_key
+from ensemble.reporting.dashboard.security import MOST_SESSIONS
+from ensemble.store import RunDir, read_events, receive_requests
+from ensemble.store.requests import find_user
+from ensemble.store.run_notes import edit_notes
 
 MEMBERS = {"member-0", "member-1"}
 
@@ -27,6 +33,7 @@ MEMBERS = {"member-0", "member-1"}
         ({"verb": "stop", "at_once": True, "member": None}, "stop", {"at_once": True}),
         ({"verb": "pause", "member": "member-1"}, "pause", {"member": "member-1"}),
         ({"verb": "resume"}, "resume", {}),
+        ({"verb": "cancel", "members": ["member-0"]}, "cancel", {"members": ["member-0"]}),
         ({"verb": "cancel", "member": "member-0"}, "cancel", {"member": "member-0"}),
         ({"verb": "add", "params": {"lr": 0.1}}, "add", {"declared": {"params": {"lr": 0.1}}}),
         (
@@ -57,6 +64,11 @@ def test_an_action_is_the_request_that_a_command_writes(asked: Any, verb: str, f
         ('{"verb":"pause","member":"member-9"}', 404),
         ('{"verb":"pause","member":["member-0"]}', 404),
         ('{"verb":"cancel","member":"../member-0"}', 404),
+        ('{"verb":"pause","members":["member-0","../member-0"]}', 404),
+        ('{"verb":"pause","members":[["member-0"]]}', 404),
+        ('{"verb":"pause","members":[]}', 400),
+        ('{"verb":"pause","members":["member-0"],"member":"member-0"}', 400),
+        ('{"verb":"stop","members":["member-0"]}', 400),
         ('{"verb":"add","from":"member-9"}', 404),
         ('{"verb":"add","warm":true}', 400),
         ('{"verb":"add","params":[1]}', 400),
@@ -91,6 +103,7 @@ def test_a_request_is_written_to_the_run_and_named_in_the_answer(server: Server,
     (request,) = receive_requests(tmp_path / "run", set())
     assert request["id"] == json.loads(body)["request"]
     assert (request["verb"], request["member"], request["unreadable"]) == ("pause", "member-2", None)
+    assert request["by"].startswith(f"{find_user()}'s page, browser ") and "127.0.0.1" in request["by"]
     status, _, body = server.ask(target, "POST", {"verb": "pause", "member": "nobody"})
     assert (status, json.loads(body)) == (404, {"error": "there is no member 'nobody'"})
     assert receive_requests(tmp_path / "run", set()) == []
@@ -103,6 +116,37 @@ def test_a_run_that_has_ended_takes_no_request(tmp_path: Path) -> None:
         status, _, body = server.ask(f"/api/runs/{server.key}/actions", "POST", {"verb": "stop"})
         assert status == 409 and "has ended" in json.loads(body)["error"]
     assert list((run / "requests").iterdir()) == []
+
+
+def test_a_viewer_sees_all_and_changes_nothing_and_drives_no_other_browser_out(tmp_path: Path) -> None:
+    run = run_events.write_run(tmp_path / "run", run_events.list_run(until=20.0))
+    (run / "requests").mkdir()
+    with serve(run, "--viewer") as server:
+        owner, target = server.cookie, f"/api/runs/{server.key}/actions"
+        assert server.get("/api/session")["may_act"]
+        for _ in range(MOST_SESSIONS + 1):
+            server.log_in(server.viewer_url)
+        assert not server.get("/api/session")["may_act"]
+        assert server.get(f"/api/runs/{server.key}/state")["run"]["name"] == "digits"
+        status, _, body = server.ask(target, "POST", {"verb": "stop"})
+        assert status == 403 and "look and not act" in json.loads(body)["error"]
+        assert list((run / "requests").iterdir()) == []
+        assert server.ask(target, "POST", {"verb": "stop"}, cookie=owner)[0] == 202
+
+
+@pytest.mark.browser
+@pytest.mark.more
+def test_a_viewers_page_says_so_and_has_no_buttons_that_act(tab: Any, tmp_path: Path) -> None:
+    run = run_events.write_run(tmp_path / "run", run_events.list_run(until=20.0))
+    (run / "requests").mkdir()
+    with serve(run, "--viewer", log_in=False) as server:
+        for url, said, many in ((server.viewer_url, "view only", 0), (server.url, "", 1)):
+            tab.goto(url)
+            tab.wait_for_selector(DRAWN)
+            tab.wait_for_selector(".connection >> text=live")
+            assert tab.locator(".access").inner_text() == said
+            assert tab.locator(".buttons >> text=Stop").count() == many
+            tab.goto("about:blank")
 
 
 @pytest.mark.more
@@ -138,6 +182,12 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
 
                 paused = ask(verb="pause", member="member-0")
                 assert paused["done"] and paused["member"] == "member-0"
+                by = next(
+                    each.by
+                    for each in read_events(RunDir(tmp_path / "run").events)
+                    if isinstance(each, RequestAnswered)
+                )
+                assert by is not None and by.startswith(f"{find_user()}'s page, browser ")
                 assert ask(verb="resume", member="member-0")["done"]
                 clone = ask(verb="add", **{"from": "member-1"}, params={"lr": 0.05})
                 assert clone["done"] and clone["member"] == "member-2"
@@ -151,3 +201,65 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
             run.stop()
             ended.join(HANG_S)
     assert not list(RunDir(tmp_path / "run").requests.iterdir())
+
+
+# -- what is written about a run --------------------------------------------------------------------------------
+
+
+def test_what_is_written_about_a_run_is_kept_with_it_and_shown_to_all(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        run_events.write_run(tmp_path / name, run_events.list_run())
+    before = (tmp_path / "first" / "events.jsonl").read_bytes()
+    with serve(tmp_path) as server:
+        target = f"/api/runs/{server.key}/notes"
+        status, _, body = server.ask(target, "POST", {"name": "the good one", "tags": "night cnn"})
+        assert (status, json.loads(body)) == (200, {"name": "the good one", "tags": ["night", "cnn"], "note": ""})
+        first, second = server.get("/api/runs")
+        assert first["notes"] == json.loads(body) and second["notes"]["name"] == ""
+        assert (first["cells"]["name"], first["params"]["tag"]) == ("the good one", "night cnn")
+        edit_notes(RunDir(tmp_path / "first"), {"note": "by the command"})
+        assert server.get("/api/runs")[0]["notes"]["note"] == "by the command"
+        for changed, refusal in (
+            ({"tags": ["two words"]}, "one word"),
+            ({"mood": "x"}, "'mood'"),
+            ({"name": 1}, "text"),
+        ):
+            status, _, body = server.ask(target, "POST", changed)
+            assert status == 409 and refusal in json.loads(body)["error"]
+    assert (tmp_path / "first" / "events.jsonl").read_bytes() == before
+
+
+def test_only_the_page_itself_writes_about_a_run_that_is_served(tmp_path: Path) -> None:
+    outside = run_events.write_run(tmp_path / "outside", run_events.list_run())
+    run_events.write_run(tmp_path / "runs" / "first", run_events.list_run())
+    with serve(tmp_path / "runs") as server:
+        target = f"/api/runs/{server.key}/notes"
+        other = f"/api/runs/{make_key(outside)}/notes"
+        refused = [
+            (404, {"target": other}),
+            (404, {"target": "/api/runs/../notes"}),
+            (401, {"cookie": ""}),
+            (403, {"Origin": "http://elsewhere.example"}),
+            (403, {"Origin": None}),
+            (415, {"Content_Type": "text/plain"}),
+            (405, {"method": "PUT"}),
+            (400, {"body": "[1]"}),
+            (400, {"body": "["}),
+            (413, {"body": json.dumps({"note": "x" * 70_000})}),
+        ]
+        for expected, how in refused:
+            asked: dict[str, Any] = {"target": target, "method": "POST", "body": {"name": "x"}, **how}
+            if isinstance(asked["body"], str):
+                asked |= {"Content_Type": "application/json", "Origin": f"http://{server.host}"}
+            status, _, _ = server.ask(**asked)
+            assert status == expected, how
+        for runs, expected in (
+            (make_key(outside), 404),
+            ("..", 404),
+            ("", 400),
+            (",".join(map(str, range(51))), 400),
+        ):
+            assert server.ask(f"/api/compare?runs={runs}")[0] == expected, runs
+        assert server.ask(f"/api/compare?runs={server.key}", cookie="")[0] == 401
+        assert len(server.get(f"/api/compare?runs={server.key},{server.key}")["runs"]) == 1
+    assert not list(tmp_path.rglob("notes.json"))

@@ -65,10 +65,12 @@ def test_the_documents_are_those_of_the_projection(server: Server, folder: Path)
     curves = server.get(f"/api/runs/{server.key}/curves")
     assert curves == json.loads(json.dumps(view.curves_document()))
     tables = server.get(f"/api/runs/{server.key}/tables")
-    assert tables == json.loads(json.dumps(view.tables_document())) and len(tables["tables"]) == 4
+    assert tables == json.loads(json.dumps(view.tables_document())) and len(tables["tables"]) == 2
     quality = server.get(f"/api/runs/{server.key}/quality")
     assert quality["missing"] is None and len(quality["members"]) == 7
-    assert [name for name, _ in server.get(f"/api/runs/{server.key}/importances")["importances"]]
+    history = server.get(f"/api/runs/{server.key}/history")
+    assert history == json.loads(json.dumps(view.history_document())) and history["plots"][0]["series"]
+    assert [name for name, *_ in server.get(f"/api/runs/{server.key}/importances")["importances"]]
 
 
 def test_a_new_run_appears_in_the_list_and_in_its_stream(folder: Path, server: Server) -> None:
@@ -107,11 +109,13 @@ def test_a_members_log_is_followed_from_near_its_end(tmp_path: Path) -> None:
             assert event is None and data["text"].startswith("line ") and data["from"] % 12 == 0
             assert id == data["to"] == 120_000 and data["text"].endswith("line 009999\n")
             with log.open("ab") as file:
-                file.write("\x1b[31mbar\r50%\r\nhälf".encode()[:-3])  # a colour, a progress bar, half a letter
-            assert messages.next()[2]["text"] == "bar\n50%\nh"
+                file.write("\x1b[31mbar\r50%\r\nold\nold\nhälf".encode()[:-3])  # a colour, a bar, half a letter
+            assert messages.next()[2]["text"] == "50%\nold  (× 2)\n"
             with log.open("ab") as file:
-                file.write("älf".encode()[1:])
-            assert messages.next()[2]["text"] == "älf"
+                file.write("älf\n".encode()[1:])
+            assert messages.next()[2]["text"] == "hälf\n"
+            with server.stream(f"{target}?raw&from=120000") as raw:
+                assert raw.next()[2]["text"] == "bar\n50%\nold\nold\nhälf\n"
             log.write_text("anew\n")
             assert messages.next()[2] == {"text": "anew\n", "from": 0, "to": 5}
         with server.stream(target, Last_Event_ID="2") as messages:

@@ -7,6 +7,7 @@ with other work: processor time then counts up to double, as cores are shared an
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import threading
 from collections.abc import Iterator
@@ -16,9 +17,16 @@ from typing import Any
 
 import psutil
 import pytest
+import run_events
 from dashboard_process import Server, serve
 from live_log import MEMBERS, LiveLog
 from page_steps import show, wait_until
+
+from ensemble.meter import ledger
+from ensemble.reporting.comparison.declarations import follow_objective
+from ensemble.reporting.dashboard.runs import write_summary
+from ensemble.reporting.run_projection import RunProjection
+from ensemble.store import RunDir, read_events
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]  # it measures time
 
@@ -218,3 +226,29 @@ def test_an_hour_does_not_make_it_grow(tab: Any, tmp_path: Path) -> None:
         grown_mb = late["rss_mb"] - early["rss_mb"]
         assert grown_mb < 2.5 * (late["log_mb"] - early["log_mb"]) + 10
     log.close()
+
+
+def test_fifty_runs_are_listed_and_compared_within_two_seconds_of_the_first_byte(tab: Any, tmp_path: Path) -> None:
+    """Runs of 100 members that have ended; how combined models differ comes later, as it is drawn."""
+    run = run_events.write_run(tmp_path / "run-0", run_events.list_run(members=100, epochs=20), range(100))
+    events = list(read_events(run / "events.jsonl"))
+    state, reached = follow_objective(events)
+    write_summary(RunDir(run), RunProjection(state, ledger(events)), reached)
+    for number in range(1, 50):
+        shutil.copytree(run, tmp_path / f"run-{number}", copy_function=os.link)
+    with serve(tmp_path) as server:
+        enter(tab, server)
+        keys = ",".join(row["key"] for row in server.get("/api/runs"))
+        for address, drawn in (("#runs", "tr[data-member]"), (f"#compare?runs={keys}", "[data-table=runs]")):
+            took = []
+            for _ in range(3):
+                tab.goto("about:blank")
+                tab.goto(server.page + address)
+                tab.wait_for_selector(drawn)
+                took.append(
+                    tab.evaluate("performance.now() - performance.getEntriesByType('navigation')[0].responseStart")
+                )
+            print(f"\n{address[:8]} {sorted(round(t) for t in took)} ms after the first byte, {describe_load()}")
+            assert min(took) < PAINTED_MS
+        tab.wait_for_selector("[data-pending='0']")
+        assert tab.locator("[data-table=pairs] tbody tr").count() >= 49

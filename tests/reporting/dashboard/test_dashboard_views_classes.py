@@ -84,7 +84,8 @@ def test_of_a_thousand_classes_the_worst_and_the_most_frequent_confusions_are_li
 def test_a_matrix_has_names_on_both_axes_as_a_table_and_as_text(call: Any) -> None:
     cells = [[0, 1, 2, 1], [1, 1, 3, 1]]
     table = call("views/confusion.js", "(m, given) => m.tabulate(given)", {"names": ["0", "1"], "cells": cells})
-    assert table == {"head": ["true \\ predicted", "0", "1"], "rows": [["0", "0", "2"], ["1", "0", "3"]]}
+    heads = ["true \\ predicted", ["0", None], ["1", None]]  # with what writes a number
+    assert table == {"head": heads, "rows": [["0", 0, 2], ["1", 0, 3]]}
     values = np.eye(2)[[1, 1, 1, 1, 1]]
     figures = compute_per_class(CLASSIFICATION, values, np.array([0, 0, 1, 1, 1]), ["cat", "dog"])
     assert (

@@ -132,9 +132,30 @@ def test_controls_change_the_figure_axis_scale_and_smoothing(tab: Any, open_page
     lr = f"{VIEW} figure[data-metric=lr]"
     tab.wait_for_function("s => document.querySelector(s + ' .axes').textContent.includes('e-')", arg=lr)
     tab.get_by_label("log axis").uncheck()
-    tab.get_by_label("smoothing").fill("0.6")
+    tab.get_by_label("smoothing").fill("1.5")
     tab.wait_for_function(f"() => document.querySelectorAll('{ACCURACY} [data-mark=line] path').length >= 2")
-    assert "smoothed, 0.6" in tab.locator(f"{ACCURACY} figcaption").inner_text()
+    assert "half-life of 1.5 epochs" in tab.locator(f"{ACCURACY} figcaption").inner_text()
+    # The address shows the same to somebody else; what does not fit is as at first.
+    tab.wait_for_function("() => location.hash.includes('halflife=1.5')")
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.get_by_role("button", name="Copy the address").click()
+    tab.wait_for_selector(".toast >> text=is copied")
+    address = tab.evaluate("navigator.clipboard.readText()")
+    caption = tab.locator(f"{ACCURACY} figcaption").inner_text()
+    tab.get_by_label("over").select_option("own")
+    assert tab.get_by_label("smoothing").input_value() == "", "seconds are no epochs"
+    tab.evaluate("address => { location.href = address; }", address)
+    tab.wait_for_function(
+        "s => document.querySelector(s)?.textContent.includes('half-life')", arg=f"{ACCURACY} figcaption"
+    )
+    assert tab.locator(f"{ACCURACY} figcaption").inner_text() == caption
+    assert tab.locator(f"{VIEW} figure").count() == 3 and tab.get_by_label("smoothing").input_value() == "1.5"
+    tab.go_back()
+    tab.wait_for_function(f"() => document.querySelector('{VIEW} select')?.value === 'own'")
+    hostile = "curves?axis=__proto__&log=1&zoom=[2,1]&halflife=-1&metrics=[null,{}]"
+    tab.evaluate("hash => { location.hash = hash; }", hostile)
+    tab.wait_for_function(f"() => document.querySelector('{VIEW} select')?.value === 'epoch'")
+    assert tab.locator(f"{VIEW} figure").count() == 2 and tab.get_by_label("smoothing").input_value() == ""
 
 
 def test_the_table_tells_the_same_and_selects(tab: Any, open_page: Open) -> None:

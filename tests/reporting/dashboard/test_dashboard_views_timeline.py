@@ -117,7 +117,7 @@ def test_zoom_shows_a_part_and_the_whole_again(tab: Any, open_page: Open) -> Non
     open_page(make_documents(8, ended=True), "#timeline")
     bar = f"{BAR}[data-member=member-0] rect >> nth=1"
     before = width(tab, bar)
-    tab.locator(f"{VIEW} [role=listbox]").hover(position={"x": 300, "y": 60})
+    tab.locator(f"{VIEW} [role=listbox]").hover(position={"x": 120, "y": 60})
     tab.keyboard.down("Control")
     tab.mouse.wheel(0, -200)
     tab.keyboard.up("Control")

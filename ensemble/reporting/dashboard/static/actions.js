@@ -4,6 +4,11 @@ import { openDialog } from "./dialog.js";
 import { h, setText } from "./dom.js";
 import { count, visible } from "./format.js";
 
+const QUESTIONS = {
+  pause: "Each writes a checkpoint and gives up its place; the run lives on, and it goes on when it is resumed.",
+  resume: "Each goes on from its checkpoint as soon as there is a place.",
+  cancel: "Each ends for good and will not be part of the combined model. To go on later, pause instead.",
+};
 const ACTIVE = new Set(["waiting", "measuring", "placed", "running", "moved"]);
 
 /**
@@ -11,7 +16,7 @@ const ACTIVE = new Set(["waiting", "measuring", "placed", "running", "moved"]);
  * `onAnswer(done, said)` is told the answer, or why there is none.
  */
 export async function send(page, verb, body, onAnswer) {
-  const what = `${verb}${body.member ? ` ${body.member}` : body.from ? ` a clone of ${body.from}` : ""}`;
+  const what = `${verb}${body.member ? ` ${body.member}` : body.members ? ` ${count(body.members.length, "member")}` : body.from ? ` a clone of ${body.from}` : ""}`;
   try {
     const { request } = await page.source.act({ verb, ...body });
     page.sent.set(request, { what: visible(what), toast: page.shell.say(`Sent: ${visible(what)}.`), onAnswer });
@@ -59,25 +64,24 @@ export function verbsFor(page, member) {
   const verbs = new Set(page.store.run?.actions ?? []);
   const isPaused = member.state === "paused";
   const isActive = ACTIVE.has(member.state);
-  return ["pause", "resume", "cancel", "add"].filter((verb) => {
-    if (verb === "pause") return isActive && verbs.has(verb);
-    if (verb === "resume") return isPaused && verbs.has(verb);
-    if (verb === "cancel") return (isActive || isPaused) && verbs.has(verb);
-    return verbs.has(verb);
-  });
+  const fits = { pause: isActive, resume: isPaused, cancel: isActive || isPaused, add: true };
+  return Object.keys(fits).filter((verb) => fits[verb] && verbs.has(verb));
 }
 
-/** The buttons for one member. */
-export function memberButtons(page, member) {
-  const { id } = member;
-  const make = {
-    pause: () => h("button", { type: "button", onclick: () => page.act("pause", { member: id }) }, "Pause"),
-    resume: () => h("button", { type: "button", onclick: () => page.act("resume", { member: id }) }, "Resume"),
-    cancel: () => h("button", { type: "button", class: "danger", onclick: () => askCancel(page, [id]) }, "Cancel …"),
-    add: () => h("button", { type: "button", onclick: () => askClone(page, id) }, "Clone with changes …"),
-  };
-  const buttons = verbsFor(page, member).map((verb) => make[verb]());
-  return buttons.length > 0 || !page.source.live ? buttons : [resumeHint(page)];
+/** The buttons for one member, or for several: each with the number of those that it is for. */
+export function memberButtons(page, ids) {
+  const members = ids.map((id) => page.store.members.get(id)).filter(Boolean);
+  const buttons = Object.keys(QUESTIONS).map((verb) => {
+    const able = members.filter((each) => verbsFor(page, each).includes(verb)).map(({ id }) => id);
+    const asks = ids.length > 1 || verb === "cancel";
+    const onclick = () => (asks ? ask(page, verb, able) : page.act(verb, { member: able[0] }));
+    const words = [capital(verb), ids.length > 1 && able.length, asks && "…"].filter(Boolean).join(" ");
+    return able.length > 0 && h("button", { type: "button", class: verb === "cancel" && "danger", onclick }, words);
+  });
+  const canClone = members.length === 1 && verbsFor(page, members[0]).includes("add");
+  if (canClone) buttons.push(h("button", { type: "button", onclick: () => askClone(page, ids[0]) }, "Clone with changes …"));
+  const shown = buttons.filter(Boolean);
+  return shown.length > 0 || ids.length !== 1 || !page.source.live ? shown : [resumeHint(page)];
 }
 
 /** The buttons for the whole run. */
@@ -85,22 +89,28 @@ export function runButtons(page) {
   if (!page.source.live) return [];
   const verbs = new Set(page.store.run?.actions ?? []);
   const buttons = [];
-  if (verbs.has("pause")) buttons.push(h("button", { type: "button", onclick: () => askPause(page) }, "Pause all …"));
+  if (verbs.has("pause")) buttons.push(h("button", { type: "button", onclick: () => ask(page, "pause", null) }, "Pause all …"));
   if (verbs.has("resume")) buttons.push(h("button", { type: "button", onclick: () => page.act("resume") }, "Resume all"));
   if (verbs.has("stop")) buttons.push(h("button", { type: "button", class: "danger", onclick: () => askStop(page) }, "Stop the run …"));
   return buttons.length > 0 ? buttons : [resumeHint(page)];
 }
 
-function askPause(page) {
+/** Asks once for all of these members; null: all of the run. */
+function ask(page, verb, ids) {
+  const which = ids === null ? "all" : ids.length === 1 ? visible(ids[0]) : count(ids.length, "member");
   openDialog({
-    title: "Pause all members?", confirm: "Pause all",
-    body: h("p", {}, "They write a checkpoint and give up their places; the run lives on, and they go on when they are resumed."),
-    onConfirm: () => void page.act("pause"),
+    title: `${capital(verb)} ${ids === null ? "all members" : which}?`, confirm: `${capital(verb)} ${which}`, danger: verb === "cancel",
+    body: h("p", {}, QUESTIONS[verb]),
+    onConfirm: () => void page.act(verb, ids === null ? {} : ids.length === 1 ? { member: ids[0] } : { members: ids }),
   });
 }
 
+function capital(word) {
+  return word[0].toUpperCase() + word.slice(1);
+}
+
 /** Asks whether to stop the run, and how. */
-export function askStop(page) {
+function askStop(page) {
   const atOnce = h("input", { type: "checkbox" });
   openDialog({
     title: "Stop the run?", confirm: "Stop the run", danger: true,
@@ -112,18 +122,8 @@ export function askStop(page) {
   });
 }
 
-/** Asks whether to cancel members. */
-export function askCancel(page, ids) {
-  const which = ids.length === 1 ? visible(ids[0]) : count(ids.length, "member");
-  openDialog({
-    title: `Cancel ${which}?`, confirm: `Cancel ${which}`, danger: true,
-    body: h("p", {}, `${ids.length === 1 ? "It ends" : "They end"} for good and will not be part of the combined model. To go on later, pause instead.`),
-    onConfirm: () => ids.forEach((member) => page.act("cancel", { member })),
-  });
-}
-
 /** Asks for the changes of a clone of a member. */
-export function askClone(page, id) {
+function askClone(page, id) {
   const member = page.store.members.get(id);
   const fields = Object.entries(member.params ?? {}).map(([name, given]) => {
     const before = typeof given === "string" ? given : JSON.stringify(given);

@@ -2,8 +2,9 @@
 
 import { send, tellAnswers } from "./actions.js";
 import { Documents } from "./documents.js";
+import { showAlerts } from "./notify.js";
 import { layOutForPrint } from "./print.js";
-import { formatRoute, parseRoute } from "./route.js";
+import { changeSettings, formatRoute, parseRoute, readSettings } from "./route.js";
 import { buildShell } from "./shell.js";
 import { openSource } from "./source.js";
 import { Store } from "./store.js";
@@ -17,13 +18,14 @@ const LIST_MS = 30000;
 
 const findView = (id) => VIEWS.find((view) => view.id === id);
 
-/** The whole page. Views get it as `page`: `{ store, source, route, runs, views, go, act }`. */
+/** The whole page. Views get it as `page`: `{ store, source, route, runs, views, go, act, settings, set }`. */
 class App {
   constructor(root) {
     this.store = new Store();
     this.source = openSource();
     this.store.isLive = this.source.live;
     this.route = parseRoute(location.hash);
+    this.kept = new Map(); // settings of views that were seen
     this.runs = [];
     this.views = VIEWS;
     this.connection = this.source.live ? "opening" : "frozen";
@@ -51,7 +53,7 @@ class App {
 
   async start() {
     try {
-      this.runs = await this.source.runs();
+      [this.store.session, this.runs] = await Promise.all([this.source.session(), this.source.runs()]);
     } catch (error) {
       this.fail(error);
     }
@@ -69,6 +71,7 @@ class App {
   async follow() {
     const route = parseRoute(location.hash);
     this.route = route;
+    this.kept.set(route.view, route.set);
     const key = this.key();
     this.following = true; // the address is the source now: it is not written
     if (key !== this.opened) await this.open(key);
@@ -169,6 +172,7 @@ class App {
     for (const name of changed) this.changed.add(name);
     if (changed.has("selection") || changed.has("filter")) this.writeRoute();
     if (changed.has("answers")) tellAnswers(this);
+    if (changed.has("alerts")) showAlerts(this.store);
     this.schedule();
   }
 
@@ -187,16 +191,33 @@ class App {
     history.replaceState(null, "", hash);
   }
 
-  /** Opens a view; `options`: `member`, `run`, `select`, `filter`. Selection and filter stay unless given. */
+  /** Opens a view; `options`: `member`, `run`, `select`, `filter`. Selection, filter and the view's settings stay unless given. */
   go(view, options = {}) {
-    const route = { view, run: this.route.run, member: null, select: [...this.store.selection], filter: this.store.filter };
-    location.hash = formatRoute({ ...route, ...options });
+    location.hash = this.link(view, options);
   }
 
   /** The address of a view, as of `go`. */
   link(view, options = {}) {
-    const route = { view, run: this.route.run, member: null, select: [...this.store.selection], filter: this.store.filter };
+    const route = { view, run: this.route.run, member: null, select: [...this.store.selection], filter: this.store.filter, set: this.kept.get(view) };
     return formatRoute({ ...route, ...options });
+  }
+
+  /** The settings of the view that is shown, as of `readSettings`: a view reads them when it is mounted, anew where the address has others. */
+  settings(defaults, fits) {
+    return readSettings(this.route.set, defaults, fits);
+  }
+
+  /** Puts settings of the view that is shown into the address, without a step in the history; null: as at first. */
+  set(changes) {
+    this.route = { ...this.route, set: changeSettings(this.route.set, changes) };
+    this.kept.set(this.route.view, this.route.set);
+    this.view.key = this.viewKey(this.view.view);
+    this.writeRoute();
+    this.note(new Set(["settings"]));
+  }
+
+  viewKey({ id }) {
+    return JSON.stringify([this.opened, id, id === "member" ? this.route.member : "", [...this.route.set]]);
   }
 
   /** Sends a request to the run and shows the answer; `body` as of the server's `actions`. */
@@ -218,10 +239,11 @@ class App {
   show() {
     const named = findView(this.route.view);
     const next = this.opened === null && !named?.ofRuns ? findView("runs") : (named ?? VIEWS[0]);
-    const key = `${this.opened}/${next.id}/${next.id === "member" ? this.route.member : ""}`;
+    const key = this.viewKey(next);
     if (this.view?.key !== key) {
       this.view?.mounted.close();
       const root = this.shell.freshRoot(next);
+      next.renews?.forEach((name) => this.documents.forget(name)); // of a run in progress it is another one each time
       this.view = { key, view: next, root, drawn: 0, mounted: next.mount(root, this) };
     }
     this.route = { ...this.route, view: next.id };

@@ -2,17 +2,18 @@
 
 import { card } from "./card.js";
 import { fill, h, svg } from "./dom.js";
-import { significant, value } from "./format.js";
+import { significant, value, visible } from "./format.js";
 import { makeScale } from "./scales.js";
 import { Stage } from "./stage.js";
 
 const NEAR_PX = 22;
+const CELL_ALPHA = 0.4;
 
 /**
  * A chart in a card. `options` as of `card`, and `height` (px), `pick(id)` (a mark was chosen), `label` (of the figure).
  * `draw(spec)`: `{ x, y, series, legend }`; `x` and `y` are options of `makeScale` with `label` as `title`.
- * A series: `{ name, colour, points: [{ x, y, id?, text?, size?, colour?, pale?, aside? }], shape: "dot"|"ring"|"cross"|"bar"|null, size, line: "line"|"steps"|null,
- * dash, width, area, quiet (not in the legend), still (no hover) }`. A point with `y` null interrupts a line;
+ * A series: `{ name, colour, points: [{ x, y, id?, text?, size?, colour?, pale?, aside? }], shape: "dot"|"ring"|"cross"|"bar"|"cell" (up to `to`: [x, y])|null, size, line: "line"|"steps"|null,
+ * dash, width, quiet (not in the legend), still (no hover) }`. A point with `y` null interrupts a line;
  * `aside` (-0.5 … 0.5) moves it beside its place, so that equal values do not hide each other.
  */
 export class Chart extends Stage {
@@ -69,8 +70,8 @@ export class Chart extends Stage {
     let marks = 0;
     for (const each of series) {
       const aside = across.kind === "category" ? (0.55 * (box.right - box.left)) / Math.max(1, across.domain.length) : 14;
-      const placed = each.points.map((point) => ({ point, series: each, x: shifted(across.at(point.x), (point.aside ?? 0) * aside), y: point.y === null ? null : up.at(point.y) }));
-      if (each.line) strokeLine(context, each, placed, up.at(0) ?? box.bottom);
+      const placed = each.points.map((point) => ({ point, series: each, x: shifted(across.at(point.x), (point.aside ?? 0) * aside), y: point.y === null ? null : up.at(point.y), to: point.to && [across.at(point.to[0]), up.at(point.to[1])] }));
+      if (each.line) strokeLine(context, each, placed);
       if (each.shape) marks += fillMarks(context, each, placed.filter((at) => at.x !== null && at.y !== null), up.at(0) ?? box.bottom);
       else marks += placed.filter((at) => at.y !== null).length;
       if (!each.still) for (const at of placed) if (at.x !== null && at.y !== null) this.places.push(at);
@@ -93,11 +94,12 @@ export class Chart extends Stage {
   /** The points as they are drawn; what is the same in all of them is left out. */
   tabulate() {
     const { x, y, series } = this.make();
-    const shown = ({ label }, given) => (label !== undefined ? label(given) : typeof given === "number" ? significant(given, 4) : value(given));
+    const shortened = ({ label }) => label ?? ((given) => (typeof given === "number" ? significant(given, 4) : value(given)));
     const rows = series.filter((each) => !each.still).flatMap((each) => each.points.filter((point) => point.y !== null)
-      .map((point) => [point.id ?? "", each.name ?? "", shown(x, point.x), shown(y, point.y)]));
-    const kept = ["member", "", x.title ?? this.options.title, y.title ?? "value"].map((name, i) => [name, i]).filter(([, i]) => i > 1 || new Set(rows.map((row) => row[i])).size > 1);
-    return { head: kept.map(([name]) => name), rows: rows.map((row) => kept.map(([, i]) => row[i])) };
+      .map((point) => [visible(point.id ?? ""), each.name ?? "", point.x, point.y]));
+    const heads = ["member", "", [x.title ?? this.options.title, shortened(x)], [y.title ?? "value", shortened(y)]];
+    const kept = [0, 1, 2, 3].filter((i) => i > 1 || new Set(rows.map((row) => row[i])).size > 1);
+    return { head: kept.map((i) => heads[i]), rows: rows.map((row) => kept.map((i) => row[i])) };
   }
 
   point(event) {
@@ -143,45 +145,21 @@ function shifted(at, by) {
   return at === null ? null : at + by;
 }
 
-function strokeLine(context, series, placed, base) {
+function strokeLine(context, series, placed) {
   context.strokeStyle = series.colour;
   context.lineWidth = series.width ?? 1.5;
   context.setLineDash(series.dash ?? []);
-  const path = (close) => {
-    context.beginPath();
-    let [begun, first, last] = [false, null, null];
-    const end = () => {
-      if (close && begun) {
-        context.lineTo(last.x, base);
-        context.lineTo(first.x, base);
-        context.closePath();
-      }
-    };
-    for (const at of placed) {
-      if (at.x === null || at.y === null) {
-        end();
-        begun = false;
-        continue;
-      }
-      if (!begun) {
-        context.moveTo(at.x, at.y);
-        first = at;
-      } else {
-        if (series.line === "steps") context.lineTo(at.x, last.y);
-        context.lineTo(at.x, at.y);
-      }
-      [begun, last] = [true, at];
+  context.beginPath();
+  let last = null;
+  for (const at of placed) {
+    const isGap = at.x === null || at.y === null;
+    if (!isGap && last === null) context.moveTo(at.x, at.y);
+    else if (!isGap) {
+      if (series.line === "steps") context.lineTo(at.x, last.y);
+      context.lineTo(at.x, at.y);
     }
-    end();
-  };
-  if (series.area) {
-    path(true);
-    context.globalAlpha = 0.12;
-    context.fillStyle = series.colour;
-    context.fill();
-    context.globalAlpha = 1;
+    last = isGap ? null : at;
   }
-  path(false);
   context.stroke();
   context.setLineDash([]);
 }
@@ -195,6 +173,9 @@ function fillMarks(context, series, placed, base) {
     context.beginPath();
     if (series.shape === "bar") {
       context.fillRect(at.x - size, Math.min(at.y, base), 2 * size, Math.abs(base - at.y));
+    } else if (series.shape === "cell") {
+      context.globalAlpha = CELL_ALPHA;
+      context.fillRect(at.x, at.to[1], at.to[0] - at.x, at.y - at.to[1]);
     } else if (series.shape === "cross") {
       context.moveTo(at.x - size, at.y - size);
       context.lineTo(at.x + size, at.y + size);

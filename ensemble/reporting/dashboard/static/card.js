@@ -1,15 +1,17 @@
 /** What all figures share: the card with its title, reading and table; controls; a tip beside a mark; keys of a group of buttons. */
 
 import { fill, h, setText } from "./dom.js";
-import { visible } from "./format.js";
+import { ABSENT, visible } from "./format.js";
+import { saveMenu } from "./save.js";
 
 const MOST_ROWS = 1000;
 const NUMBER = /^(?:[-−+]?[\d.,]+|–)/;
 
 /**
  * Builds a card. `options`: `title`, `reading` (one line on how to read it), `width` ("", "half", "most", "rest", "third"),
- * `controls` (nodes), `onShown()` (the figure came back), `onPick(member)`, and `table()`, the same numbers as
- * `{ caption?, head: [text], rows }`; a row is a list of texts, or `{ key, member, cells }`; its first cell names it.
+ * `controls` (nodes), `legend` (a node elsewhere, saved with the figure), `onShown()` (the figure came back), `onPick(member)`, and `table()`, the same numbers as
+ * `{ caption?, head, rows }`; a name in the head is a text, or `[text, format]`; a row is a list of cells, or `{ key, member, cells }`; its first cell
+ * names it. A cell is a text, null, a number with all its digits, which the column's `format` shortens where it is shown, or [text, number].
  * Returns `{ root, body, asTable, read(text), explain(reason|null), update() }`.
  */
 export function card(options) {
@@ -19,7 +21,7 @@ export function card(options) {
   const sheet = h("div", { class: "figure-table", hidden: true, tabindex: "0", role: "region", "aria-label": `${options.title} as a table` });
   const rows = new Map();
   const toggle = h("button", { type: "button", class: "minor as-table", "aria-pressed": "false", onclick: () => flip() }, "as a table");
-  const controls = h("div", { class: "figure-controls" }, options.controls ?? [], options.table ? toggle : null);
+  const controls = h("div", { class: "figure-controls" }, options.controls ?? [], options.table ? toggle : null, saveMenu({ title: options.title, figure: () => (body.hidden ? null : [self.root, options.legend].filter(Boolean)), table: options.table }));
   let isMissing = false;
   const head = h("div", { class: "figure-head" }, h("figcaption", {}, h("h3", {}, options.title), reading), controls);
   const self = {
@@ -53,12 +55,14 @@ export function card(options) {
 }
 
 function fillTable(sheet, known, { caption, head, rows }, onPick) {
-  const shown = rows.slice(0, MOST_ROWS).map((row, i) => (Array.isArray(row) ? { key: i, cells: row } : row));
+  const [names, formats] = [head.map((each) => [each].flat()[0]), head.map((each) => [each].flat()[1] ?? String)];
+  const write = (cell, i) => visible(Array.isArray(cell) ? cell[0] : typeof cell === "string" ? cell : cell === null || cell === undefined ? ABSENT : formats[i](cell));
+  const shown = rows.slice(0, MOST_ROWS).map((row, i) => (Array.isArray(row) ? { key: i, cells: row } : row)).map((row) => ({ ...row, cells: row.cells.map(write) }));
   const isText = head.map((_, i) => i === 0 || (shown.length > 0 && shown.every((row) => !NUMBER.test(row.cells[i]))));
-  const signature = JSON.stringify([head, isText]);
+  const signature = JSON.stringify([names, isText]);
   if (sheet.dataset.head !== signature) {
     known.clear();
-    const heads = head.map((name, i) => h("th", { scope: "col", class: isText[i] ? "text" : null }, name));
+    const heads = names.map((name, i) => h("th", { scope: "col", class: isText[i] ? "text" : null }, name));
     fill(sheet, h("table", {}, h("caption", {}), h("thead", {}, h("tr", {}, heads)), h("tbody")));
     sheet.dataset.head = signature;
   }
@@ -70,7 +74,7 @@ function fillTable(sheet, known, { caption, head, rows }, onPick) {
   shown.forEach((row, i) => {
     let line = known.get(row.key);
     if (line === undefined) known.set(row.key, (line = makeRow(row, isText, onPick)));
-    row.cells.forEach((text, k) => setText(line.cells[k].firstElementChild ?? line.cells[k], visible(text)));
+    row.cells.forEach((text, k) => setText(line.cells[k].firstElementChild ?? line.cells[k], text));
     if (body.rows[i] !== line) body.insertBefore(line, body.rows[i] ?? null);
   });
 }

@@ -1,24 +1,24 @@
 /** Learning curves as series of points: positions, smoothing, quartiles, and what no pixel can show left out. No DOM. */
 
-/** What the x axis can be: name of the choice, label of the axis. */
+/** What the x axis can be: name of the choice, label of the axis, its unit. */
 export const AXES = {
-  epoch: ["epochs", "epoch"],
-  run: ["time of the run", "since the run's start"],
-  own: ["time of the member", "since the member's first start"],
-  samples: ["samples", "samples seen"],
+  epoch: ["epochs", "epoch", "epochs"],
+  run: ["time of the run", "since the run's start", "seconds"],
+  own: ["time of the member", "since the member's first start", "seconds"],
+  samples: ["samples", "samples seen", "samples"],
 };
 
 /**
- * Exponential smoothing with the bias of its beginning corrected: each value is the mean of those before it, weighed
- * by powers of `weight` (0: as they are; below 1). Absent values stay absent.
+ * Exponential smoothing: each value is the mean of those before it, of which one that lies `halflife` back on the x axis weighs half as much (0: as they
+ * are). Absent values stay absent.
  */
-export function smooth(values, weight) {
-  if (!(weight > 0)) return values;
-  let [sum, mass] = [0, 0];
-  return values.map((value) => {
+export function smooth(values, xs, halflife) {
+  if (!(halflife > 0)) return values;
+  let [sum, mass, last] = [0, 0, null];
+  return values.map((value, i) => {
     if (value === null || value === undefined) return null;
-    sum = sum * weight + value * (1 - weight);
-    mass = mass * weight + (1 - weight);
+    const left = last === null ? 0 : 0.5 ** ((xs[i] - last) / halflife);
+    [sum, mass, last] = [sum * left + value, mass * left + 1, xs[i]];
     return sum / mass;
   });
 }

@@ -63,6 +63,7 @@ export class Lanes {
     const many = groups.reduce((sum, group) => sum + group.rows.length, 0);
     this.rowHeight = many <= 40 ? 24 : many <= 120 ? 19 : 15;
     this.items = [];
+    this.longest = Math.max(0, ...groups.flatMap((group) => group.rows.map((row) => visible(row.member ?? "").length)));
     let top = 0;
     for (const group of groups) {
       this.items.push({ key: `group ${group.key}`, top, height: HEAD, group });
@@ -98,7 +99,7 @@ export class Lanes {
   draw() {
     this.width = this.scroller.clientWidth;
     if (this.width === 0) return;
-    this.left = this.packed ? 14 : Math.min(170, Math.max(84, this.width * 0.16));
+    this.left = this.packed ? 14 : Math.min(this.longest * CHARACTER + 18, 280, Math.max(84, this.width * 0.3));
     const [from, to] = this.limits();
     this.scale = spanScale(from, to, this.left, this.width - 14);
     this.version = (this.version ?? 0) + 1;
@@ -370,7 +371,8 @@ function domId(key) {
 }
 
 function shortened(text, most) {
-  return text.length <= most ? text : `${text.slice(0, Math.max(1, Math.ceil(most * 0.6) - 1))}…${text.slice(text.length - Math.floor(most * 0.4))}`;
+  const tail = Math.max(1, Math.floor(most / 2)); // names differ at their ends
+  return text.length <= most ? text : `${text.slice(0, Math.max(1, most - tail - 1))}…${text.slice(-tail)}`;
 }
 
 function drawCross(x, y, size) {

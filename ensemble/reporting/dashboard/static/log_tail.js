@@ -1,6 +1,6 @@
 /** The end of a member's log, as it grows: follows, pauses, and keeps a bounded number of lines. */
 
-import { fill, h, setText } from "./dom.js";
+import { h, setText } from "./dom.js";
 import { count } from "./format.js";
 
 const MOST_LINES = 4000;
@@ -11,13 +11,13 @@ const DRAW_MS = 200;
 export class LogTail {
   constructor(page, member) {
     this.waiting = "";
-    this.pieces = []; // [text node, its number of line ends], oldest first
+    this.node = document.createTextNode("");
     this.lines = 0;
     this.cut = false; // whether older lines are not shown
     this.begun = false;
     this.paused = false;
     this.timer = null;
-    this.text = h("pre", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": `Log of ${member}` });
+    this.text = h("pre", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": `Log of ${member}` }, this.node);
     this.about = h("span", { class: "soft small" });
     this.pause = h("button", { type: "button", "aria-pressed": "false", onclick: () => this.setPaused(!this.paused) }, "Hold");
     const follow = h("input", { type: "checkbox", checked: true });
@@ -25,7 +25,8 @@ export class LogTail {
     follow.addEventListener("change", () => this.scroll());
     this.text.addEventListener("wheel", () => this.notice(), { passive: true });
     this.text.addEventListener("keydown", () => this.notice());
-    const tools = page.source.live ? [h("label", { class: "check" }, follow, "Follow"), this.pause] : [];
+    const raw = h("input", { type: "checkbox", onchange: () => this.begin(page, member, raw.checked) });
+    const tools = page.source.live ? [h("label", { class: "check", title: "Every line as it was written: repeated ones, and each state of a progress bar" }, raw, "Raw"), h("label", { class: "check" }, follow, "Follow"), this.pause] : [];
     this.root = h("section", { class: "card", "aria-label": "Log" },
       h("div", { class: "card-head" }, h("h3", {}, "Log"), this.about, h("span", { class: "grow" }), tools), this.text);
     this.visibility = () => this.plan();
@@ -33,7 +34,9 @@ export class LogTail {
     this.begin(page, member);
   }
 
-  begin(page, member) {
+  begin(page, member, isRaw = false) {
+    this.end?.();
+    this.clear();
     if (!page.source.live) {
       const frozen = page.source.log(member);
       if (frozen === null) setText(this.about, "not in this page; it lies in the run directory");
@@ -41,7 +44,7 @@ export class LogTail {
       this.receive(frozen ?? "");
       return;
     }
-    this.end = page.source.followLog(member, {
+    this.end = page.source.followLog(member, isRaw, {
       onData: (piece) => {
         if (!this.begun) this.cut = piece.from > 0;
         this.begun = true;
@@ -62,50 +65,29 @@ export class LogTail {
 
   clear() {
     this.waiting = "";
-    this.pieces = [];
     this.lines = 0;
     this.begun = false;
-    fill(this.text);
+    this.node.data = "";
   }
 
   plan() {
     if (this.timer !== null || this.paused || document.hidden || this.waiting === "") return;
-    this.timer = setTimeout(() => this.draw(), this.pieces.length === 0 ? 0 : DRAW_MS);
+    this.timer = setTimeout(() => this.draw(), this.lines === 0 ? 0 : DRAW_MS);
   }
 
   draw() {
     this.timer = null;
     if (this.paused || document.hidden) return;
-    const whole = this.waiting.lastIndexOf("\n") + 1 || this.waiting.length; // half a line waits for its end
-    const text = this.waiting.slice(0, whole);
-    this.waiting = this.waiting.slice(whole);
-    if (text === "") return;
-    const node = document.createTextNode(text);
-    const ends = text.split("\n").length - 1;
-    this.pieces.push([node, ends]);
-    this.lines += ends;
-    this.text.appendChild(node);
-    this.drop();
+    if (this.waiting === "") return;
+    this.node.appendData(this.waiting);
+    this.lines += this.waiting.split("\n").length - 1;
+    this.waiting = "";
+    let begin = 0; // of the lines that are kept
+    for (; this.lines > MOST_LINES; this.lines -= 1) begin = this.node.data.indexOf("\n", begin) + 1;
+    this.node.deleteData(0, begin);
+    this.cut ||= begin > 0;
     this.scroll();
     this.tell();
-  }
-
-  /** Removes the oldest lines beyond the most that are kept. */
-  drop() {
-    while (this.lines > MOST_LINES) {
-      const [node, ends] = this.pieces[0];
-      const over = this.lines - MOST_LINES;
-      if (ends <= over) {
-        node.remove();
-        this.pieces.shift();
-        this.lines -= ends;
-      } else {
-        node.data = node.data.split("\n").slice(over).join("\n");
-        this.pieces[0][1] = ends - over;
-        this.lines -= over;
-      }
-      this.cut = true;
-    }
   }
 
   tell() {

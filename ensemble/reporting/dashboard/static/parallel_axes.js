@@ -4,7 +4,7 @@ import { fill, h, svg } from "./dom.js";
 import { value } from "./format.js";
 import { chooseKind, compareValues, keyOf, makeScale, possibleKinds } from "./scales.js";
 import { makeTip } from "./card.js";
-import { openCanvas, pixelRatio } from "./stage.js";
+import { openCanvas, pixelRatio, recordable } from "./stage.js";
 
 const HEIGHT = 360;
 const TOP = 54;
@@ -18,7 +18,8 @@ const MANY = 150; // lines drawn strong
 const DASH = { finished: [], pruned: [2, 3], running: [7, 4], standing: [4, 4], failed: [1, 4], waiting: [1, 4] };
 
 /**
- * Axes with lines. `options`: `onBrush(ids|null)` (a range was dragged or typed; null: none is left), `pick(id)`, `hover(id|null)`.
+ * Axes with lines. `options`: `onBrush(ids|null)` (a range was dragged or typed; null: none is left), `pick(id)`, `hover(id|null)`, `onScale()`
+ * (`kinds` are others).
  * `draw(spec)`: `{ trials, axes: [{ name, of(trial), objective }], colour(trial), isStrong(id), describe(trial) }`.
  */
 export class ParallelAxes {
@@ -30,8 +31,8 @@ export class ParallelAxes {
     this.lines = [];
     this.drag = null;
     this.hovered = null;
-    this.canvas = h("canvas", { role: "img", class: "lines" });
-    this.over = h("canvas", { "aria-hidden": "true" });
+    this.canvas = recordable(h("canvas", { role: "img", class: "lines" }), () => this.paint());
+    this.over = recordable(h("canvas", { "aria-hidden": "true" }), () => this.paintOver());
     this.axes = svg("svg", {});
     this.heads = h("div", { class: "axis-heads" });
     this.stage = h("div", { class: "chart parallel", style: { height: `${HEIGHT}px` } }, this.canvas, this.over, this.axes, this.heads);
@@ -117,6 +118,7 @@ export class ParallelAxes {
     const words = { log: "log", linear: "linear", category: "values" };
     const change = () => {
       this.kinds.set(axis.name, next);
+      this.options.onScale();
       this.arrange();
     };
     const button = kinds.length > 1
@@ -161,6 +163,17 @@ export class ParallelAxes {
     this.brushes.clear();
     this.fieldsKey = null;
     if (this.spec !== null) this.draw(this.spec);
+  }
+
+  /** The ranges as an address holds them: `[[name, { low, high } or { keys: [...] }], ...]`; an end that is null is open. */
+  listRanges() {
+    return [...this.brushes].map(([name, brush]) => [name, brush.keys === undefined ? brush : { keys: [...brush.keys] }]);
+  }
+
+  /** Sets the ranges; those that are none are left out. */
+  setRanges(ranges) {
+    this.brushes = new Map(ranges.filter((each) => Array.isArray(each) && each[1] instanceof Object).map(([name, { keys, low, high }]) => [String(name),
+      Array.isArray(keys) ? { keys: new Set(keys) } : { low: Number.isFinite(low) ? low : -Infinity, high: Number.isFinite(high) ? high : Infinity }]));
   }
 
   setBrush(name, brush) {

@@ -3,7 +3,7 @@
 import { fill, h } from "./dom.js";
 
 const SECTIONS = [
-  "view", "run", "members", "spans", "nodes", "streams", "notices", "cost", "power", "curves", "quality", "importances", "tables",
+  "view", "run", "members", "spans", "nodes", "streams", "notices", "cost", "curves", "quality", "importances", "tables", "history",
 ];
 
 /** Puts all views with a tab in the place of the shown one; returns what takes them away again. */
@@ -15,7 +15,7 @@ export function layOutForPrint(page) {
   const app = document.getElementById("app");
   app.classList.add("printing");
   app.appendChild(sheet);
-  const mounted = page.views.filter((view) => view.tab !== false && view.shown(page.store)).map((view) => mount(sheet, view, page));
+  const mounted = page.views.filter((view) => view.tab !== false && view.print !== false && view.shown(page.store)).map((view) => mount(sheet, view, page));
   return () => {
     for (const each of mounted) each?.close();
     sheet.remove();
@@ -30,7 +30,8 @@ function mount(sheet, view, page) {
   const root = h("section", { "data-print": view.id });
   sheet.append(h("h1", { class: "sheet" }, view.title), root);
   try {
-    const mounted = view.mount(root, page);
+    const set = page.kept.get(view.id) ?? new Map();
+    const mounted = view.mount(root, Object.assign(Object.create(page), { route: { ...page.route, set } }));
     mounted.update(new Set(SECTIONS));
     return mounted;
   } catch (error) {

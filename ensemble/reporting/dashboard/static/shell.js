@@ -4,6 +4,8 @@ import { fill, h, isTyping, setAttribute, setText } from "./dom.js";
 import { openHelp } from "./help.js";
 import { count, duration, moment } from "./format.js";
 import { driverBanner } from "./lost_driver.js";
+import { makeSwitch } from "./notify.js";
+import { read, write } from "./storage.js";
 
 const THEMES = ["auto", "light", "dark"];
 const CONNECTIONS = {
@@ -14,7 +16,7 @@ const CONNECTIONS = {
 export function buildShell(root, page) {
   const parts = frame(page);
   fill(root, parts.header, parts.bar, parts.trouble, parts.driver.root, parts.main, parts.live);
-  applyTheme(storedTheme(), parts.theme);
+  applyTheme(read("theme") ?? "auto", parts.theme);
   return {
     update: (changed) => update(parts, page, changed),
     freshRoot: (view) => freshRoot(parts, page, view),
@@ -28,12 +30,16 @@ function frame(page) {
   const name = h("h1", {});
   const state = h("span", { class: "pill", hidden: true });
   const stopping = h("span", { class: "soft", role: "status" });
+  const access = h("span", { class: "access soft" });
   const connection = h("span", { class: "connection", role: "status" });
   const theme = h("button", { class: "quiet", type: "button", onclick: () => nextTheme(theme) });
   const help = h("button", { class: "quiet", type: "button", "aria-label": "Help and keys", onclick: () => openHelp(shownTabs(page)) }, "?");
+  const share = h("button", { class: "quiet", type: "button", "aria-label": "Copy the address of this view", title: "Copy the address of this view", onclick: () => copyAddress(page) }, "link");
+  const notify = h("button", { class: "quiet", type: "button", title: "Notify me when the run fails, stalls or ends" }, "Notify me");
+  makeSwitch(notify, page);
   const back = h("a", { class: "back", href: "#runs", hidden: true }, "All runs");
   const lead = h("p", { class: "lead" });
-  const tools = h("div", { class: "tools" }, connection, theme, help);
+  const tools = h("div", { class: "tools" }, access, connection, notify, share, theme, help);
   const header = h("header", { class: "top" }, h("div", { class: "title" }, back, name, state, stopping, tools), lead);
 
   const filter = h("input", {
@@ -49,7 +55,7 @@ function frame(page) {
   const driver = driverBanner();
   const main = h("main", { id: "view", tabindex: "-1" });
   const live = h("div", { class: "toasts", role: "status", "aria-live": "polite" });
-  return { header, name, state, stopping, connection, theme, back, lead, bar, tabs, filter, problem, chosen, trouble, driver, main, live };
+  return { header, name, state, stopping, access, connection, theme, back, lead, bar, tabs, filter, problem, chosen, trouble, driver, main, live };
 }
 
 function update(parts, page, changed) {
@@ -58,6 +64,8 @@ function update(parts, page, changed) {
   const [tone, word] = isLost ? ["bad", "standing still"] : CONNECTIONS[page.connection];
   parts.driver.update(store.run);
   const ended = store.run?.ended != null && page.source.live;
+  setText(parts.access, store.session.why === null ? "" : "view only");
+  setAttribute(parts.access, "title", store.session.why);
   setText(parts.connection, !ended ? word : page.connection === "lost" ? "run ended, its page is no longer served" : "run ended");
   setAttribute(parts.connection, "class", `connection ${ended ? "" : tone}`);
   parts.trouble.hidden = page.trouble === null;
@@ -65,7 +73,7 @@ function update(parts, page, changed) {
   const hasRun = store.run !== null;
   parts.bar.hidden = !hasRun;
   setText(parts.stopping, page.isStopping() ? "stopping …" : "");
-  parts.back.hidden = !hasRun || page.runs.length < 2;
+  parts.back.hidden = page.view?.view.id === "runs" || page.runs.length < 2;
   if (!hasRun) {
     setText(parts.name, page.view?.view.title ?? "Runs");
     setText(parts.lead, "");
@@ -74,7 +82,7 @@ function update(parts, page, changed) {
     return;
   }
   updateRun(parts, store);
-  if (changed.has("view") || changed.has("run") || changed.has("curves") || changed.has("selection") || changed.has("filter")) updateTabs(parts, page, changed.has("view"));
+  if (changed.has("view") || changed.has("run") || changed.has("curves") || changed.has("selection") || changed.has("filter") || changed.has("settings")) updateTabs(parts, page, changed.has("view"));
   if (parts.filter !== document.activeElement || changed.has("view")) parts.filter.value = store.filter;
   const problem = store.filter === "" ? null : store.problem();
   parts.problem.hidden = problem === null;
@@ -167,21 +175,19 @@ function say(parts, text, tone = "") {
   return toast;
 }
 
-function storedTheme() {
+/** The address holds what is shown: view, settings, selection, filter. */
+async function copyAddress(page) {
   try {
-    return localStorage.getItem("ensemble-theme") ?? "auto";
+    await navigator.clipboard.writeText(location.href);
+    page.shell.say("The address of this view is copied.");
   } catch {
-    return "auto"; // a page without storage, such as a report in a sandbox
+    page.shell.say("It could not be copied; it is the address in the browser's bar.", "bad");
   }
 }
 
 function nextTheme(button) {
   const next = THEMES[(THEMES.indexOf(button.dataset.theme) + 1) % THEMES.length];
-  try {
-    localStorage.setItem("ensemble-theme", next);
-  } catch {
-    // it holds for this page alone
-  }
+  write("theme", next);
   applyTheme(next, button);
 }
 

@@ -39,6 +39,11 @@ export class LiveSource {
     return `${this.base}api/runs/${encodeURIComponent(this.key)}/${path}`;
   }
 
+  /** What this browser may do: `{ may_act, why }`. */
+  session() {
+    return fetched(`${this.base}api/session`);
+  }
+
   /** The runs that are served. */
   runs() {
     return fetched(`${this.base}api/runs`);
@@ -50,7 +55,7 @@ export class LiveSource {
     return () => stream.close();
   }
 
-  /** One of the documents `state`, `curves`, `quality`, `importances`. */
+  /** One of the documents `state`, `curves`, `quality`, `importances`; `samples` and `records` with a query. */
   document(name) {
     return fetched(this.at(name));
   }
@@ -69,10 +74,10 @@ export class LiveSource {
   }
 
   /** Follows a member's log; handlers as of `follow`, data `{ text, from, to }`. Returns what ends that. */
-  followLog(member, handlers) {
+  followLog(member, isRaw, handlers) {
     let to = null;
-    const path = `members/${encodeURIComponent(member)}/log`;
-    const url = () => this.at(to === null ? path : `${path}?from=${to}`);
+    const path = `members/${encodeURIComponent(member)}/log?${isRaw ? "raw" : ""}`;
+    const url = () => this.at(to === null ? path : `${path}&from=${to}`);
     const onData = (piece) => {
       to = piece.to;
       handlers.onData(piece);
@@ -102,6 +107,10 @@ export class FrozenSource {
   }
 
   open() {}
+
+  async session() {
+    return { may_act: false, why: null };
+  }
 
   async runs() {
     return [];

@@ -2,8 +2,9 @@
 
 import { filterProblem, matcher } from "./filter.js";
 
+/** Colours of members: apart from each other for colour-blind readers, too, and from both backgrounds. */
 export const SERIES = [
-  "#3b82c4", "#d97a2b", "#2f9e77", "#c2558f", "#8a6fd1", "#b08f1e", "#24a0b3", "#cc4f4f", "#7a9a3a", "#a3714a",
+  "#3b82c4", "#d97a2b", "#207380", "#926c0b", "#3f9f8f", "#406e41", "#515cb2", "#b981ad", "#c7107b", "#bc6871", "#8a81f9", "#50a457",
 ];
 export const HIGHLIGHT = "#d97a2b";
 export const NEUTRAL = "#8a94a3";
@@ -15,7 +16,6 @@ export const STATES = {
 const SECTIONS = ["run", "nodes", "streams", "cost"];
 const MOST_NOTICES = 2000;
 const MOST_EPOCHS = 2000; // of one member; beyond that every other one is dropped
-const MOST_POWER = 3000; // points of one node; beyond that pairs are averaged
 
 /** Holds one run's documents and the reader's selection, filter and hovered member; tells subscribers what changed. */
 export class Store {
@@ -26,6 +26,7 @@ export class Store {
     this.filter = "";
     this.hover = null;
     this.isLive = true; // else the clock stands still
+    this.session = { may_act: true, why: null };
     this.clear();
   }
 
@@ -43,13 +44,15 @@ export class Store {
     this.streams = [];
     this.notices = [];
     this.cost = null;
-    this.power = { nodes: [] };
     this.curves = null;
     this.quality = null;
     this.importances = null;
     this.tables = null;
+    this.history = null;
+    this.samples = null; // of a report: live ones are asked for by the page
     this.waitingEpochs = null;
     this.answers = [];
+    this.alerts = [];
     this.logNow = 0;
     this.heardAt = 0;
     this.shown = null;
@@ -62,18 +65,16 @@ export class Store {
     this.offset = state.offset;
     this.log = state.log;
     this.hear(state.now);
-    for (const name of SECTIONS) this[name] = state[name] ?? this[name];
-    this.bareCost();
+    this.takeSections(state);
     this.notices = [...(state.notices ?? []), ...own].sort((a, b) => a.at_s - b.at_s).slice(-MOST_NOTICES);
-    this.power = state.power ?? this.power;
     this.columns = state.members.columns;
     for (const [id, row] of Object.entries(state.members.rows)) this.setMember(id, row);
     this.sortOrder();
     for (const [id, spans] of Object.entries(state.spans ?? {})) this.spans.set(id, spans);
-    this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "power", "selection"]);
+    this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "selection"]);
   }
 
-  /** Takes one of the documents `curves`, `quality`, `importances`, `tables`. */
+  /** Takes one of the documents `curves`, `quality`, `importances`, `tables`, `history`. */
   loadDocument(name, document) {
     this[name] = document;
     if (document.members) document.members = bare(document.members);
@@ -93,15 +94,9 @@ export class Store {
 
   /** Applies a change. Returns the names of documents that are stale by it. */
   apply(change) {
-    const changed = [];
     this.offset = change.offset ?? this.offset;
     this.hear(change.now);
-    for (const name of SECTIONS) {
-      if (change[name] === undefined) continue;
-      this[name] = change[name];
-      changed.push(name);
-    }
-    if (change.cost) this.bareCost();
+    const changed = this.takeSections(change);
     if (change.members) {
       const before = this.members.size;
       for (const [id, row] of Object.entries(change.members)) this.setMember(id, row);
@@ -112,15 +107,18 @@ export class Store {
       for (const [id, spans] of Object.entries(change.spans)) this.spans.set(id, spans);
       changed.push("spans");
     }
-    if (change.notices?.length) this.applyNotices(change.notices, changed);
-    if (change.power?.length) {
-      this.applyPower(change.power);
-      changed.push("power");
+    if (change.notices?.length) {
+      this.applyNotices(change.notices);
+      changed.push("notices");
     }
     if (change.epochs?.length && this.waitingEpochs !== null) this.waitingEpochs.push([change.offset, change.epochs]);
     else if (change.epochs?.length && this.curves !== null) {
       this.applyEpochs(change.epochs);
       changed.push("curves");
+    }
+    if (change.alerts?.length) {
+      this.alerts = change.alerts;
+      changed.push("alerts");
     }
     if (change.answers?.length) {
       this.answers = [...this.answers, ...change.answers].slice(-100);
@@ -130,8 +128,16 @@ export class Store {
     return change.stale ?? [];
   }
 
+  /** Takes the sections of a document, and returns their names. */
+  takeSections(document) {
+    const names = SECTIONS.filter((name) => document[name] != null);
+    for (const name of names) this[name] = document[name];
+    if (document.run != null && !this.session.may_act) this.run.actions = [];
+    if (document.cost != null) this.bareCost();
+    return names;
+  }
+
   bareCost() {
-    if (this.cost == null) return;
     this.cost.members.rows = bare(this.cost.members.rows);
     this.cost.by_member_role = bare(this.cost.by_member_role ?? {});
   }
@@ -169,36 +175,18 @@ export class Store {
     }
   }
 
-  /** Adds notices; after a reconnect some are known already. */
-  applyNotices(notices, changed) {
-    const last = new Set(this.notices.slice(-MOST_NOTICES / 2).map((each) => `${each.at_s} ${each.text}`));
-    const fresh = notices.filter((each) => !last.has(`${each.at_s} ${each.text}`));
-    if (fresh.length === 0) return;
-    this.notices = [...this.notices, ...fresh].slice(-MOST_NOTICES);
-    changed.push("notices");
+  /** Adds notices; one whose key is known takes the place of what was known of it. */
+  applyNotices(notices) {
+    const fresh = new Set(notices.map((each) => each.key));
+    this.notices = [...this.notices.filter((each) => !fresh.has(each.key)), ...notices].slice(-MOST_NOTICES);
   }
 
   /** Adds a notice of this page's own, such as a refusal. */
   addNotice(level, text) {
     if (this.run === null) return;
     const at_s = Math.max(0, this.now() - (this.run.started ?? this.now()));
-    const notice = { at_s, level, text, isOwn: true }; // such as a refusal: no document has it
-    this.notices = [...this.notices, notice].slice(-MOST_NOTICES);
+    this.applyNotices([{ key: Symbol(text), at_s, level, text, who: "", count: 1, isOwn: true }]); // such as a refusal: no document has it
     this.tell(["notices"]);
-  }
-
-  applyPower(points) {
-    for (const [name, begin, end, power, idle] of points) {
-      let node = this.power.nodes.find((each) => each.node === name);
-      if (node === undefined) {
-        node = { node: name, origin: this.nodes.find((each) => each.name === name)?.watts_origin ?? null, sources: [], points: [] };
-        this.power.nodes.push(node);
-      }
-      const last = node.points.at(-1);
-      if (last !== undefined && begin < last[1] - 1e-6) continue; // known already
-      node.points.push([begin, end, power, idle]);
-      if (node.points.length > MOST_POWER) node.points = halved(node.points);
-    }
   }
 
   hear(now) {
@@ -234,7 +222,7 @@ export class Store {
     return this.run?.best?.member ?? null;
   }
 
-  /** A member's colour: its own where there are ten at most, or while it is selected; else neutral, the best marked. */
+  /** A member's colour: its own where there are twelve at most, or while it is selected; else neutral, the best marked. */
   colour(id) {
     if (this.members.size <= SERIES.length) return SERIES[Math.max(0, this.order.indexOf(id)) % SERIES.length];
     if (this.selection.has(id)) return SERIES[this.slots.get(id) % SERIES.length];
@@ -315,16 +303,4 @@ function thin(curve) {
   curve.t = curve.t.filter(keep);
   curve.epoch = curve.epoch.filter(keep);
   curve.values = bare(Object.fromEntries(values));
-}
-
-function halved(points) {
-  const pairs = [];
-  for (let i = 0; i + 1 < points.length; i += 2) {
-    const [a, b] = [points[i], points[i + 1]];
-    const [left, right] = [a[1] - a[0], b[1] - b[0]];
-    const mean = (column) => (a[column] === null || b[column] === null ? null : (a[column] * left + b[column] * right) / (left + right || 1));
-    pairs.push([a[0], b[1], mean(2), mean(3)]);
-  }
-  if (points.length % 2) pairs.push(points.at(-1));
-  return pairs;
 }

@@ -102,6 +102,11 @@ class Table {
     this.places = null;
   }
 
+  /** All rows in their order, as of `card`. */
+  tabulate() {
+    return { head: this.columns.map((column) => column.title), rows: this.sorted.map((id) => this.columns.map((column) => column.value(this.row(id)))) };
+  }
+
   placeOf(id) {
     this.places ??= new Map(this.sorted.map((each, place) => [each, place]));
     return this.places.get(id) ?? -1;

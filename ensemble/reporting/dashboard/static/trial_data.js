@@ -1,6 +1,5 @@
 /** What the views of a search need of the members: trials, their order, the best so far, what was pruned. No DOM. */
 
-import { cpu, joules, score, visible } from "./format.js";
 import { extent, rankPlaces } from "./scales.js";
 
 const RUNNING = new Set(["running", "placed", "moved", "measuring"]);
@@ -18,7 +17,7 @@ export function phaseOf(state) {
   return STANDING.has(state) ? "standing" : "waiting";
 }
 
-/** The members that pass the filter as trials `{ id, number, state, phase, value, params, epoch, further }`; `further`: by objective beyond the first. */
+/** The members that pass the filter as trials `{ id, number, state, phase, value, params, epoch }`. */
 export function collectTrials(store) {
   return store.visible().map((id) => {
     const member = store.members.get(id);
@@ -30,7 +29,6 @@ export function collectTrials(store) {
       value: finite(member.metric),
       params: member.params ?? {},
       epoch: member.epoch,
-      further: (member.further ?? []).map(finite),
     };
   });
 }
@@ -73,54 +71,6 @@ export function bestSoFar(trials, direction) {
     line.push([each.number, line.length ? better(line.at(-1)[1], each.value) : each.value]);
   }
   return line;
-}
-
-/** The finished trials that have a value of each objective, and those of them that the run says none beats, in its order. */
-export function paretoFront(trials, run) {
-  const judged = trials.filter((each) => each.phase === "finished" && each.value !== null && each.further.every((value) => value !== null));
-  const byId = new Map(judged.map((each) => [each.id, each]));
-  return { judged, front: (run.front ?? []).filter((id) => byId.has(id)).map((id) => byId.get(id)) };
-}
-
-/** What an objective of a run beyond the first is called. */
-export function objectiveTitle(run, name) {
-  if (name === "energy_j") return `joules (${run.further_origin})`;
-  if (name === "cpu_s") return "CPU-seconds (measured)";
-  return Object.hasOwn(run.figures ?? {}, name) ? run.figures[name].title : visible(name);
-}
-
-/** A value of such an objective in words; on an axis the title says where it is from. */
-export function objectiveAmount(run, name, value, isAxis = false) {
-  if (name === "energy_j") return joules(value, isAxis ? undefined : run.further_origin);
-  return name === "cpu_s" ? cpu(value) : score(value);
-}
-
-/**
- * What was pruned when: by number of finished epochs, how many trials got there, how many were pruned there.
- * Returns `{ rungs: [{ epoch, reached, pruned }], pruned: [{ trial, epoch, value }], passed: [{ trial, epoch, value }] }`; `passed` are
- * the values at those epochs of trials that went on, from their curves where those are known.
- */
-export function pruningOf(trials, curves, objective) {
-  const pruned = trials.filter((each) => each.phase === "pruned").map((trial) => ({ trial, epoch: trial.epoch, value: trial.value }));
-  const epochs = [...new Set(pruned.map((each) => each.epoch))].sort((a, b) => a - b);
-  const rungs = epochs.map((epoch) => ({
-    epoch,
-    reached: trials.filter((each) => each.epoch >= epoch).length,
-    pruned: pruned.filter((each) => each.epoch === epoch).length,
-  }));
-  const passed = [];
-  for (const trial of trials) {
-    const curve = curves !== null && Object.hasOwn(curves.members, trial.id) ? curves.members[trial.id] : null;
-    const series = curve?.values[objective];
-    if (series === undefined) continue;
-    for (const epoch of epochs) {
-      if (trial.epoch <= epoch && trial.phase !== "finished") continue;
-      const at = curve.epoch.indexOf(epoch - 1); // the curve counts from 0, a member its finished epochs
-      const value = at < 0 ? null : finite(series[at]);
-      if (value !== null) passed.push({ trial, epoch, value });
-    }
-  }
-  return { rungs, pruned, passed };
 }
 
 /** Smallest and largest value that is worth showing: outliers beyond four spreads of the middle half are left out. */

@@ -4,7 +4,6 @@ import { choice } from "../card.js";
 import { fill, h } from "../dom.js";
 import { visible } from "../format.js";
 import { plainTable } from "../plain_table.js";
-import { formatRoute } from "../route.js";
 import { colourAt, plotChart } from "./task_plots.js";
 
 const [PENDING_MS, RUNNING_MS] = [300, 15000];
@@ -15,11 +14,12 @@ class CompareView {
   constructor(root, page) {
     Object.assign(this, { root, page, charts: [], asked: null });
     [this.head, this.notes, this.plots, this.tables] = ["figure-tools", "", "grid", ""].map((kind) => h("div", { class: kind }));
-    fill(root, h("p", { class: "crumb" }, h("a", { href: "#runs" }, "All runs")), this.head, this.notes, this.plots, this.tables);
+    fill(root, this.head, this.notes, this.plots, this.tables);
   }
 
   update() {
-    if (this.page.route.runs.join() !== this.asked) this.ask(this.page.route.runs);
+    const keys = (this.page.route.set.get("runs") ?? "").split(",").filter(Boolean);
+    if (keys.join() !== this.asked) this.ask(keys);
   }
 
   /** Asks for the document; again while some of it is still to be made, or a run goes on. */
@@ -27,7 +27,7 @@ class CompareView {
     clearTimeout(this.timer);
     const asked = (this.asked = keys.join());
     try {
-      const found = await this.page.source.ask(`compare?runs=${asked}`);
+      const found = await this.page.source.ask(`compare?runs=${encodeURIComponent(asked)}`);
       if (asked !== this.asked) return;
       this.draw(found);
       const isGrowing = found.runs.some((run) => run.state.word === "running");
@@ -39,18 +39,17 @@ class CompareView {
 
   draw({ runs, pending, notes, plots, tables }) {
     const [keys, names] = [runs.map((run) => run.key), runs.map((run) => visible(run.name))];
-    const moveFirst = (key) => (location.hash = formatRoute({ view: "compare", runs: [key, ...keys.filter((each) => each !== key)] }));
+    const moveFirst = (key) => this.page.go("compare", { set: new Map([["runs", [key, ...keys.filter((each) => each !== key)].join()]]) });
     const link = (key, i) => h("a", { class: "chart-key", href: `#overview?run=${key}` }, h("span", { class: "swatch", style: { background: colourAt(i) } }), names[i]);
     fill(this.head, choice("compared with", keys.map((key, i) => [key, names[i]]), keys[0], moveFirst), keys.map(link));
-    const said = pending ? [`${pending} of what is compared is still being read …`, ...notes] : notes;
-    fill(this.notes, said.map((note) => h("p", { class: "reading", "data-mark": "note" }, visible(note))));
+    fill(this.notes, notes.map((note) => h("p", { class: "reading", "data-mark": "note" }, visible(note))));
     const drawn = JSON.stringify([names, plots]);
     if (drawn !== this.drawn) {
       this.drawn = drawn;
       this.charts.splice(0).forEach((chart) => chart.close());
-      this.charts.push(...plots.map(plotChart));
+      this.charts.push(...plots.map((plot) => plotChart(plot, this.page.store, { width: "half", names: () => names, isShown: () => true, isPale: () => false })));
       fill(this.plots, this.charts.map((chart) => chart.root));
-      this.charts.forEach((chart, i) => chart.draw(plots[i], names));
+      this.charts.forEach((chart, i) => chart.draw(plots[i]));
     }
     fill(this.tables, tables.map(plainTable));
     this.root.dataset.pending = pending;

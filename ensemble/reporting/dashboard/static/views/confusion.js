@@ -3,16 +3,15 @@
 import { card } from "../card.js";
 import { fill, h, svg } from "../dom.js";
 import { count, number, share, visible } from "../format.js";
+import { grid, LEFT, shorten } from "./matrix.js";
 
-const NUMBERED = 12; // classes in a matrix whose cells bear numbers
-const LEFT = 128;
 const TOP = 18; // above the matrix, where the names of its columns fit side by side
 const TURNED = 100; // where they stand upright
 const TRUE_PREDICTED = "true \\ predicted";
 const NAMES = { combined: "combined model", best: "best member" };
 
-/** Builds the card: `root`, `draw(matrices)`. */
-export function confusionCard() {
+/** Builds the card: `root`, `draw(matrices)`. A cell of a live page leads to its samples. */
+export function confusionCard(page) {
   let matrices = [];
   let chosen = "combined";
   const choices = h("span", { class: "choices", role: "group", "aria-label": "model" });
@@ -33,35 +32,29 @@ export function confusionCard() {
     const shown = names.map((name) => shorten(visible(name)));
     const isTurned = shown.some((name) => name.length * 7 > side);
     const top = isTurned ? TURNED : TOP;
-    const marks = names.flatMap((_, i) => names.map((__, j) => mark(names, side, top, i, j, cells.find(([t, p]) => t === i && p === j))));
+    const link = (i, j) => (page.store.isLive ? page.link("samples", { set: new Map(Object.entries({ of, true: String(i), predicted: String(j) })) }) : null);
+    const marks = names.flatMap((_, i) => names.map((__, j) => cellOf(names, i, j, cells.find(([t, p]) => t === i && p === j), link(i, j))));
     const named = (i, place) => svg("text", place, svg("title", {}, visible(names[i])), shown[i]);
     const rows = names.map((_, i) => named(i, { "data-axis": "true", x: LEFT - 6, y: top + (i + 0.5) * side + 4, "text-anchor": "end" }));
     const middle = (j) => LEFT + (j + 0.5) * side;
     const columns = names.map((_, j) => named(j, { "data-axis": "predicted", ...(isTurned ? { transform: `translate(${middle(j) + 4} ${top - 6}) rotate(-90)` } : { x: middle(j), y: top - 6, "text-anchor": "middle" }) }));
     columns.push(svg("text", { x: LEFT - 6, y: top - 6, "text-anchor": "end" }, TRUE_PREDICTED));
-    const [width, height] = [LEFT + names.length * side + 2, top + names.length * side + 2];
-    fill(self.body, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Confusion matrix" }, svg("svg", { class: "matrix confusion", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Confusion of ${names.length} classes` }, columns, rows, marks)));
+    fill(self.body, grid({ many: names.length, side, top, cells: marks, label: `Confusion of ${names.length} classes`, role: page.store.isLive ? "group" : "img", kind: "confusion" }, columns, rows));
     self.update();
   }
   self.root.hidden = true;
   return { root: self.root, draw };
 }
 
-function mark(names, side, top, i, j, cell) {
+function cellOf(names, i, j, cell, href) {
   const [many, part] = cell ? [cell[2], cell[3]] : [0, 0];
   const words = i === j ? `${visible(names[i])}: ${count(many, "sample")} right (${share(part)})` : `${visible(names[i])} taken for ${visible(names[j])}: ${count(many, "sample")} (${share(part)})`;
-  const opacity = part ? 0.08 + 0.8 * part : 0.02;
-  const [x, y] = [LEFT + j * side, top + i * side];
-  const label = names.length <= NUMBERED && many ? svg("text", { x: x + 0.5 * side, y: y + 0.5 * side + 4, "text-anchor": "middle", class: opacity > 0.5 ? "on-mark" : null }, number(many)) : null;
-  return svg("g", {}, svg("title", {}, words), svg("rect", { "data-mark": `${i},${j}`, class: i === j ? "right" : null, x, y, width: side - 1, height: side - 1, "fill-opacity": opacity }), label);
-}
-
-function shorten(name) {
-  return name.length > 14 ? `${name.slice(0, 13)}…` : name;
+  return { i, j, words, opacity: part ? 0.08 + 0.8 * part : 0.02, label: many ? number(many) : null, class: i === j ? "right" : null, href: many ? href : null };
 }
 
 /** The matrix as a table: names of classes on both axes. */
 export function tabulate({ names, cells }) {
   const at = new Map(cells.map(([t, p, many]) => [`${t},${p}`, many]));
-  return { head: [TRUE_PREDICTED, ...names.map((name) => visible(name))], rows: names.map((name, i) => [visible(name), ...names.map((_, j) => number(at.get(`${i},${j}`) ?? 0))]) };
+  const head = [TRUE_PREDICTED, ...names.map((name) => [visible(name), number])];
+  return { head, rows: names.map((name, i) => [visible(name), ...names.map((_, j) => at.get(`${i},${j}`) ?? 0)]) };
 }

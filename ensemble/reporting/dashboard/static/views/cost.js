@@ -1,14 +1,14 @@
 /** The view "Cost": CPU-seconds and joules by role and member, with their origin; power over time; what it amounts to. */
 
-import { Chart } from "../canvas_chart.js";
 import { card, choice } from "../card.js";
 import { fill, h, setText } from "../dom.js";
-import { cpu, joules, number, share, timeUnit, visible, watts } from "../format.js";
+import { cpu, joules, number, share, visible } from "../format.js";
+import { plainTable } from "../plain_table.js";
 import { SERIES } from "../store.js";
 import { Tiles } from "../tiles.js";
+import { Plots } from "./task_plots.js";
 
 const SHOWN = 40; // members with a bar of their own, until the reader asks for all
-const GAP_S = 2; // between two samples of power, from which on nobody measured
 const ROLES = {
   startup: "#9aa5b4", prepare: "#d97a2b", feed: "#c9992a", verify: "#a3b34a", train: "#3b82c4", profile: "#4f9d9d", orchestrate: "#8a6fd1", ray: "#24a0b3", idle: "#b3a68c",
   other: "#6d7683",
@@ -21,7 +21,8 @@ const SORTS = [["direct", "direct use"], ["full", "full use"], ["number", "numbe
 export const costView = {
   id: "cost",
   title: "Cost",
-  needs: [],
+  needs: ["history", "tables"],
+  renews: ["tables"],
   shown: (store) => store.run !== null,
   mount: (root, page) => new CostView(root, page),
 };
@@ -30,23 +31,22 @@ class CostView {
   constructor(root, page) {
     this.page = page;
     this.first = true;
-    this.quantity = "cpu";
-    this.isFull = false;
-    this.sort = "direct";
-    this.all = false;
+    Object.assign(this, { all: false }, page.settings({ quantity: "cpu", isFull: false, sort: "direct" }, {
+      quantity: (given) => ["cpu", "energy"].includes(given), sort: (given) => SORTS.some(([name]) => name === given),
+    }));
     this.tiles = new Tiles(page);
     this.origin = h("p", { class: "before-figures warn", role: "note", hidden: true }, ESTIMATED);
     this.roles = card({ title: "The whole run by role" });
     this.members = card({ title: "Members" });
-    this.power = new Chart({ title: "Power over time", height: 300, table: () => this.tabulatePower() });
+    this.power = new Plots(page, { document: "history", view: "cost", width: "" });
     this.lines = h("section", { class: "card" });
     this.rows = h("div", {});
     this.note = h("p", { class: "reading" });
     this.more = h("button", { type: "button", onclick: () => this.set({ all: !this.all }) });
     this.legend = h("div", { class: "chart-legend" });
-    this.tables = h("p", { class: "reading" }, "All figures as tables: ", h("a", { href: page.link("details") }, "Details"), ".");
-    fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more, this.tables);
-    fill(root, this.tiles.root, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.card.root, this.lines));
+    this.tables = h("div", { class: "below" });
+    fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more);
+    fill(root, this.tiles.root, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.root, this.lines), this.tables);
   }
 
   close() {
@@ -56,7 +56,7 @@ class CostView {
   buildControls() {
     return h("div", { class: "figure-tools" },
       choice("Show", [["cpu", "CPU-seconds"], ["energy", "joules"]], this.quantity, (quantity) => this.set({ quantity })),
-      choice("View", [["direct", "direct, by role"], ["full", "full: with the shared work"]], "direct", (view) => this.setView(view)),
+      choice("View", [["direct", "direct, by role"], ["full", "full: with the shared work"]], this.isFull ? "full" : "direct", (view) => this.setView(view)),
       (this.sorting = choice("Sort by", SORTS, this.sort, (sort) => this.set({ sort }))));
   }
 
@@ -69,6 +69,7 @@ class CostView {
 
   set(choice) {
     Object.assign(this, choice);
+    this.page.set({ quantity: this.quantity, isFull: this.isFull, sort: this.sort });
     this.drawMembers();
   }
 
@@ -82,15 +83,17 @@ class CostView {
       this.drawLines();
     }
     if (isNew || changed.has("cost") || changed.has("selection") || changed.has("filter")) this.drawMembers();
-    if (isNew || changed.has("power")) this.drawPower();
+    this.power.update(changed);
+    const { tables } = store;
+    if ((isNew || changed.has("tables")) && tables !== null) fill(this.tables, tables.tables.map(plainTable), tables.missing.map((why) => h("p", { class: "absent" }, visible(why))));
     this.origin.hidden = !this.origins().has("estimated") && store.run.totals?.energy_origin !== "estimated";
   }
 
   /** The origins of all joules on the page. */
   origins() {
-    const { cost, power } = this.page.store;
+    const { cost, nodes } = this.page.store;
     const found = new Set((cost?.roles ?? []).filter((each) => each.energy_j !== null).map((each) => each.origin));
-    for (const node of power.nodes) if (node.points.length) found.add(node.origin);
+    for (const node of nodes) found.add(node.watts_origin);
     return found;
   }
 
@@ -206,71 +209,12 @@ class CostView {
     fill(this.legend, roles.map((role) => key(role, this.wordOf(role))));
   }
 
-  drawPower() {
-    const { run, power } = this.page.store;
-    const nodes = power.nodes.filter((node) => node.points.length > 0);
-    if (nodes.length === 0) {
-      this.power.explain("There is no power reading: no node has a source that could be read, or none has reported yet.");
-      return;
-    }
-    const begin = run.started ?? nodes[0].points[0][0];
-    const end = Math.max(...nodes.map((node) => node.points.at(-1)[1]));
-    const [scale, unit] = timeUnit(end - begin);
-    const origins = [...new Set(nodes.map((node) => node.origin))].sort().join(" + ");
-    const hasIdle = nodes.some((node) => node.points.some((each) => each[3]));
-    this.power.read(`Of whole nodes, ${origins}.${origins.includes("estimated") ? ` Dashed: estimated. ${ESTIMATED}` : ""}${hasIdle ? " Dotted: what a node would have drawn while nothing ran." : ""}`);
-    this.power.draw(() => {
-      const series = nodes.flatMap((node, i) => this.powerLines(node, SERIES[i % SERIES.length], begin, scale, unit, nodes.length === 1));
-      return {
-        x: { kind: "linear", values: [0, (end - begin) / scale], title: `${unit} since the start` },
-        y: { kind: "linear", values: series.flatMap((each) => each.points.map((at) => at.y).filter((at) => at !== null)), zero: true, pad: 0.04, title: `watts (${origins})` },
-        series,
-        said: nodes.map((node) => `${visible(node.node)}: ${watts(node.points.at(-1)[2])} ${node.origin}`).join("; "),
-      };
-    });
-  }
-
-  powerLines(node, colour, begin, scale, unit, isAlone) {
-    const sources = (node.sources ?? []).map(visible).join(", ");
-    const name = `${visible(node.node)}, ${node.origin}${sources ? ` (${sources})` : ""}`;
-    const line = (column, words) => curveOf(node.points, column).map(([t, y]) => ({
-      x: (t - begin) / scale, y, get text() { return `${visible(node.node)}, ${words}\n${number((t - begin) / scale)} ${unit}: ${watts(y)}`; },
-    }));
-    const drawn = [{ name, colour, line: "line", width: 1.6, dash: node.origin === "estimated" ? [6, 4] : null, area: isAlone, points: line(2, node.origin) }];
-    if (node.points.some((each) => each[3])) drawn.push({ name: `${visible(node.node)}, idle`, colour, line: "line", width: 1.2, dash: [2, 3], points: line(3, "idle") });
-    return drawn;
-  }
-
   drawLines() {
     const lines = this.page.store.cost?.lines ?? [];
     this.lines.hidden = lines.length === 0;
     const row = ([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))];
     fill(this.lines, h("h3", {}, "In words"), this.page.store.cost?.reading ? h("p", { class: "reading" }, this.page.store.cost.reading) : null, h("dl", { class: "said" }, lines.map(row)));
   }
-
-  tabulatePower() {
-    const begin = this.page.store.run.started ?? 0;
-    const rows = this.page.store.power.nodes.flatMap((node) => node.points.map(([from, to, power, idle]) => [visible(node.node), rangeOf(from - begin, to - begin), watts(power), watts(idle), node.origin]));
-    return { head: ["node", "seconds since the start", "power", "idle", "origin"], rows };
-  }
-}
-
-/** `[time, watts|null]` of a node: both ends of each interval; null between stretches that nobody measured. */
-function curveOf(points, column) {
-  const curve = [];
-  let last = null;
-  for (const point of points) {
-    if (point[column] === null) continue;
-    const isApart = last === null || point[0] - last > GAP_S;
-    if (isApart && last !== null) curve.push([last, null]);
-    curve.push([isApart ? point[0] : last, point[column]], [point[1], point[column]]);
-    last = point[1];
-  }
-  return curve;
-}
-
-function rangeOf(from, to) {
-  return `${from.toFixed(1)} – ${to.toFixed(1)}`;
 }
 
 function colourOf(role) {

@@ -8,21 +8,30 @@ import { LineChart, limits } from "../line_chart.js";
 import { card, choice, roving, tick } from "../card.js";
 import { HIGHLIGHT, SERIES } from "../store.js";
 
-const OTHERS = { train_loss: "training loss", lr: "learning rate", samples_per_s: "samples/s" };
+const OTHERS = {
+  train_loss: "training loss", lr: "learning rate", samples_per_s: "samples/s", memory_gb: "memory, GiB", cpus: "CPU cores used", waited: "share of time waiting",
+  synced: "share of time exchanging gradients", grad_norm: "gradient norm", loss_scale: "loss scale",
+};
 const MANY = 100; // members from which on quartiles are drawn unless told otherwise
 const MOST_STRONG = 40; // selected members drawn one by one; more lie on the canvas in their colours
 const FENCE = 3; // interquartile ranges beyond the quartiles, outside of which a member is an outlier
 const FEW = 5; // members, below which none can be told to be one
 const FLAT = 4; // times the span without outliers, from which on the whole span shows nothing of the others
 const HEIGHT = 330;
-const settings = { metrics: null, axis: "epoch", log: false, weight: 0, quartiles: null, outliers: null, zoom: null };
+const MOST_AT_FIRST = [2, 4]; // figures, of all members, of one
+const DEFAULTS = { metrics: null, axis: "epoch", log: false, halflife: 0, quartiles: null, outliers: null, zoom: null };
+const isFlag = (given) => typeof given === "boolean";
+const FITS = {
+  metrics: Array.isArray, axis: (given) => Object.hasOwn(AXES, given), halflife: (given) => given > 0 && Number.isFinite(given), quartiles: isFlag, outliers: isFlag,
+  zoom: (given) => Array.isArray(given) && given.length === 2 && given.every(Number.isFinite) && given[0] < given[1],
+};
 
 export const curvesView = {
   id: "curves",
   title: "Curves",
   needs: ["curves"],
   shown: () => true,
-  mount: (root, page) => new CurvesView(root, page),
+  mount: (root, page) => new CurvePanels(root, page),
 };
 
 /** What a figure is called on the page. */
@@ -30,10 +39,13 @@ export function figureName(name) {
   return OTHERS[name] ?? visible(name);
 }
 
-class CurvesView {
-  constructor(root, page) {
+/** The curves of all members in `root`; `only`: of this member, with a table of its epochs. */
+export class CurvePanels {
+  constructor(root, page, only = null) {
     this.page = page;
     this.store = page.store;
+    this.only = only;
+    this.settings = page.settings(DEFAULTS, FITS);
     this.cache = new Map();
     this.panels = new Map();
     this.known = "";
@@ -48,34 +60,39 @@ class CurvesView {
   }
 
   buildControls() {
-    const shown = h("output", { class: "figures" });
-    const slider = h("input", {
-      type: "range", min: "0", max: "0.98", step: "0.02", value: String(settings.weight), "aria-label": "smoothing",
-      oninput: () => [setText(shown, slider.value), this.set({ weight: Number(slider.value) })],
+    const { settings } = this;
+    this.halflife = h("input", {
+      type: "number", min: "0", step: "any", value: settings.halflife || null, placeholder: "none", "aria-label": "smoothing",
+      title: "A value so far back weighs half as much.", oninput: () => this.set({ halflife: Math.max(0, Number(this.halflife.value)) || null }),
     });
-    setText(shown, String(settings.weight));
+    this.unit = h("span", {}, AXES[settings.axis][2]);
     this.reset = h("button", { type: "button", class: "minor", hidden: true, onclick: () => this.set({ zoom: null }) }, "whole range");
     this.samples = h("div", { class: "slot" });
     this.outliers = tick("outliers", true, (outliers) => this.set({ outliers }));
     fill(this.controls,
       this.samples,
       tick("log axis", settings.log, (log) => this.set({ log })),
-      h("label", { class: "choice" }, h("span", {}, "smoothing"), slider, shown),
-      tick("quartiles", settings.quartiles ?? this.store.members.size >= MANY, (quartiles) => this.set({ quartiles })),
-      this.outliers,
+      h("label", { class: "choice" }, h("span", {}, "smoothing, half-life"), this.halflife, this.unit),
+      this.only === null && [tick("quartiles", settings.quartiles ?? this.store.members.size >= MANY, (quartiles) => this.set({ quartiles })), this.outliers],
       this.reset);
   }
 
   set(changes) {
-    Object.assign(settings, changes);
-    if ("axis" in changes) settings.zoom = null;
+    if ("axis" in changes) {
+      Object.assign(changes, { zoom: null }, AXES[changes.axis][2] === AXES[this.settings.axis][2] ? {} : { halflife: null });
+      if ("halflife" in changes) this.halflife.value = "";
+      setText(this.unit, AXES[changes.axis][2]);
+    }
+    this.page.set(changes);
+    this.settings = this.page.settings(DEFAULTS, FITS);
     this.update(new Set(["settings"]));
   }
 
   /** Figures that any member has reported, the objective first. */
   figures() {
-    const names = new Set(this.store.run.metrics ?? []);
-    for (const curve of Object.values(this.store.curves?.members ?? {})) for (const name of Object.keys(curve.values)) names.add(name);
+    const curves = this.only === null ? Object.values(this.store.curves.members) : [this.curve(this.only)].filter(Boolean);
+    const reported = new Set(curves.flatMap((curve) => Object.keys(curve.values)));
+    const names = new Set([...(this.store.run.metrics ?? []).filter((name) => this.only === null || reported.has(name)), ...reported]);
     const others = Object.keys(OTHERS).filter((name) => names.has(name));
     return [...[...names].filter((name) => !(name in OTHERS)), ...others];
   }
@@ -87,15 +104,15 @@ class CurvesView {
       for (const each of this.panels.values()) each.chart.showHover(this.store.hover);
       return;
     }
-    const ids = this.store.visible().filter((id) => this.curve(id) !== undefined);
+    const ids = (this.only === null ? this.store.visible() : [this.only]).filter((id) => this.curve(id) !== undefined);
     const reason = this.reason(ids);
     this.absent.hidden = reason === null;
     if (reason !== null) setText(this.absent, reason);
     this.grid.hidden = reason !== null;
     if (this.store.curves === null) return;
     this.offer();
-    this.reset.hidden = settings.zoom === null;
-    this.drawLegend(ids);
+    this.reset.hidden = this.settings.zoom === null;
+    if (this.only === null) this.drawLegend(ids);
     if (reason === null) this.drawPanels(ids);
   }
 
@@ -114,8 +131,9 @@ class CurvesView {
   /** Offers the figures and axes that there are. */
   offer() {
     const names = this.figures();
+    const { settings } = this;
     settings.metrics = (settings.metrics ?? []).filter((name) => names.includes(name));
-    if (settings.metrics.length === 0) settings.metrics = names.filter((name) => !(name in OTHERS)).slice(0, 2);
+    if (settings.metrics.length === 0) settings.metrics = names.filter((name) => !(name in OTHERS)).slice(0, MOST_AT_FIRST[Number(this.only !== null)]);
     if (settings.metrics.length === 0) settings.metrics = names.slice(0, 1);
     const known = JSON.stringify([names, settings.metrics, settings.axis, this.store.run.samples]);
     if (known === this.known) return;
@@ -130,7 +148,7 @@ class CurvesView {
   }
 
   flip(name) {
-    const chosen = new Set(settings.metrics);
+    const chosen = new Set(this.settings.metrics);
     if (!chosen.delete(name)) chosen.add(name);
     if (chosen.size) this.set({ metrics: this.figures().filter((each) => chosen.has(each)) });
   }
@@ -138,6 +156,7 @@ class CurvesView {
   /** Which members are drawn one by one: those selected, all while they are few, and the best. */
   strong(ids) {
     const { store } = this;
+    if (this.only !== null) return new Set(ids);
     const chosen = ids.filter((id) => store.selection.has(id));
     const few = store.selection.size === 0 && store.members.size <= SERIES.length;
     return new Set([...(few ? ids : chosen.slice(0, MOST_STRONG)), store.best()].filter((id) => id !== null));
@@ -163,7 +182,8 @@ class CurvesView {
 
   colour(id) {
     const { store } = this;
-    return id === store.best() && !store.selection.has(id) && store.members.size > SERIES.length ? HIGHLIGHT : store.colour(id);
+    if (store.selection.has(id) || store.members.size <= SERIES.length) return store.colour(id);
+    return id === store.best() ? HIGHLIGHT : SERIES[0];
   }
 
   /** The points of a member's figure; kept until the member has others. */
@@ -171,21 +191,23 @@ class CurvesView {
     const curve = this.curve(id);
     const values = Object.hasOwn(curve.values, metric) ? curve.values[metric] : [];
     const last = curve.t.length - 1;
-    const key = `${settings.axis} ${settings.weight} ${last} ${curve.t[last]} ${values.length}`;
+    const { axis, halflife } = this.settings;
+    const key = `${axis} ${halflife} ${last} ${curve.t[last]} ${values.length}`;
     const name = JSON.stringify([id, metric]);
     let found = this.cache.get(name);
     if (found?.key !== key) {
       const { run, spans } = this.store;
       const first = spans.get(id)?.[0];
       const origins = { run: run.started ?? curve.t[0], own: first?.[5] ?? first?.[4] ?? curve.t[0], samples: run.samples };
-      const xs = positions(curve, settings.axis, origins).slice(0, values.length);
-      found = { key, xs, raw: values, ys: smooth(values, settings.weight) };
+      const xs = positions(curve, axis, origins).slice(0, values.length);
+      found = { key, xs, raw: values, ys: smooth(values, xs, halflife) };
       this.cache.set(name, found);
     }
     return found;
   }
 
   drawPanels(ids) {
+    const { settings } = this;
     for (const [metric, each] of this.panels) {
       if (settings.metrics.includes(metric)) continue;
       each.chart.close();
@@ -204,7 +226,7 @@ class CurvesView {
 
   makePanel(metric) {
     const name = figureName(metric);
-    const box = card({ title: name, table: () => this.tabulate(metric), onPick: (id) => this.store.toggle(id), onShown: () => this.update(new Set(["settings"])) });
+    const box = card({ title: name, legend: this.legend, table: () => this.tabulate(metric), onPick: (id) => this.store.toggle(id), onShown: () => this.update(new Set(["settings"])) });
     const chart = new LineChart({
       label: `${name}: curves of the members. Arrow keys go from line to line, Enter selects.`,
       height: HEIGHT,
@@ -219,7 +241,7 @@ class CurvesView {
   }
 
   drawPanel(metric, ids, strong) {
-    const { store } = this;
+    const { store, settings } = this;
     const { card: box, chart } = this.panels.get(metric);
     const lines = ids.map((id) => this.line(id, metric, strong)).filter((line) => line.ys.length);
     const front = lines.filter((line) => line.strong);
@@ -244,7 +266,7 @@ class CurvesView {
       band: quartiles ? band(lines, bandPositions(lines)) : [],
       x: { lo, hi, whole: range.x[1] - range.x[0], label: AXES[settings.axis][1], kind },
       y: { lo: low, hi: high, log: settings.log },
-      paleness: lines.length <= 30 ? 0.5 : store.selection.size || quartiles ? 0.22 : 0.5,
+      paleness: lines.length <= 30 ? 0.5 : store.selection.size || quartiles ? Math.max(0.04, Math.min(0.22, 12 / lines.length)) : 0.5, // many do not hide the band
       zoomed: settings.zoom !== null,
     });
     if (!shown) box.read(`${this.reading(metric, lines, front, quartiles)} Triangles: lines that leave the axis; "outliers" shows them whole.`);
@@ -256,7 +278,7 @@ class CurvesView {
     const best = id === this.store.best();
     const front = strong.has(id);
     const colour = front ? this.colour(id) : this.store.colour(id);
-    return { id, xs, ys, colour, strong: front, best, width: best || this.store.selection.has(id) ? 2.4 : 1.6, behind: front && settings.weight ? raw : null };
+    return { id, xs, ys, colour, strong: front, best, width: best || this.store.selection.has(id) ? 2.4 : 1.6, behind: front && this.settings.halflife ? raw : null };
   }
 
   trainingLine(line) {
@@ -265,12 +287,13 @@ class CurvesView {
   }
 
   reading(metric, lines, front, quartiles) {
+    const { axis, halflife } = this.settings;
     const others = lines.length - front.length;
-    const parts = [count(lines.length, "member"), findFigure(this.store.run.figures, metric).direction].filter(Boolean);
+    const parts = [this.only === null && count(lines.length, "member"), findFigure(this.store.run.figures, metric).direction].filter(Boolean);
     if (others && front.length) parts.push(`${number(others)} of them pale`);
     if (quartiles) parts.push("band: quartiles and median of those that came so far");
     if (metric === "loss" && front.some((line) => this.series(line.id, "train_loss").ys.length)) parts.push("dotted: loss on the training batches");
-    if (settings.weight) parts.push(`smoothed, ${settings.weight}; behind it as measured`);
+    if (halflife) parts.push(`smoothed with a half-life of ${number(halflife)} ${AXES[axis][2]}; behind it as measured`);
     if (this.store.curves.thinned) parts.push("long curves are thinned");
     return `${parts.join("; ")}.`;
   }
@@ -285,6 +308,7 @@ class CurvesView {
   }
 
   tabulate(metric) {
+    if (this.only !== null) return this.tabulateEpochs(metric);
     const { better } = findFigure(this.store.run.figures, metric);
     const up = better === null ? metric !== "train_loss" : better === "higher";
     const rows = [];
@@ -295,9 +319,17 @@ class CurvesView {
       values.forEach((value, i) => value !== null && (best < 0 || (up ? value > values[best] : value < values[best])) && (best = i));
       if (best < 0) continue;
       const last = values.findLast((value) => value !== null);
-      rows.push({ key: id, member: id, cells: [id, number(curve.epoch.length), score(last), score(values[best]), String(curve.epoch[best] + 1), clock(curve.t.at(-1) - (this.store.run.started ?? 0))] });
+      rows.push({ key: id, member: id, cells: [visible(id), curve.epoch.length, last, values[best], curve.epoch[best] + 1, curve.t.at(-1) - (this.store.run.started ?? 0)] });
     }
-    return { caption: `${figureName(metric)} of each member, as measured.`, head: ["member", "epochs", "last", up ? "highest" : "lowest", "at epoch", "last after"], rows };
+    return { caption: `${figureName(metric)} of each member, as measured.`, head: ["member", ["epochs", number], ["last", score], [up ? "highest" : "lowest", score], "at epoch", ["last after", clock]], rows };
+  }
+
+  /** The epochs of one member, the last first. */
+  tabulateEpochs(metric) {
+    const { epoch, t, values } = this.curve(this.only);
+    const names = [metric, "train_loss"].filter((name, i) => Object.hasOwn(values, name) && (i === 0 || metric === "loss"));
+    const rows = epoch.map((each, i) => ({ key: each, cells: [each + 1, ...names.map((name) => values[name][i]), t[i] - (this.store.run.started ?? 0)] }));
+    return { head: ["epoch", ...names.map((name) => [figureName(name), score]), ["after", clock]], rows: rows.reverse() };
   }
 
   close() {

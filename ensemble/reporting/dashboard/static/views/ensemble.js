@@ -1,6 +1,5 @@
 /** The view "Ensemble": the combined model against its members, calibration, what each added member gains, disagreement. */
 
-import { Chart } from "../canvas_chart.js";
 import { card } from "../card.js";
 import { extent } from "../scales.js";
 import { fill, h, setText } from "../dom.js";
@@ -11,17 +10,12 @@ import { HIGHLIGHT, NEUTRAL, SERIES } from "../store.js";
 import { Tiles } from "../tiles.js";
 import { confusionCard } from "./confusion.js";
 import { disagreementCard } from "./matrix.js";
-import { plotChart } from "./task_plots.js";
+import { Plots } from "./task_plots.js";
 
 const SHOWN = 30; // members beside the combined model
-const BINS = 15; // of the calibration
 const COMPARED = 2; // figures that members are compared by
 const ACCENT = SERIES[0];
 const EXTRA = { stack: " A stack weighs each class of each member; these are their shares in all.", function: " The run's function sees all members alike." };
-const RELIABILITY = {
-  classification: { x: "confidence", y: "accuracy", reading: "How often a model is right when it is so sure. On the diagonal it is calibrated, below it too sure; larger dots hold more samples." },
-  multilabel: { x: "predicted probability", y: "share of labels that are there", reading: "How often a label is there when a model gives it such a probability. On the diagonal it is calibrated; larger dots hold more labels." },
-};
 
 export const ensembleView = {
   id: "ensemble",
@@ -36,7 +30,7 @@ class EnsembleView {
     this.page = page;
     this.drawn = null;
     this.built = null;
-    this.charts = [];
+    this.plots = new Plots(page, { document: "quality", names: () => this.quality.names });
     this.head = h("h2", { class: "first-head" });
     this.note = h("p", { class: "reading", role: "status" });
     this.tiles = new Tiles(page);
@@ -46,33 +40,23 @@ class EnsembleView {
   }
 
   /** The cards of a task; those of another one are taken down. */
-  build({ task, figures, plots }) {
+  build({ task, figures }) {
     const compared = figures.slice(0, COMPARED);
-    const key = JSON.stringify([task, compared, plots.map(({ id }) => id)]);
+    const key = JSON.stringify([task, compared]);
     if (key === this.built) return;
     this.built = key;
-    this.close();
-    const pick = (id) => this.page.store.toggle(id);
-    const words = RELIABILITY[task];
     this.compared = compared;
     this.versus = card({ title: "Combined model and members", table: () => this.tabulateMembers() });
-    this.calibration = words === undefined ? null : new Chart({ title: "Calibration", width: "half", height: 320, reading: words.reading, table: () => this.tabulateBins() });
-    this.bins = words === undefined ? null : new Chart({ title: `Samples by ${words.x}`, width: "half", height: 320, reading: "How many samples each bin of the calibration holds: where there are few, its dots say little." });
-    this.plots = plots.map((plot) => [plot.id, plotChart(plot)]);
-    this.gains = task === "free" ? [] : compared.map((figure) => [figure, new Chart({ title: `Gain of each added member, ${visible(figure.title)}`, width: "half", height: 280, pick })]);
     this.weights = card({ title: "Weights of the combination", width: "half", table: () => this.tabulateWeights() });
     this.matrix = disagreementCard(this.page);
-    this.confusion = confusionCard();
+    this.confusion = confusionCard(this.page);
     this.classTables = h("div", { class: "grid wrapping", hidden: true });
     this.tables = h("div", { class: "grid wrapping" });
-    this.charts = [this.calibration, this.bins, ...this.plots.map(([, each]) => each), ...this.gains.map(([, each]) => each)].filter(Boolean);
-    fill(this.grid, this.versus.root, this.calibration?.card.root, this.bins?.card.root, this.plots.map(([, each]) => each.root), this.confusion.root, this.classTables, this.tables,
-      this.gains.map(([, chart]) => chart.card.root), this.weights.root, this.matrix.root);
+    fill(this.grid, this.versus.root, this.plots.root, this.confusion.root, this.classTables, this.tables, this.weights.root, this.matrix.root);
   }
 
   close() {
-    for (const chart of this.charts) chart.close();
-    this.charts = [];
+    this.plots.close();
   }
 
   update(changed) {
@@ -90,21 +74,15 @@ class EnsembleView {
     this.grid.hidden = false;
     this.absent.hidden = true;
     this.drawVersus();
-    this.drawGains();
+    this.plots.draw();
     this.drawWeights();
     if (!isNew) return this.matrix.mark();
     this.matrix.draw(quality.disagreement, Object.keys(quality.members).length);
-    this.drawCalibration();
     this.confusion.draw(quality.classes?.matrices ?? []);
     fill(this.classTables, (quality.classes?.tables ?? []).map((table) => h("div", { class: "half" }, plainTable(table))));
     this.classTables.hidden = this.classTables.children.length === 0;
     fill(this.tables, quality.tables.map((table) => h("div", { class: "half" }, plainTable(table))));
     this.tables.hidden = quality.tables.length === 0;
-    for (const [id, chart] of this.plots) chart.draw(quality.plots.find((each) => each.id === id), this.nameModels());
-  }
-
-  nameModels() {
-    return { best: `best member (${visible(this.quality.best)})`, combined: this.combination?.so_far ? "combined so far" : "combined" };
   }
 
   /** One sentence in the place of all figures. */
@@ -163,73 +141,6 @@ class EnsembleView {
     return row;
   }
 
-  curveNames() {
-    const names = this.nameModels();
-    return [["best", names.best, ACCENT], ["combined", names.combined, HIGHLIGHT]].filter(([which]) => this.quality.curves[which]?.length);
-  }
-
-  drawCalibration() {
-    if (this.calibration === null) return;
-    const { curves, members, best, combined, task } = this.quality;
-    const words = RELIABILITY[task];
-    const names = this.curveNames();
-    if (names.length === 0) {
-      this.calibration.explain("There are no probabilities to compare with the true classes.");
-      this.bins.explain("There are no probabilities to compare with the true classes.");
-      return;
-    }
-    const ece = { best: members[best]?.ece, combined: combined?.ece };
-    const all = names.flatMap(([which]) => curves[which]);
-    const rows = Math.max(...names.map(([which]) => curves[which].reduce((sum, [, , many]) => sum + many, 0)));
-    const lowest = Math.min(...all.map(([confidence, right]) => Math.min(confidence, right))) - 0.05;
-    const low = Math.max(0, Math.min(0.5, lowest));
-    const point = (name) => ([confidence, right, many]) => ({
-      x: confidence, y: right, size: 2.5 + 8 * Math.sqrt(many / (rows || 1)), text: `${name}\n${words.x} ${confidence.toFixed(3)}\n${words.y} ${right.toFixed(3)}\n${count(many, "sample")}`,
-    });
-    this.calibration.draw({
-      x: { kind: "linear", values: [low, 1], title: words.x },
-      y: { kind: "linear", values: [low, 1], title: words.y },
-      series: [
-        { name: "calibrated", colour: NEUTRAL, line: "line", dash: [5, 4], width: 1, still: true, points: [{ x: low, y: low }, { x: 1, y: 1 }] },
-        ...names.map(([which, name, colour]) => ({ name: Number.isFinite(ece[which]) ? `${name}, ECE ${score(ece[which])}` : name, colour, line: "line", shape: "dot", points: curves[which].map(point(name)) })),
-      ],
-      said: names.map(([which, name]) => `${name}, ECE ${score(ece[which])}`).join("; "),
-    });
-    const bar = (aside) => ([confidence, , many]) => ({ x: binOf(confidence), y: many, aside, size: 7, text: `${words.x} from ${binOf(confidence)}\n${count(many, "sample")}` });
-    this.bins.draw({
-      x: { kind: "category", values: all.map(([confidence]) => binOf(confidence)), title: `${words.x}, from … (bins of 1/${BINS})` },
-      y: { kind: "linear", values: all.map(([, , many]) => many), zero: true, title: "samples" },
-      series: names.map(([which, name, colour], i) => ({ name, colour, shape: "bar", points: curves[which].map(bar(names.length > 1 ? 0.56 * (i - 0.5) : 0)) })),
-    });
-  }
-
-  drawGains() {
-    const { gain: curve, combined, split, figures, criterion } = this.quality;
-    for (const [figure, chart] of this.gains) {
-      const metric = figure.name;
-      const points = (curve ?? []).filter((each) => Number.isFinite(each[metric]));
-      if (points.length === 0) {
-        chart.explain("It needs saved validation predictions of finished members, and a figure to choose them by.");
-        continue;
-      }
-      const chosen = findFigure(figures, criterion);
-      chart.read(`The plain average of the best members for ${count(1, "member")} to ${points.length}, each added where it ${chosen.better === "higher" ? "raises" : "lowers"} the ${visible(chosen.label)} on the validation split most; measured on the ${split} split.`);
-      const { store } = this.page;
-      chart.draw({
-        x: { kind: "linear", values: points.map((each) => each.members), pad: 0.03, whole: true, title: "members" },
-        y: { kind: "linear", values: [...points.map((each) => each[metric]), combined?.[metric] ?? points[0][metric]], pad: 0.08, title: visible(figure.label) },
-        series: [
-          { name: "average of the members so far", colour: ACCENT, line: "line", shape: "dot", size: 4, points: points.map((each) => ({
-            id: each.added, x: each.members, y: each[metric], pale: store.isPale(each.added), colour: store.selection.has(each.added) ? store.colour(each.added) : null,
-            text: `${count(each.members, "member")}\nadded ${visible(each.added)}\n${visible(figure.label)} ${score(each[metric])}`,
-          })) },
-          ...(Number.isFinite(combined?.[metric]) ? [{ name: `combined (${this.combination?.method ?? "weighted"})`, colour: HIGHLIGHT, line: "line", dash: [6, 4], still: true, points: [{ x: 1, y: combined[metric] }, { x: points.at(-1).members, y: combined[metric] }] }] : []),
-        ],
-        said: `${score(points[0][metric])} with one member, ${score(points.at(-1)[metric])} with ${points.length}`,
-      });
-    }
-  }
-
   drawWeights() {
     const weights = Object.entries(this.combination?.weights ?? {}).sort((a, b) => b[1] - a[1]);
     if (weights.length === 0) {
@@ -253,27 +164,17 @@ class EnsembleView {
     const { members, combined, intervals, figures } = this.quality;
     const names = figures.filter(({ name }) => [combined, ...Object.values(members)].some((each) => Number.isFinite(each?.[name])));
     const weights = this.combination?.weights ?? {};
-    const row = (name, metrics, weight) => [name, ...names.map((each) => score(metrics[each.name])), weight === undefined ? "–" : share(weight)];
+    const row = (name, metrics, weight) => [name, ...names.map((each) => metrics[each.name]), weight];
     const rows = this.rankMembers().map((id) => row(visible(id), members[id], Object.hasOwn(weights, id) ? weights[id] : undefined));
     const spans = [["ensemble", "combined"], ["best", visible(this.quality.best)], ["difference", "combined less the best"]].filter(([which]) => intervals?.[which])
-      .map(([which, name]) => [`${name}, 95 % interval`, ...names.map((each) => intervalWords(intervals[which][each.name]) || "–"), "–"]);
-    return { head: ["model", ...names.map((each) => visible(each.label)), "weight"], rows: [...(combined ? [row("combined", combined)] : []), ...spans, ...rows] };
-  }
-
-  tabulateBins() {
-    const { x, y } = RELIABILITY[this.quality.task];
-    const rows = this.curveNames().flatMap(([which, name]) => this.quality.curves[which].map(([confidence, right, many]) => [name, confidence.toFixed(3), right.toFixed(3), number(many)]));
-    return { head: ["model", x, y, "samples"], rows };
+      .map(([which, name]) => [`${name}, 95 % interval`, ...names.map((each) => intervalWords(intervals[which][each.name]) || null), null]);
+    return { head: ["model", ...names.map((each) => [visible(each.label), score]), ["weight", share]], rows: [...(combined ? [row("combined", combined)] : []), ...spans, ...rows] };
   }
 
   tabulateWeights() {
-    const rows = Object.entries(this.combination.weights).sort((a, b) => b[1] - a[1]).map(([id, part]) => [visible(id), share(part)]);
-    return { head: ["member", "weight"], rows };
+    const rows = Object.entries(this.combination.weights).sort((a, b) => b[1] - a[1]).map(([id, part]) => [visible(id), part]);
+    return { head: ["member", ["weight", share]], rows };
   }
-}
-
-function binOf(confidence) {
-  return (Math.max(0, Math.ceil(confidence * BINS) - 1) / BINS).toFixed(2);
 }
 
 function dotRow(name, given, combined, at, tag, colour, span) {

@@ -8,8 +8,8 @@ import { placementView } from "./placement.js";
 import { pipelineView } from "./pipeline.js";
 import { searchView } from "./search.js";
 import { ensembleView } from "./ensemble.js";
+import { samplesView } from "./samples.js";
 import { costView } from "./cost.js";
-import { detailsView } from "./details.js";
 import { noticesView } from "./notices.js";
 import { memberView } from "./member.js";
 import { runsView } from "./runs.js";
@@ -17,5 +17,5 @@ import { compareView } from "./compare.js";
 
 export const VIEWS = [
   overviewView, membersView, curvesView, timelineView, placementView, pipelineView, searchView,
-  ensembleView, costView, detailsView, noticesView, memberView, runsView, compareView,
+  ensembleView, samplesView, costView, noticesView, memberView, runsView, compareView,
 ];

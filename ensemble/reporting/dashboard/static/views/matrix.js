@@ -4,8 +4,9 @@ import { card } from "../card.js";
 import { fill, h, svg } from "../dom.js";
 import { score, share, visible } from "../format.js";
 
-const NUMBERED = 12; // members in a matrix whose cells bear numbers
-const LEFT = 128;
+const NUMBERED = 12; // members or classes in a matrix whose cells bear numbers
+const TOP = 18; // above the cells
+export const LEFT = 128;
 
 /** Builds the card: `root`, `draw(disagreement, total)`, `mark()` where the selection has changed. */
 export function disagreementCard(page) {
@@ -30,25 +31,36 @@ export function disagreementCard(page) {
     const most = Math.max(...matrix.flat(), 1e-9);
     self.read(`${found.reading} Members that differ gain more together. The strongest colour is ${shown(found, most)}.${total > members.length ? ` The best ${members.length} of ${total} members.` : ""}`);
     const side = Math.max(11, Math.min(34, Math.floor(420 / members.length)));
-    const cells = matrix.flatMap((row, i) => row.map((part, j) => cell(found, side, i, j, part, most)));
+    const words = (i, j, part) => (i === j ? visible(members[i]) : `${visible(members[i])} and ${visible(members[j])}: ${shown(found, part)}`);
+    const number = (i, j, part) => (i !== j && found.unit === "share" ? (100 * part).toFixed(part < 0.0995 ? 1 : 0) : null);
+    const cells = matrix.flatMap((row, i) => row.map((part, j) => ({ i, j, words: words(i, j, part), label: number(i, j, part), opacity: i === j ? 0 : 0.06 + 0.8 * (part / most) })));
     const heads = members.map((id, i) => head(page, id, i, side));
     const ranks = members.map((_, j) => (side < 16 && j % 5 ? null : svg("text", { x: LEFT + (j + 0.5) * side, y: 12, "text-anchor": "middle" }, j + 1)));
-    const [width, height] = [LEFT + members.length * side + 2, 18 + members.length * side + 2];
-    fill(self.body, h("div", { class: "scroll" }, svg("svg", { class: "matrix", width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Disagreement of ${members.length} members` }, ranks, heads, cells)));
+    fill(self.body, grid({ many: members.length, side, top: TOP, cells, label: `Disagreement of ${members.length} members`, role: "group" }, ranks, heads));
     mark();
     self.update();
   }
   return { root: self.root, draw, mark };
 }
 
-function cell(found, side, i, j, part, most) {
-  const { members } = found;
-  const words = i === j ? visible(members[i]) : `${visible(members[i])} and ${visible(members[j])}: ${shown(found, part)}`;
-  const opacity = i === j ? 0 : 0.06 + 0.8 * (part / most);
-  const [x, y] = [LEFT + j * side, 18 + i * side];
-  const isNumbered = members.length <= NUMBERED && i !== j && found.unit === "share";
-  const label = isNumbered ? svg("text", { x: x + 0.5 * side, y: y + 0.5 * side + 4, "text-anchor": "middle", class: opacity > 0.5 ? "on-mark" : null }, (100 * part).toFixed(part < 0.0995 ? 1 : 0)) : null;
-  return svg("g", {}, svg("title", {}, words), svg("rect", { "data-mark": `${i},${j}`, x, y, width: side - 1, height: side - 1, "fill-opacity": opacity }), label);
+/**
+ * A square of cells `{ i, j, words, opacity, label, class, href }` in row `i` and column `j`, `side` px wide, `top` px below the figure's edge and
+ * `LEFT` beside it; `heads` are drawn before them. The labels are shown where the cells are few.
+ */
+export function grid({ many, side, top, cells, label, role, kind = "" }, ...heads) {
+  const [width, height] = [LEFT + many * side + 2, top + many * side + 2];
+  const drawn = cells.map(({ i, j, words, opacity, label: text, class: name, href }) => {
+    const [x, y] = [LEFT + j * side, top + i * side];
+    const isShown = many <= NUMBERED && text !== null;
+    return svg(href ? "a" : "g", { href }, svg("title", {}, words), svg("rect", { "data-mark": `${i},${j}`, class: name, x, y, width: side - 1, height: side - 1, "fill-opacity": opacity }),
+      isShown ? svg("text", { x: x + 0.5 * side, y: y + 0.5 * side + 4, "text-anchor": "middle", class: opacity > 0.5 ? "on-mark" : null }, text) : null);
+  });
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, svg("svg", { class: `matrix ${kind}`, width, height, viewBox: `0 0 ${width} ${height}`, role, "aria-label": label }, heads, drawn));
+}
+
+/** A name that fits beside the cells. */
+export function shorten(name) {
+  return name.length > 14 ? `${name.slice(0, 13)}…` : name;
 }
 
 function head(page, id, i, side) {
@@ -57,12 +69,13 @@ function head(page, id, i, side) {
   const name = visible(id);
   return svg("text", {
     x: LEFT - 6, y: 22 + (i + 0.5) * side, "text-anchor": "end", class: "matrix-head", "data-member": id, tabindex: "0", role: "button", onclick: choose, onkeydown: press,
-  }, svg("title", {}, name), `${name.length > 14 ? `${name.slice(0, 13)}…` : name} ${i + 1}`);
+  }, svg("title", {}, name), `${shorten(name)} ${i + 1}`);
 }
 
 function tabulate(found) {
   const { members, matrix } = found;
-  return { head: ["member", ...members.map((_, i) => String(i + 1))], rows: members.map((id, i) => [`${i + 1} ${visible(id)}`, ...matrix[i].map((part, j) => (i === j ? "–" : shown(found, part)))]) };
+  const head = ["member", ...members.map((_, i) => [String(i + 1), (part) => shown(found, part)])];
+  return { head, rows: members.map((id, i) => [`${i + 1} ${visible(id)}`, ...matrix[i].map((part, j) => (i === j ? null : part))]) };
 }
 
 function shown({ unit }, part) {

@@ -5,16 +5,18 @@ import { fill, h, setAttribute, setText } from "../dom.js";
 import { ABSENT, clock, count, cpu, duration, joules, number, score, share, value, visible } from "../format.js";
 import { LogTail } from "../log_tail.js";
 import { longText } from "../long_text.js";
+import { textOf } from "../plain_table.js";
 import { STATES } from "../store.js";
 import { Tiles } from "../tiles.js";
 import { costOf } from "./member_columns.js";
-import { MemberCurves } from "./member_curves.js";
+import { CurvePanels } from "./curves.js";
 
 export const memberView = {
   id: "member",
   title: "Member",
   tab: false,
-  needs: ["curves"],
+  needs: ["curves", "tables"],
+  renews: ["tables"],
   shown: () => true,
   mount: (root, page) => new MemberPage(root, page, page.route.member),
 };
@@ -32,11 +34,13 @@ class MemberPage {
     this.dot = head.querySelector(".dot");
     this.failure = h("section", { class: "card failure", "aria-label": "Why it failed", hidden: true });
     this.tiles = new Tiles(page, 7);
-    this.curves = new MemberCurves(page, id);
+    const curves = h("section", { "aria-label": "Curves" });
+    this.curves = new CurvePanels(curves, page, id);
     this.params = h("section", { class: "card half", "aria-label": "Hyperparameters" });
     this.attempts = h("section", { class: "card half", "aria-label": "Attempts" });
+    this.measured = h("section", { class: "card", "aria-label": "Measured" });
     this.log = page.store.members.has(id) ? new LogTail(page, id) : null;
-    this.body = h("div", { class: "grid" }, h("div", {}, this.tiles.root), this.curves.root, this.params, this.attempts, this.log?.root);
+    this.body = h("div", { class: "grid" }, h("div", {}, this.tiles.root), curves, this.params, this.attempts, this.measured, this.log?.root);
     this.absent = h("p", { class: "absent", hidden: true }, "The run has no member of this name.");
     fill(root, h("p", { class: "crumb" }, h("a", { href: page.link("members") }, "← Members")), head, this.failure, this.absent, this.body);
   }
@@ -52,7 +56,8 @@ class MemberPage {
     if (any("members", "cost", "curves")) this.drawTiles(member);
     if (any("members")) this.drawParams(member);
     if (any("spans", "clock")) this.drawAttempts();
-    if (any("curves", "run")) this.curves.update();
+    if (any("tables")) this.drawMeasured(store.tables);
+    if (any("curves", "run", "selection", "hover")) this.curves.update(changed);
   }
 
   drawHead(member) {
@@ -67,7 +72,7 @@ class MemberPage {
     const verbs = verbsFor(this.page, member).join(" ");
     if (verbs !== this.verbs) {
       this.verbs = verbs;
-      fill(this.buttons, memberButtons(this.page, member));
+      fill(this.buttons, memberButtons(this.page, [this.id]));
     }
     const failure = JSON.stringify([member.error, member.reason, member.advice]);
     if (failure === this.known) return;
@@ -135,6 +140,14 @@ class MemberPage {
     });
     const head = h("tr", {}, h("th", { scope: "col", class: "text" }, "name"), h("th", { scope: "col", class: "text" }, "value"), isBest ? null : h("th", { scope: "col", class: "text" }, `best, ${visible(best.id)}`));
     fill(this.params, h("h3", {}, "Hyperparameters"), rows.length === 0 ? h("p", { class: "absent" }, "It has none.") : h("div", { class: "scroll" }, h("table", {}, h("caption", { class: "unseen" }, "Hyperparameters"), h("thead", {}, head), h("tbody", {}, rows))));
+  }
+
+  /** What the other places have no figure for. */
+  drawMeasured(tables) {
+    const own = tables?.members[this.id] ?? [];
+    const known = own.map((cell, i) => [tables.columns[i], textOf(cell)]).filter(([, text]) => text !== "");
+    this.measured.hidden = known.length === 0;
+    fill(this.measured, h("h3", {}, "Measured"), h("dl", { class: "made" }, known.map(([{ title, about }, text]) => [h("dt", { title: about }, visible(title)), h("dd", {}, visible(text))])));
   }
 
   drawAttempts() {

@@ -3,6 +3,7 @@
 import { h, setAttribute, setText } from "../dom.js";
 import { findFigure } from "../figures.js";
 import { ABSENT, cpu, duration, joules, number, score, share, value, visible } from "../format.js";
+import { textOf } from "../plain_table.js";
 import { STATES } from "../store.js";
 
 const USUAL = ["state", "epoch", "metric", "place", "waited", "left_s", "cpu_s", "energy_j"];
@@ -24,7 +25,7 @@ export function allColumns(store) {
     { id: "state", title: "state", about: "State", width: 118, text: true, value: (row) => row.state, show: state },
     { id: "error", title: "error", about: "Why it failed", width: 220, text: true, value: (row) => row.error, show: clipped((row) => row.error) },
     { id: "epoch", title: "epoch", about: "Finished epochs of all", width: 104, value: (row) => row.done, show: epoch },
-    { id: "metric", title: visible(run?.objective ?? "metric"), about: `The objective, ${visible(findFigure(run?.figures, run?.objective ?? "").title)}, in validation`, width: metricWidth(run?.objective), value: (row) => row.metric, show: plain((row) => score(row.metric)) },
+    { id: "metric", title: visible(run?.objective ?? "metric"), about: `The objective, ${visible(findFigure(run?.figures, run?.objective ?? "").title)}, in validation`, width: widthOf(Math.max(8, (run?.objective ?? "").length + 2), 190), value: (row) => row.metric, show: plain((row) => score(row.metric)) },
     ...others,
     ...params,
     { id: "place", title: "place", about: "Node and device", width: 158, text: true, value: (row) => row.place, show: clipped((row) => row.place) },
@@ -38,8 +39,17 @@ export function allColumns(store) {
     { id: "memory_gb", title: "memory", about: "Memory in GB", width: 90, value: (row) => row.memory_gb, show: plain((row) => (row.memory_gb === null ? ABSENT : `${number(row.memory_gb)} GB`)) },
     { id: "cpu_s", title: "CPU time", about: "CPU-seconds of its own processes", width: 94, value: (row) => cost(row.id, "cpu_s"), show: plain((row) => cpu(cost(row.id, "cpu_s"))) },
     energy(store, cost),
+    ...further(store.tables),
     { id: "options", title: "options", about: "How it is trained beside its hyperparameters", width: 210, text: true, value: (row) => row.options, show: clipped((row) => row.options) },
   ];
+}
+
+/** Columns of the document `tables`; none while it is not here. */
+function further(tables) {
+  return (tables?.columns ?? []).map(({ id, title, about, kind, letters }, i) => {
+    const cell = (row) => tables.members[row.id]?.[i] ?? null;
+    return { id, title: visible(title), about: visible(about), text: kind === "text", width: widthOf(letters, 330), value: (row) => [cell(row)].flat().at(-1), show: clipped((row) => textOf(cell(row)) || null) };
+  });
 }
 
 /** The columns that are shown until the reader chooses others: a Set of ids. */
@@ -73,18 +83,11 @@ function energy(store, cost) {
 }
 
 function param(store, name) {
-  let widest = name.length + 2;
-  let isText = false;
-  let seen = 0;
-  for (const member of store.members.values()) {
-    if ((seen += 1) > SAMPLE) break;
-    const given = member.params?.[name];
-    widest = Math.max(widest, value(given).length);
-    isText ||= given !== undefined && given !== null && typeof given !== "number";
-  }
+  const known = [...store.members.values()].slice(0, SAMPLE).map((member) => member.params?.[name] ?? null);
+  const widest = Math.max(name.length + 2, ...known.map((given) => value(given).length));
   return {
-    id: `param ${name}`, title: visible(name), about: `Hyperparameter ${visible(name)}`, text: isText,
-    width: Math.round(Math.min(200, Math.max(64, widest * CHARACTER_PX + 28))),
+    id: `param ${name}`, title: visible(name), about: `Hyperparameter ${visible(name)}`, text: known.some((given) => given !== null && typeof given !== "number"),
+    width: widthOf(widest, 200),
     value: (row) => sortable(row.params?.[name]), show: clipped((row) => (row.params?.[name] === undefined ? null : value(row.params[name]))),
   };
 }
@@ -94,14 +97,14 @@ function sortable(given) {
   return typeof given === "object" ? JSON.stringify(given) : String(given);
 }
 
-function metricWidth(name) {
-  return Math.round(Math.min(190, Math.max(86, (name ?? "").length * CHARACTER_PX + 40)));
+function widthOf(letters, most) {
+  return Math.round(Math.min(most, Math.max(64, letters * CHARACTER_PX + 28)));
 }
 
 function metric(figure) {
   const { name } = figure;
   return {
-    id: `metric ${name}`, title: visible(name), about: `${visible(figure.title)}, in validation`, width: metricWidth(name),
+    id: `metric ${name}`, title: visible(name), about: `${visible(figure.title)}, in validation`, width: widthOf(Math.max(8, name.length + 2), 190),
     value: (row) => row.metrics?.[name] ?? null, show: plain((row) => score(row.metrics?.[name])),
   };
 }

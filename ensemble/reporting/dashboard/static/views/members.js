@@ -1,18 +1,20 @@
 /** All members in a table: sorted, filtered, with the columns that the reader wants. */
 
-import { askCancel, askClone, verbsFor } from "../actions.js";
+import { memberButtons, verbsFor } from "../actions.js";
 import { fill, h, setText } from "../dom.js";
 import { count } from "../format.js";
+import { saveMenu } from "../save.js";
+import { read, write } from "../storage.js";
 import { createTable } from "../table.js";
 import { allColumns, defaultColumns } from "./member_columns.js";
 
-const STORED = "ensemble-columns";
 const SORT = { column: "number", up: true };
 
 export const membersView = {
   id: "members",
   title: "Members",
   needs: [],
+  renews: ["tables"],
   shown: () => true,
   mount: (root, page) => new Members(root, page),
 };
@@ -20,11 +22,13 @@ export const membersView = {
 class Members {
   constructor(root, page) {
     this.page = page;
-    this.changes = readStored();
+    const set = page.settings({ columns: null, sort: SORT }, { columns: isObject, sort: (given) => isObject(given) && typeof given.up === "boolean" });
+    this.changes = set.columns ?? read("columns") ?? {};
     this.known = "";
+    if (Object.values(this.changes).includes(true)) page.documents.fetch("tables"); // a column may be of them
     this.table = createTable({
-      label: "Members", sort: { ...(page.memberSort ?? SORT) },
-      onSort: (sort) => (page.memberSort = { ...sort }),
+      label: "Members", sort: { ...set.sort },
+      onSort: (sort) => page.set({ sort }),
       onOpen: (id) => page.go("member", { member: id }),
       onToggle: (id) => page.store.toggle(id),
       onRange: (ids) => page.store.select([...page.store.selection, ...ids]),
@@ -35,7 +39,11 @@ class Members {
     this.count = h("p", { class: "soft", role: "status" });
     this.bulk = h("div", { class: "buttons", hidden: true });
     this.chooser = h("details", { class: "chooser" }, h("summary", { class: "button" }, "Columns"));
-    this.chooser.addEventListener("toggle", () => this.chooser.open && this.drawChooser());
+    this.chooser.addEventListener("toggle", () => {
+      if (!this.chooser.open) return;
+      if (page.store.tables === null) page.documents.fetch("tables");
+      this.drawChooser();
+    });
     this.chooser.addEventListener("keydown", (event) => {
       if (event.key !== "Escape") return;
       this.chooser.open = false;
@@ -45,12 +53,13 @@ class Members {
     this.table.root.addEventListener("click", (event) => this.follow(event));
     const all = h("button", { type: "button", onclick: () => page.store.select(page.store.visible()) }, "Select all shown");
     this.all = all;
-    fill(root, h("div", { class: "toolbar" }, this.count, this.bulk, h("span", { class: "grow" }), all, this.chooser), this.table.root);
+    fill(root, h("div", { class: "toolbar" }, this.count, this.bulk, h("span", { class: "grow" }), all, this.chooser, saveMenu({ title: "Members", table: () => this.table.tabulate() })), this.table.root);
   }
 
   update(changed) {
     const { store } = this.page;
-    const rows = ["members", "filter", "cost", "run", "view", "columns", "reset"];
+    const rows = ["members", "filter", "cost", "run", "view", "columns", "tables", "reset"];
+    if (changed.has("tables") && this.chooser.open) this.drawChooser();
     if (rows.some((name) => changed.has(name))) this.drawRows(store);
     else if (changed.has("selection")) this.table.draw();
     const shown = store.visible().length;
@@ -97,36 +106,29 @@ class Members {
 
   choose(id, isShown) {
     this.changes[id] = isShown;
-    writeStored(this.changes);
+    write("columns", this.changes);
+    this.page.set({ columns: this.changes });
     this.page.note(new Set(["columns"]));
   }
 
   chooseUsual() {
     this.changes = {};
-    writeStored(this.changes);
+    write("columns", this.changes);
+    this.page.set({ columns: null });
     this.drawChooser();
     this.page.note(new Set(["columns"]));
   }
 
-  /** The requests that can be made for the selected members, each with the number of those it is for. */
+  /** What can be asked for the selected members. */
   drawBulk() {
     const { page } = this;
-    const able = { pause: [], resume: [], cancel: [], add: [] };
-    for (const id of page.store.selection) {
-      const member = page.store.members.get(id);
-      for (const verb of member === undefined ? [] : verbsFor(page, member)) able[verb].push(id);
-    }
-    const key = JSON.stringify(able);
+    const { members, selection } = page.store;
+    const ids = [...selection].filter((id) => members.has(id));
+    const key = JSON.stringify(ids.map((id) => [id, ...verbsFor(page, members.get(id))]));
     if (key === this.bulkKey) return;
     this.bulkKey = key;
-    const each = (verb) => () => able[verb].forEach((member) => page.act(verb, { member }));
-    const button = (label, onclick, kind) => h("button", { type: "button", class: kind, onclick }, label);
-    fill(this.bulk,
-      able.pause.length > 0 && button(`Pause ${able.pause.length}`, each("pause")),
-      able.resume.length > 0 && button(`Resume ${able.resume.length}`, each("resume")),
-      able.cancel.length > 0 && button(`Cancel ${able.cancel.length} …`, () => askCancel(page, able.cancel), "danger"),
-      page.store.selection.size === 1 && able.add.length === 1 && button("Clone with changes …", () => askClone(page, able.add[0])));
-    this.bulk.hidden = this.bulk.children.length === 0;
+    fill(this.bulk, memberButtons(page, ids));
+    this.bulk.hidden = this.bulk.querySelector("button") === null;
   }
 
   close() {
@@ -134,18 +136,6 @@ class Members {
   }
 }
 
-function readStored() {
-  try {
-    return JSON.parse(localStorage.getItem(STORED)) ?? {};
-  } catch {
-    return {}; // no storage, or something else wrote there
-  }
-}
-
-function writeStored(changes) {
-  try {
-    localStorage.setItem(STORED, JSON.stringify(changes));
-  } catch {
-    // it holds for this page alone
-  }
+function isObject(given) {
+  return typeof given === "object" && given !== null && !Array.isArray(given);
 }

@@ -6,7 +6,7 @@ import { listImprovements } from "../curve_series.js";
 import { fill, h, setText } from "../dom.js";
 import { count, duration, score, share, timeUnit, visible } from "../format.js";
 import { longText } from "../long_text.js";
-import { noticeList } from "./notices.js";
+import { failureList, noticeList } from "./notices.js";
 import { stateBar, stateLegend } from "./state_bar.js";
 import { SERIES } from "../store.js";
 import { Tiles } from "../tiles.js";
@@ -39,7 +39,9 @@ class Overview {
     this.limits = h("section", { class: "card rest", "aria-label": "What limits the run" }, h("h3", {}, "What limits the run"), this.facts);
     this.chart = new Chart({ title: "Best so far", width: "most", height: 210, pick: (id) => page.go("member", { member: id }) });
     this.notices = h("section", { class: "card", "aria-label": "Last notices" });
-    fill(root, this.benefit, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.chart.card.root, this.limits, this.notices));
+    this.made = h("dl", { class: "made" });
+    this.failures = h("div", {});
+    fill(root, this.benefit, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.failures, this.chart.card.root, this.limits, this.notices, h("section", { class: "card", "aria-label": "Made with" }, h("h3", {}, "Made with"), this.made)));
   }
 
   update(changed) {
@@ -49,6 +51,7 @@ class Overview {
     if (any("run", "quality")) this.drawTiles(store);
     if (any("run")) this.drawFacts(store);
     if (any("run")) this.drawBenefit(store.run.benefit);
+    if (any("run")) this.drawOrigin(store.run);
     if (any("curves", "run")) this.drawChart(store);
     if (any("notices")) this.drawNotices(store);
   }
@@ -58,6 +61,16 @@ class Overview {
     setText(this.benefit, visible(text));
     this.benefit.className = `benefit ${tone}`;
     this.benefit.hidden = text === "";
+  }
+
+  /** What the run was made with, and why members failed. */
+  drawOrigin(run) {
+    const key = JSON.stringify([run.made_with, run.failures]);
+    if (key === this.originKey) return;
+    this.originKey = key;
+    fill(this.made, run.made_with.map(([label, text]) => [h("dt", {}, visible(label)), h("dd", {}, visible(text))]));
+    fill(this.failures, failureList(this.page));
+    this.failures.hidden = run.failures.length === 0;
   }
 
   drawProgress({ run }) {
@@ -125,7 +138,8 @@ class Overview {
   drawNotices({ notices }) {
     this.notices.hidden = notices.length === 0;
     if (notices.length === 0) return;
-    const more = notices.length > LAST_NOTICES ? h("p", { class: "after" }, h("a", { href: this.page.link("notices") }, `All ${count(notices.length, "notice")}`)) : null;
+    const all = notices.reduce((sum, each) => sum + each.count, 0);
+    const more = notices.length > LAST_NOTICES ? h("p", { class: "after" }, h("a", { href: this.page.link("notices") }, `All ${count(all, "notice")}`)) : null;
     fill(this.notices, h("h3", {}, "Notices"), noticeList(notices.slice(-LAST_NOTICES).reverse()), more);
   }
 

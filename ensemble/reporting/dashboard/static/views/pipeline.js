@@ -3,6 +3,7 @@
 import { fill, h, setText, svg } from "../dom.js";
 import { count, memory, number, share, visible } from "../format.js";
 import { card, roving } from "../card.js";
+import { Plots } from "./task_plots.js";
 
 const MOST_MEMBERS = 24; // members named beside a stream
 const MOST_OPEN = 6; // streams drawn in full; older ones are rows of the table
@@ -16,7 +17,7 @@ const LEVELS = {
 export const pipelineView = {
   id: "pipeline",
   title: "Pipeline",
-  needs: [],
+  needs: ["history"],
   shown: () => true,
   mount: (root, page) => new PipelineView(root, page),
 };
@@ -55,16 +56,19 @@ class PipelineView {
     this.list = h("div", { class: "streams" });
     this.table = card({ title: "Streams by node", table: () => this.tabulate() });
     this.table.read("Counts of all feeders in turn, rates between its last two reports, levels from the first sample on: workers busy, ring full, links used, a member waited.");
-    fill(root, this.summary, this.absent, this.list, this.table.root);
+    this.plots = new Plots(page, { document: "history", view: "pipeline" });
+    fill(root, this.summary, this.absent, this.list, h("div", { class: "grid" }, this.plots.root, this.table.root));
     this.table.root.querySelector("button").click(); // it is a table, nothing else
-    this.table.root.querySelector(".figure-controls").hidden = true;
+    this.table.root.querySelector(".as-table").hidden = true;
   }
 
   close() {
+    this.plots.close();
     this.store.setHover(null);
   }
 
   update(changed) {
+    this.plots.update(changed);
     if (changed.size === 1 && (changed.has("clock") || changed.has("hover"))) return;
     const { store } = this;
     const cohorts = new Map();
@@ -176,18 +180,17 @@ class PipelineView {
   }
 
   tabulate() {
-    const level = (each, name) => (typeof each.levels?.[name] === "number" ? share(each.levels[name]) : "");
     const rows = this.store.streams.map((each) => ({
       key: JSON.stringify([each.node, each.cohort]),
       cells: [
-        each.node, each.cohort === null ? "" : String(each.cohort), number(each.prepared), number(each.consumed), each.prepared ? (each.consumed / each.prepared).toFixed(2) : "",
-        number(each.prepared_per_s), number(each.consumed_per_s), level(each, "workers"), level(each, "ring"), level(each, "link"), level(each, "waiting"),
-        each.sent_bytes ? memory(each.sent_bytes) : "", each.skipped ? number(each.skipped) : "", each.lost ? "lost" : this.store.run.ended !== null ? "ended" : "feeding",
+        each.node, each.cohort, each.prepared, each.consumed, each.prepared ? each.consumed / each.prepared : null, each.prepared_per_s, each.consumed_per_s,
+        ...["workers", "ring", "link", "waiting"].map((name) => each.levels?.[name]), each.sent_bytes || null, each.skipped || null, each.lost ? "lost" : this.store.run.ended !== null ? "ended" : "feeding",
       ],
     }));
     return {
       caption: "Feeders of all streams.", rows,
-      head: ["node", "group", "prepared", "consumed", "reuse", "prepared/s", "consumed/s", "busy", "ring", "links", "waited", "sent", "bad", "state"],
+      head: ["node", "group", ...["prepared", "consumed", "reuse", "prepared/s", "consumed/s"].map((name) => [name, number]),
+        ...["busy", "ring", "links", "waited"].map((name) => [name, share]), ["sent", memory], ["bad", number], "state"],
     };
   }
 }

@@ -3,6 +3,7 @@
 import { fill, h, setAttribute, setText } from "../dom.js";
 import { clock, count, hyperparameters, number, share, visible, watts } from "../format.js";
 import { card, makeTip, roving } from "../card.js";
+import { Plots } from "./task_plots.js";
 import { busiest, holders, layOut, rowsOf } from "../places.js";
 
 const PER_ROW = 16; // cores side by side
@@ -12,7 +13,7 @@ const LETTER = 6.6; // pixels
 export const placementView = {
   id: "placement",
   title: "Placement",
-  needs: [],
+  needs: ["history"],
   shown: () => true,
   mount: (root, page) => new PlacementView(root, page),
 };
@@ -20,11 +21,11 @@ export const placementView = {
 class PlacementView {
   constructor(root, page) {
     this.store = page.store;
-    this.moment = null; // Unix seconds; null: the present, or of an ended run when most were at work
+    this.moment = page.settings({ moment: null }, { moment: Number.isFinite }).moment; // Unix seconds; null: the present, or of a run that stands still when most were at work
     this.cards = new Map();
-    this.slider = h("input", { type: "range", min: "0", max: "1000", "aria-label": "moment of the run", oninput: () => this.slide() });
+    this.slider = h("input", { type: "range", min: "0", max: "1000", "aria-label": "moment of the run", oninput: () => this.slide(), onchange: () => page.set({ moment: this.moment }) });
     this.at = h("output", { class: "figures" });
-    this.present = h("button", { type: "button", class: "minor", onclick: () => this.choose(null) }, "now");
+    this.present = h("button", { type: "button", class: "minor", onclick: () => [this.choose(this.moment === null ? this.limits()[1] : null), page.set({ moment: this.moment })] }, "now");
     this.grid = h("div", { class: "nodes" });
     this.absent = h("p", { class: "absent" });
     this.card = card({
@@ -33,7 +34,8 @@ class PlacementView {
     });
     this.holder = h("div", { class: "nodes-holder" }, this.absent, this.grid);
     fill(this.card.body, this.holder);
-    fill(root, this.card.root);
+    this.plots = new Plots(page, { document: "history", view: "placement" });
+    fill(root, h("div", { class: "grid" }, this.card.root, this.plots.root));
     this.tip = makeTip(this.holder);
     const on = (name, listener) => this.grid.addEventListener(name, listener);
     on("pointerover", (event) => this.point(event.target.closest("[data-member]")));
@@ -47,6 +49,7 @@ class PlacementView {
   }
 
   close() {
+    this.plots.close();
     this.store.setHover(null);
   }
 
@@ -70,6 +73,7 @@ class PlacementView {
   }
 
   update(changed) {
+    this.plots.update(changed);
     if (changed.size === 1 && changed.has("hover")) return;
     const { store } = this;
     const [begin, end] = this.limits();
@@ -78,8 +82,8 @@ class PlacementView {
     if (document.activeElement !== this.slider) this.slider.value = end > begin ? Math.round(((at - begin) / (end - begin)) * 1000) : 1000;
     setText(this.at, isPresent ? "now" : clock(at - begin));
     setAttribute(this.slider, "aria-valuetext", isPresent ? "now" : `${clock(at - begin)} after the start`);
-    setText(this.present, this.isLive() ? "now" : "when most were at work");
-    this.present.hidden = this.moment === null;
+    setText(this.present, this.isLive() ? "now" : this.moment === null ? "its end" : "when most were at work");
+    this.present.hidden = isPresent;
     if (changed.size === 1 && changed.has("clock")) return;
     const shown = new Set(store.visible());
     this.isPresent = isPresent;
@@ -97,7 +101,7 @@ class PlacementView {
     const cores = here.reduce((sum, each) => sum + each.cores.capacity, 0);
     const free = here.reduce((sum, each) => sum + Math.max(0, each.cores.capacity - each.cores.held), 0);
     const gpus = here.flatMap((each) => each.gpus);
-    const when = this.isPresent ? "" : ` at ${clock(at - begin)}`;
+    const when = this.isPresent ? "" : ` at ${clock(at - begin)}${this.moment === null ? ", when most were at work" : ""}`;
     const parts = [`${count(ids.size, "member")} on ${count(here.length, "node")}${when}`, `${number(free)} of ${count(cores, "core")} reserved by nobody`];
     if (gpus.length) parts.push(`${number(gpus.filter((each) => each.pieces.length === 0).length)} of ${count(gpus.length, "GPU")} without a member`);
     return `${parts.join("; ")}. Widths are the shares that members asked for; cores are not pinned.`;
@@ -111,8 +115,7 @@ class PlacementView {
       known.add(name);
       if (!this.cards.has(name)) this.cards.set(name, this.makeCard(name));
       const card = this.cards.get(name);
-      const power = this.power(each.node, at);
-      this.drawCard(card, each, shown, power);
+      this.drawCard(card, each, shown);
       if (this.grid.children[i] !== card.root) this.grid.insertBefore(card.root, this.grid.children[i] ?? null);
     });
     for (const [name, card] of this.cards) if (!known.has(name)) [card.root.remove(), this.cards.delete(name)];
@@ -129,24 +132,16 @@ class PlacementView {
     return { root, body, keys: roving(root, "button[data-member]"), parts: new Map() };
   }
 
-  /** The node's power at the moment, with its origin. */
-  power(node, at) {
-    if (this.isPresent) return node.watts === null ? null : [node.watts, node.watts_origin];
-    const series = this.store.power.nodes.find((each) => each.node === node.name);
-    const point = series?.points.find(([begin, end]) => begin <= at && at <= end);
-    return point && point[2] !== null ? [point[2], series.origin] : null;
-  }
-
-  drawCard(card, each, shown, power) {
+  drawCard(card, each, shown) {
     const { node, cores, gpus } = each;
     const focused = card.root.contains(document.activeElement) ? document.activeElement.dataset.place : null;
     setAttribute(card.root, "class", node.gone ? "node gone" : "node");
     const used = this.memoryOf(cores);
-    const head = [visible(node.name), node.gone, power];
+    const head = [visible(node.name), node.gone, this.isPresent ? node.watts : null, node.watts_origin];
     const pieces = (device) => [this.width, device.capacity, device.held, device.pieces.map((piece) => [piece, this.look(piece.id, shown)])];
     keep(card.body, [
       part(card, "head", head, () => h("div", { class: "node-head" }, h("h3", {}, head[0]), node.gone && h("span", { class: "pill bad" }, "gone"),
-        power !== null && h("span", { class: "soft figures" }, `${watts(power[0])} (${power[1] ?? "unavailable"})`))),
+        head[2] !== null && h("span", { class: "soft figures" }, `${watts(node.watts)} (${node.watts_origin ?? "unavailable"})`))),
       node.note && part(card, "note", node.note, () => h("p", { class: "reading" }, visible(node.note))),
       part(card, "gauges", [node.gone, this.isPresent, node.cpu_use, used], () => h("div", {},
         this.isPresent && !node.gone && gauge("cores busy", node.cpu_use, cores.capacity, `${number(node.cpu_use)} of ${number(cores.capacity)}`),
@@ -236,11 +231,11 @@ class PlacementView {
       for (const [name, device] of devices) {
         for (const { id, share: part } of device.pieces) {
           const member = this.store.members.get(id);
-          rows.push({ key: JSON.stringify([node.name, name, id]), member: id, cells: [id, node.name, name, number(part), number(member?.memory_gb), member?.state ?? ""] });
+          rows.push({ key: JSON.stringify([node.name, name, id]), member: id, cells: [visible(id), node.name, name, part, member?.memory_gb, member?.state ?? ""] });
         }
       }
     }
-    return { caption: "Who is where.", head: ["member", "node", "device", "share", "GiB", "state"], rows };
+    return { caption: "Who is where.", head: ["member", "node", "device", ["share", number], ["GiB", number], "state"], rows };
   }
 }
 

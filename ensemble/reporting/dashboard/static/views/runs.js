@@ -4,7 +4,6 @@ import { openDialog } from "../dialog.js";
 import { fill, h, setAttribute, setText } from "../dom.js";
 import { filterProblem, matcher } from "../filter.js";
 import { count, moment, share, visible } from "../format.js";
-import { formatRoute } from "../route.js";
 import { createTable } from "../table.js";
 import { stateBar } from "./state_bar.js";
 
@@ -18,18 +17,14 @@ function plain(id, title, width, isText = false) {
   return { id, title, width, text: isText, value: (run) => run.params[id], show };
 }
 
-function showName(cell, run) {
-  fill(cell, h("a", { href: `#overview?run=${encodeURIComponent(run.key)}`, title: visible(run.dir) }, visible(run.cells.name)));
-  cell.classList.add("clip", "name");
-}
-
 const COLUMNS = [
   { id: "picked", title: "✓", about: "Picked", width: 34, text: true, up: false, value: (run) => Number(picked.has(run.key)), show: (cell, _, on) => fill(cell, h("span", { class: on ? "box on" : "box", "aria-hidden": "true" })) },
-  { id: "id", title: "run", width: 210, text: true, value: (run) => run.params.name, show: showName },
-  plain("dir", "directory", 150, true), plain("tag", "tags", 120, true),
-  { id: "state", title: "state", width: 200, text: true, value: (run) => run.state.word, show: (cell, run) => fill(cell, h("span", { class: `pill ${run.state.tone}` }, run.state.word)) },
-  { id: "done", title: "progress", width: 170, value: (run) => run.done, show: (cell, run) => fill(cell, stateBar(run.counts), h("span", { class: "soft small" }, share(run.done))) },
-  plain("members", "members", 96), plain("failed", "failed", 80), plain("best", "best", 90), plain("combined", "combined", 106), plain("objective", "objective", 106, true),
+  { id: "id", title: "run", width: 190, text: true, value: (run) => run.params.name,
+    show: (cell, run) => [fill(cell, h("a", { href: `#overview?run=${run.key}`, title: visible(run.dir) }, visible(run.cells.name))), cell.classList.add("clip", "name")] },
+  { id: "done", title: "progress", width: 108, value: (run) => run.done, show: (cell, run) => fill(cell, stateBar(run.counts), h("span", { class: "soft small" }, share(run.done))) },
+  plain("best", "best", 80), plain("combined", "combined", 104),
+  { id: "state", title: "state", width: 196, text: true, value: (run) => run.state.word, show: (cell, run) => fill(cell, h("span", { class: `pill ${run.state.tone}` }, run.state.word)) },
+  plain("tag", "tags", 110, true), plain("declared", "declared as", 140, true), plain("members", "members", 92), plain("failed", "failed", 74), plain("objective", "objective", 106, true),
   plain("cpu_s", "CPU time", 104), plain("energy_j", "energy", 166),
   { id: "started", title: "started", width: 160, value: (run) => run.started, show: (cell, run) => setText(cell, moment(run.started)) },
   plain("took_s", "took", 116), plain("note", "note", 220, true),
@@ -50,7 +45,7 @@ class RunsView {
     const button = (text, onclick, kind) => h("button", { type: "button", class: kind, onclick }, text);
     this.count = h("p", { class: "soft", role: "status" });
     this.problem = h("p", { class: "problem bad", role: "status" });
-    this.compare = button("", () => (location.hash = formatRoute({ view: "compare", runs: this.chosen })), "primary");
+    this.compare = button("", () => page.go("compare", { set: new Map([["runs", this.chosen.join()]]) }), "primary");
     this.others = h("div", { class: "buttons" }, button("Name, tags, note …", () => this.ask()), button("Pick none", () => [picked.clear(), this.update()]));
     this.filter = h("input", { type: "search", class: "filter", placeholder: "Filter runs: night tag:cnn best>0.9", "aria-label": "Filter runs", value: page.runFilter, oninput: () => this.update() });
     fill(root, h("div", { class: "toolbar" }, this.count, this.compare, this.others, h("span", { class: "grow" }), this.filter), this.problem, this.table.root);
@@ -91,8 +86,8 @@ class RunsView {
         return false;
       }
     };
-    const title = keys.length > 1 ? count(keys.length, "run") : visible(cells.name);
-    openDialog({ title, body: [fields.map(({ shown }) => shown), refusal, h("p", { class: "soft small" }, "Kept in the run's directory, for all who list it.")], confirm: "Keep", onConfirm: keep });
+    const about = h("p", { class: "soft small" }, "Kept in the run's directory, for all who list it.");
+    openDialog({ title: keys.length > 1 ? count(keys.length, "run") : visible(cells.name), body: [fields.map(({ shown }) => shown), refusal, about], confirm: "Keep", onConfirm: keep });
   }
 
   close() {

@@ -7,7 +7,8 @@ import { fill, h, setText } from "../dom.js";
 import { count, hyperparameters, score, share, value, visible } from "../format.js";
 import { ParallelAxes } from "../parallel_axes.js";
 import { HIGHLIGHT, NEUTRAL, STATES } from "../store.js";
-import { asideOf, bestSoFar, collectTrials, objectiveAmount, objectiveTitle, orderedParams, paramOf, paretoFront, placesByObjective, plainRange, pruningOf, ranked } from "../trial_data.js";
+import { asideOf, bestSoFar, collectTrials, orderedParams, paramOf, placesByObjective, plainRange, ranked } from "../trial_data.js";
+import { Plots } from "./task_plots.js";
 
 const MOST_SLICES = 12;
 const MOST_AXES = 14;
@@ -16,13 +17,13 @@ const MANY = 300; // trials with small marks
 const MANY_AT_ONE_PLACE = 60; // trials from which on equal values are spread over the whole room of their place
 const PHASES = [["finished", "finished", "dot"], ["running", "still running", "ring"], ["standing", "paused, stopped or interrupted", "ring"], ["pruned", "pruned", "cross"], ["failed", "failed or cancelled", "ring"]];
 const PHASE_COLOURS = { finished: STATES.finished, running: STATES.running, standing: STATES.paused, pruned: STATES.pruned, failed: STATES.failed, waiting: STATES.waiting };
+const FITS = { bestK: (given) => Number.isInteger(given) && given > 0, hidden: Array.isArray, ranges: Array.isArray, kinds: (given) => given instanceof Object };
 const DASHES = { finished: null, running: [7, 4], standing: [4, 4], pruned: [2, 3], failed: [1, 4] };
-const ESTIMATED = "Estimated joules are CPU-seconds with a weight, not measured: not evidence of a saving.";
 
 export const searchView = {
   id: "search",
   title: "Search",
-  needs: ["importances", "curves"],
+  needs: ["importances"],
   shown: (store) => store.run !== null && store.members.size > 1 && (store.run.mode === "search" || (store.run.varied ?? []).length > 0),
   mount: (root, page) => new SearchView(root, page),
 };
@@ -30,47 +31,47 @@ export const searchView = {
 class SearchView {
   constructor(root, page) {
     this.page = page;
-    this.bestK = null; // null: all
-    this.hidden = new Set(); // phases that the reader switched off
-    this.brushed = null; // what the ranges select
-    this.allAxes = false;
-    this.byImportance = false; // the reader asks for it: axes do not move by themselves
+    const set = page.settings({ bestK: null, hidden: [], ranges: null, kinds: {}, allAxes: false, byImportance: false }, FITS);
+    this.bestK = set.bestK; // null: all
+    this.hidden = new Set(set.hidden); // phases that the reader switched off
+    this.brushed = set.ranges === null ? null : page.store.selection; // what the ranges select
+    this.allAxes = set.allAxes;
+    this.byImportance = set.byImportance; // the reader asks for it: axes do not move by themselves
     const pick = (id) => page.store.toggle(id);
     this.axes = new ParallelAxes({
       pick,
       hover: (id) => page.store.setHover(id),
       onBrush: (ids) => this.select(ids),
+      onScale: () => page.set({ kinds: Object.fromEntries(this.axes.kinds) }),
     });
+    this.axes.kinds = new Map(Object.entries(set.kinds));
+    this.axes.setRanges(set.ranges ?? []);
     this.parallel = card({ title: "Hyperparameters and the objective", table: () => this.tabulateTrials() });
     this.importances = card({ title: "Importance of hyperparameters", width: "rest", table: () => this.tabulateImportances() });
     const chart = (title, options) => new Chart({ title, pick, height: 300, ...options });
     this.history = chart("Trials in order", { width: "most", table: () => this.tabulateTrials(true), reading: "The objective of each trial, and the best that was known after each finished one." });
-    this.pruning = chart("What was pruned when");
-    this.front = chart("Pareto front", { table: () => this.tabulateFront() });
-    this.across = h("select", { onchange: () => this.drawFront() });
-    this.acrossLabel = h("label", { class: "choice", hidden: true }, "across", this.across);
-    this.front.card.body.prepend(this.acrossLabel);
+    this.plots = new Plots(page, { document: "importances", isShown: (id) => this.shown.has(id), isPale: (id) => !this.isStrong(id) });
     this.slices = new Map();
     this.sliceGrid = h("div", { class: "grid" });
     this.sliceHead = h("h2", {}, "Each hyperparameter against the objective");
     this.sliceNote = h("p", { class: "reading" });
     fill(this.parallel.body, this.buildControls(), this.axes.root, this.axes.ranges);
-    fill(root, h("div", { class: "grid" }, this.parallel.root, this.history.card.root, this.importances.root, this.pruning.card.root, this.front.card.root),
+    fill(root, h("div", { class: "grid" }, this.parallel.root, this.history.card.root, this.importances.root), h("div", { class: "below" }, this.plots.root),
       this.sliceHead, this.sliceNote, this.sliceGrid);
     this.first = true;
   }
 
   close() {
-    for (const each of [this.axes, this.history, this.pruning, this.front, ...this.slices.values()]) each.close();
+    for (const each of [this.axes, this.history, this.plots, ...this.slices.values()]) each.close();
   }
 
   buildControls() {
-    this.slider = h("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": "Show the best trials only: how many", oninput: () => this.setBest(Number(this.slider.value)) });
+    this.slider = h("input", { type: "range", min: 1, max: 1, value: 1, "aria-label": "Show the best trials only: how many", oninput: () => this.setBest(Number(this.slider.value)), onchange: () => this.page.set({ bestK: this.bestK }) });
     this.sliderText = h("output", { class: "figures" });
     this.waiting = h("span", { class: "chart-key", "data-phase": "waiting", hidden: true });
     this.phaseButtons = new Map(PHASES.map(([phase, word]) => [phase, h("button", { type: "button", class: "phase", "data-phase": phase, onclick: () => this.flip(phase) }, word)]));
     this.clear = h("button", { type: "button", onclick: () => this.select(null) }, "clear ranges");
-    this.ramp = h("span", { class: "ramp", "aria-hidden": "true", style: { background: `linear-gradient(90deg, ${[0, 0.25, 0.5, 0.75, 1].map(rampColour).join(",")})` } });
+    this.ramp = h("span", { class: "ramp", "aria-hidden": "true" }, [0, 0.2, 0.4, 0.6, 0.8, 1].map((place) => h("span", { style: { background: rampColour(place) } })));
     this.more = h("button", { type: "button", onclick: () => this.showAll() });
     this.importance = h("button", { type: "button", class: "minor", "aria-pressed": "false", hidden: true, onclick: () => this.order() }, "by importance");
     return h("div", { class: "figure-tools" },
@@ -86,16 +87,19 @@ class SearchView {
 
   flip(phase) {
     if (!this.hidden.delete(phase)) this.hidden.add(phase);
+    this.page.set({ hidden: [...this.hidden] });
     this.redraw();
   }
 
   order() {
     this.byImportance = !this.byImportance;
+    this.page.set({ byImportance: this.byImportance });
     this.redraw();
   }
 
   showAll() {
     this.allAxes = !this.allAxes;
+    this.page.set({ allAxes: this.allAxes });
     this.redraw();
   }
 
@@ -110,6 +114,7 @@ class SearchView {
   select(ids) {
     this.brushed = ids === null ? null : new Set(ids);
     if (ids === null) this.axes.clearBrushes();
+    this.page.set({ ranges: ids === null ? null : this.axes.listRanges() });
     this.page.store.select(ids ?? []);
   }
 
@@ -130,12 +135,13 @@ class SearchView {
     if (changed.has("selection") && this.brushed !== null && !isSame(this.brushed, store.selection)) {
       this.brushed = null;
       this.axes.clearBrushes();
+      this.page.set({ ranges: null });
     }
     if (data) this.collect();
     if (data || changed.has("selection")) this.drawParallel();
     if (data) this.reselect();
     if (changed.has("hover")) this.axes.setHover(store.hover);
-    if (data || changed.has("selection") || changed.has("curves")) this.drawFigures();
+    if (data || changed.has("selection")) this.drawFigures();
     if (isNew || changed.has("importances")) this.drawImportances();
   }
 
@@ -158,6 +164,7 @@ class SearchView {
     this.waiting.hidden = waiting === 0;
     setText(this.waiting, `${waiting} waiting, not drawn`);
     this.trials = all.filter((each) => !this.hidden.has(each.phase) && each.phase !== "waiting");
+    this.shown = new Set(this.trials.map((each) => each.id));
     this.kept = this.bestK === null ? null : new Set(this.best.slice(0, this.bestK).map((each) => each.id));
     this.places = placesByObjective(all, direction);
     this.params = orderedParams(store, this.byImportance);
@@ -201,7 +208,7 @@ class SearchView {
     this.importance.setAttribute("aria-pressed", String(this.byImportance));
     const order = this.byImportance ? "in the order of their importance" : "in the order in which they were declared";
     this.parallel.read(`One line for each trial, hyperparameters ${order}, ${visible(store.run.objective)} last. Drag along an axis to select a range; click a line to select its member. ` +
-      "The word above an axis changes its scale. The colour is the rank by the objective; up to ten selected trials have their own colours.");
+      "The word above an axis changes its scale. The colour is the rank by the objective; up to twelve selected trials have their own colours.");
     const names = this.allAxes ? this.params : this.params.slice(0, MOST_AXES);
     const axes = names.map((name) => ({ name, of: (trial) => paramOf(trial, name) }));
     // The last axis has a name that no hyperparameter can have.
@@ -217,10 +224,11 @@ class SearchView {
     const missing = document === null ? "They are being computed." : document.missing;
     this.importances.explain(missing ?? null);
     if (missing !== null) return;
-    const most = Math.max(...document.importances.map(([, part]) => part), 1e-9);
-    const row = ([name, part]) => h("div", { class: "bar-row", "data-mark": name },
+    const most = Math.max(...document.importances.map(([, part, , high]) => Math.max(part, high ?? 0)), 1e-9);
+    const row = ([name, part, low, high]) => h("div", { class: "bar-row", "data-mark": name },
       h("span", { class: "bar-name", title: value(name) }, value(name)),
-      h("span", { class: "bar-track" }, h("span", { class: "part", style: { width: `${(100 * part) / most}%`, background: "var(--accent)" } })),
+      h("span", { class: "bar-track" }, h("span", { class: "part", style: { width: `${(100 * part) / most}%`, background: "var(--accent)" } }),
+        high > low && h("span", { class: "dot-span", title: `${share(low)} … ${share(high)}`, style: { left: `${(100 * low) / most}%`, width: `${(100 * (high - low)) / most}%`, color: HIGHLIGHT } })),
       h("span", { class: "bar-value figures" }, share(part)));
     this.importances.read(document.method ?? "");
     fill(this.importances.body, document.importances.map(row));
@@ -229,8 +237,7 @@ class SearchView {
 
   drawFigures() {
     this.drawHistory();
-    this.drawPruning();
-    this.drawFront();
+    this.plots.draw();
     this.drawSlices();
   }
 
@@ -275,61 +282,6 @@ class SearchView {
     }));
   }
 
-  drawPruning() {
-    const { store } = this.page;
-    const found = pruningOf(this.trials, store.curves, store.run.objective);
-    const canPrune = store.run.mode === "search" && (store.run.further ?? []).length === 0;
-    this.pruning.card.root.hidden = !canPrune;
-    if (!canPrune) return;
-    const shown = found.pruned.filter((each) => each.value !== null);
-    if (shown.length === 0) {
-      this.pruning.explain("No trial has been pruned.");
-      return;
-    }
-    const words = found.rungs.map((each) => `${each.pruned} of ${each.reached} after epoch ${each.epoch}`);
-    this.pruning.read(`Pruned: ${words.slice(0, 8).join(", ")}${words.length > 8 ? " …" : ""}. Crosses lie where trials were ended, rings are the values there of those that went on.`);
-    const passed = { name: "went on", colour: STATES.finished, shape: "ring", size: 3, points: found.passed.map((each) => this.mark(each.trial, each.epoch, each.value, `\nafter epoch ${each.epoch}: ${score(each.value)}`, asideOf(each.trial))) };
-    const crosses = { name: "pruned", colour: STATES.pruned, shape: "cross", size: 4, points: shown.map((each) => this.mark(each.trial, each.epoch, each.value, "", asideOf(each.trial))) };
-    this.pruning.draw(() => ({
-      x: { kind: "linear", values: [0, ...found.rungs.map((each) => each.epoch), store.run.epochs || 1], pad: 0.02, whole: true, title: "finished epochs" },
-      y: this.objectiveScale([...passed.points, ...crosses.points].map((each) => each.y)),
-      series: [passed, crosses],
-      said: words.join(", "),
-    }));
-  }
-
-  drawFront() {
-    const { run } = this.page.store;
-    const further = run.further ?? [];
-    this.front.card.root.hidden = further.length === 0;
-    if (further.length === 0) return;
-    const { judged, front } = paretoFront(this.trials, run);
-    this.judged = { judged, front };
-    if (judged.length === 0) {
-      this.front.explain("No trial has finished with all objectives yet.");
-      return;
-    }
-    this.acrossLabel.hidden = further.length < 2;
-    if (this.across.children.length !== further.length) fill(this.across, further.map(({ name }) => h("option", { value: name }, objectiveTitle(run, name))));
-    const at = Math.max(0, further.findIndex(({ name }) => name === this.across.value));
-    const { name } = further[at];
-    const values = judged.map((each) => each.further[at]);
-    const on = new Set(front.map((each) => each.id));
-    const mark = (each) => this.mark(each, each.further[at], each.value, further.map((other, i) => `\n${objectiveTitle(run, other.name)}: ${objectiveAmount(run, other.name, each.further[i])}`).join(""));
-    const beaten = further.length > 1 ? "Of those that stand out none is beaten in all objectives." : "Of those on the line none is beaten in both.";
-    const isEstimated = further.some((each) => each.name === "energy_j") && (run.further_origin ?? "").includes("estimated");
-    this.front.read(`Each finished trial by two of its objectives. ${beaten}${isEstimated ? ` ${ESTIMATED}` : ""}`);
-    this.front.draw(() => ({
-      x: { kind: chooseKind(values) === "log" ? "log" : "linear", values, pad: 0.05, label: (each) => objectiveAmount(run, name, each, true), title: objectiveTitle(run, name) },
-      y: this.objectiveScale(judged.map((each) => each.value)),
-      series: [
-        { name: "other trials", colour: STATES.finished, shape: "dot", points: judged.filter((each) => !on.has(each.id)).map(mark) },
-        { name: "Pareto front", colour: HIGHLIGHT, shape: "dot", size: 4.5, line: further.length > 1 ? undefined : "steps", points: front.map(mark) },
-      ],
-      said: `${front.length} of ${judged.length} trials on the front`,
-    }));
-  }
-
   drawSlices() {
     const trials = this.trials.filter((each) => each.value !== null);
     const names = this.params.slice(0, MOST_SLICES);
@@ -369,23 +321,19 @@ class SearchView {
     const order = [...this.best.filter((each) => shown.has(each.id)), ...rest];
     if (byNumber) order.sort((a, b) => a.number - b.number);
     return {
-      head: ["trial", visible(objective), "state", "epochs", ...this.params.map(value)],
-      rows: order.map((each) => [visible(each.id), score(each.value), each.state, String(each.epoch ?? 0), ...this.params.map((name) => value(paramOf(each, name)))]),
+      head: ["trial", [visible(objective), score], "state", "epochs", ...this.params.map((name) => [value(name), value])],
+      rows: order.map((each) => [visible(each.id), each.value, each.state, each.epoch ?? 0, ...this.params.map((name) => plain(paramOf(each, name)))]),
     };
   }
 
   tabulateImportances() {
-    return { head: ["hyperparameter", "importance"], rows: (this.page.store.importances?.importances ?? []).map(([name, part]) => [value(name), share(part)]) };
+    return { head: ["hyperparameter", ["importance", share], ["lowest", share], ["highest", share]], rows: (this.page.store.importances?.importances ?? []).map(([name, ...parts]) => [value(name), ...parts]) };
   }
+}
 
-  tabulateFront() {
-    const on = new Set(this.judged.front.map((each) => each.id));
-    const { run } = this.page.store;
-    const { further, objective } = run;
-    const amounts = (each) => further.map(({ name }, i) => objectiveAmount(run, name, each.further[i]));
-    const rows = [...this.judged.judged].sort((a, b) => a.further[0] - b.further[0]).map((each) => [visible(each.id), ...amounts(each), score(each.value), on.has(each.id) ? "on the front" : ""]);
-    return { head: ["trial", ...further.map(({ name }) => objectiveTitle(run, name)), visible(objective), ""], rows };
-  }
+/** A hyperparameter's value as a cell: numbers as they are. */
+function plain(given) {
+  return typeof given === "number" ? given : value(given);
 }
 
 function isSame(a, b) {

@@ -1,54 +1,103 @@
 /** The figures of what models predict, by task: one chart for each plot of the document `quality`, drawn as it stands. */
 
 import { Chart } from "../canvas_chart.js";
-import { extent } from "../scales.js";
-import { significant } from "../format.js";
-import { HIGHLIGHT, NEUTRAL, SERIES } from "../store.js";
+import { h } from "../dom.js";
+import { extent, rampColour } from "../scales.js";
+import { number, significant, visible } from "../format.js";
+import { HIGHLIGHT, NEUTRAL, SERIES, STATES } from "../store.js";
+
+/** The colours of models; what else a series is of has the next one of its own. */
+const COLOURS = { best: SERIES[0], combined: HIGHLIGHT, reference: NEUTRAL };
 
 /** The colour of a run, or of another of many things that are drawn together, by its place. */
 export function colourAt(place) {
   return SERIES[place] ?? `hsl(${Math.round(place * 137.5) % 360} 52% 52%)`;
 }
 
-const COLOURS = { best: SERIES[0], combined: HIGHLIGHT, reference: NEUTRAL };
-
-/** A chart for a plot: `root`, `draw(plot, names)`, `close()`. `names`: what each model, or run by its place, is called. */
-export function plotChart(plot) {
-  const chart = new Chart({ title: plot.title, width: "half", height: 320 });
+/** A chart for a plot: `root`, `draw(plot)`, `close()`; a mark of a member selects it. `options` as of `Plots`. */
+export function plotChart(plot, store, options) {
+  let shown = plot;
+  const table = () => (shown.table ? { head: shown.table.head.map((name) => [name, number]), rows: shown.table.rows } : chart.tabulate());
+  const chart = new Chart({ title: visible(plot.title), width: options.width, height: 320, pick: (id) => store.toggle(id), table });
   return {
     root: chart.card.root,
     close: () => chart.close(),
-    draw(next, names) {
-      chart.read(next.reading);
+    draw(next) {
+      const names = options.names();
+      shown = next;
+      chart.read(visible(next.reading));
+      if (next.absent) return chart.explain(next.absent);
       const models = [...new Set(next.series.map(({ of }) => of).filter((of) => of !== "reference"))];
       const isLabelled = (series) => next.series.find((each) => each.of === series.of) === series;
-      chart.draw({
+      return chart.draw({
         x: axis(next.x, next.series, 0),
-        y: { ...axis(next.y, next.series, 1), zero: next.series.some(({ shape }) => shape === "bar") },
-        series: next.series.map((series) => drawn(series, next, names, models, isLabelled(series))),
-        said: models.map((of) => names[of]).join("; "),
+        y: { ...axis(next.y, next.series, 1), zero: next.y.zero || next.series.some(({ shape }) => shape === "bar") },
+        series: next.series.map((series) => drawn(series, next, names, models, isLabelled(series), store, options)),
+        said: visible(next.said ?? models.map((of) => names[of] ?? of).join("; ")),
       });
     },
   };
 }
 
-function axis({ title, range, kind, whole }, series, at) {
-  const values = series.flatMap(({ points }) => points.map((point) => point[at]));
-  return { kind, values: range ?? (kind === "category" ? values : extent(values)), title, whole, pad: range === null && kind === "linear" ? 0.04 : 0 };
+/**
+ * The charts of plots of a document: `root`, `update(changed)`, `draw()`, `close()`. `options`: `document` (its name), `view` (of plots that bear one),
+ * `width`, `names()` of models, `isShown(id)` and `isPale(id)` of members' marks.
+ */
+export class Plots {
+  constructor(page, options) {
+    Object.assign(this, { page, options: { width: "half", names: () => ({}), isShown: () => true, isPale: (id) => page.store.isPale(id), ...options } });
+    this.charts = new Map();
+    this.root = h("div", { class: "grid" });
+  }
+
+  /** Draws what is new, and has a document that grows with the run be fetched again. */
+  update(changed) {
+    const found = this.page.store[this.options.document];
+    if (changed.has("nodes") || changed.has("streams")) this.page.documents.renew(this.options.document);
+    if (found !== this.drawn || changed.has("selection")) this.draw();
+  }
+
+  draw() {
+    const { store } = this.page;
+    const { document, view, width } = this.options;
+    this.drawn = store[document];
+    const plots = (this.drawn?.plots ?? []).filter((plot) => view === undefined || [plot.view].flat().includes(view));
+    for (const [id, chart] of this.charts) if (!plots.some((plot) => plot.id === id)) [chart.close(), chart.root.remove(), this.charts.delete(id)];
+    for (const plot of plots) {
+      if (!this.charts.has(plot.id)) this.charts.set(plot.id, plotChart(plot, store, this.options));
+      this.charts.get(plot.id).draw(plot);
+      this.root.append(this.charts.get(plot.id).root);
+    }
+  }
+
+  close() {
+    for (const chart of this.charts.values()) chart.close();
+  }
 }
 
-function drawn(series, plot, names, models, isLabelled) {
-  const { of, shape, line, points } = series;
-  const colour = COLOURS[of] ?? colourAt(of);
+function axis({ title, range, kind, zero }, series, at) {
+  const values = series.flatMap(({ points }) => points.flatMap((point) => [point[at], ...(point[2]?.to ? [point[2].to[at]] : [])]).filter((value) => value !== null));
+  return { kind, values: range ?? (kind === "category" ? values : extent(values)), title: visible(title), whole: kind === "linear" && values.every(Number.isInteger), zero, pad: range === null && kind === "linear" ? 0.04 : 0 };
+}
+
+function drawn(series, plot, names, models, isLabelled, store, { isShown, isPale }) {
+  const { of, shape, line, points, label, dash, dashed, still, state } = series;
+  const colour = state !== undefined ? STATES[state] : Object.hasOwn(COLOURS, of) ? COLOURS[of] : colourAt(typeof of === "number" ? of : models.indexOf(of));
   if (of === "reference") return { name: "right", colour, line: "line", dash: [5, 4], width: 1, still: true, quiet: true, points: points.map(([x, y]) => ({ x, y })) };
-  const name = names[of];
+  const name = visible(label ?? names[of] ?? of);
   const isBar = shape === "bar";
   const aside = isBar && models.length > 1 ? 0.56 * (models.indexOf(of) - 0.5) : 0;
-  const outer = series.name !== null && series.name !== "50 %"; // a quantile beside the median
+  const outer = (series.name ?? null) !== null && series.name !== "50 %"; // a quantile beside the median
   return {
-    name, colour, shape, line: line ? "line" : null, dash: outer ? [4, 3] : null, quiet: !isLabelled, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
-    points: points.map(([x, y, more]) => ({
-      x, y, aside, text: `${name}${series.name ? `, ${series.name}` : ""}\n${plot.x.title} ${significant(x, 4)}\n${plot.y.title} ${significant(y, 4)}${more ? `\n${more}` : ""}`,
+    name, colour, shape, still: still ?? dashed, line: line === true ? "line" : line || null, dash: dash ?? (outer || dashed ? [4, 3] : null), quiet: ((label ?? null) === null && !isLabelled) || models.length > SERIES.length, size: series.size ?? (isBar ? 7 : line || plot.x.kind === "category" ? 3.6 : 2.4),
+    points: points.filter(([, , more]) => more?.member === undefined || isShown(more.member)).map(([x, y, more]) => ({
+      x, y, aside, get text() { return `${name}${series.name ? `, ${series.name}` : ""}\n${visible(plot.x.title)} ${short(x)}\n${visible(plot.y.title)} ${short(y)}`; }, ...more, id: more?.member,
+      colour: store.selection.has(more?.member) ? store.colour(more.member) : more?.fill === undefined ? null : rampColour(more.fill),
+      pale: more?.member !== undefined && isPale(more.member),
     })),
   };
+}
+
+function short(given) {
+  return typeof given === "number" ? significant(given, 4) : visible(given);
 }

@@ -9,7 +9,11 @@ import { STATES } from "../store.js";
 
 const PACKED_FROM = 200; // members from which on rows are shared unless told otherwise
 const WORDS = { starting: "starting up", ...Object.fromEntries(Object.keys(STATES).map((state) => [state, state])) };
-const settings = { by: null, packed: null };
+const LATER_MS = 300; // until a zoom that has come to rest is in the address
+const FITS = {
+  by: (given) => ["device", "cohort"].includes(given), packed: (given) => typeof given === "boolean",
+  span: (given) => Array.isArray(given) && given.length === 2 && given.every(Number.isFinite) && given[0] < given[1],
+};
 
 export const timelineView = {
   id: "timeline",
@@ -23,6 +27,7 @@ class TimelineView {
   constructor(root, page) {
     this.store = page.store;
     this.page = page;
+    this.settings = page.settings({ by: null, packed: null, span: null }, FITS);
     this.tools = h("div", { class: "figure-tools" });
     this.legend = h("div", { class: "keys-of", role: "list", "aria-label": "colours" });
     this.absent = h("p", { class: "absent" });
@@ -30,8 +35,9 @@ class TimelineView {
       store: this.store,
       describe: (attempt) => this.describe(attempt),
       onPick: (id) => this.store.toggle(id),
-      onZoom: () => this.drawTools(),
+      onZoom: () => this.noteZoom(),
     });
+    this.lanes.span = this.settings.span;
     this.card = card({
       title: "Attempts", controls: [this.tools], table: () => this.tabulate(), onPick: (id) => this.store.toggle(id),
       onShown: () => this.update(new Set(["settings"])),
@@ -40,12 +46,20 @@ class TimelineView {
     fill(root, this.card.root);
   }
 
+  noteZoom() {
+    this.drawTools();
+    clearTimeout(this.later);
+    this.later = setTimeout(() => this.page.set({ span: this.lanes.span }), LATER_MS);
+  }
+
   close() {
+    clearTimeout(this.later);
     this.lanes.close();
   }
 
   set(changes) {
-    Object.assign(settings, changes);
+    Object.assign(this.settings, changes);
+    this.page.set(changes);
     this.update(new Set(["settings"]));
   }
 
@@ -72,8 +86,8 @@ class TimelineView {
     this.attempts = listAttempts(store, store.visible());
     this.isClosedByRestart = this.attempts.some((each) => each.outcome === "interrupted");
     this.hasDevices = this.attempts.some((each) => each.devices.length);
-    this.by = this.hasDevices ? settings.by ?? "device" : "cohort";
-    this.packed = settings.packed ?? new Set(this.attempts.map((each) => each.id)).size >= PACKED_FROM;
+    this.by = this.hasDevices ? this.settings.by ?? "device" : "cohort";
+    this.packed = this.settings.packed ?? new Set(this.attempts.map((each) => each.id)).size >= PACKED_FROM;
     const begin = store.run.started ?? Math.min(...this.attempts.map((each) => each.placed), store.now());
     this.lanes.arrange(arrange(this.attempts, this.by, this.packed, store.nodes), begin, this.packed);
   }
@@ -139,17 +153,17 @@ class TimelineView {
 
   tabulate() {
     const begin = this.lanes.begin ?? 0;
-    const since = (t) => (t === null || t === undefined ? "" : clock(t - begin));
+    const since = (t) => (t === null || t === undefined ? null : t - begin);
     const rows = this.attempts.map((each) => ({
       key: each.key, member: each.id,
       cells: [
-        each.id, String(each.attempt + 1), each.node, nameDevices(each.devices, this.store.nodes), nameCohort(each.cohort), since(each.placed), since(each.started),
-        since(each.ended), duration((each.ended ?? this.store.now()) - each.placed), each.outcome, each.outcome === "failed" ? this.store.members.get(each.id)?.error ?? "" : "",
+        visible(each.id), each.attempt + 1, each.node, nameDevices(each.devices, this.store.nodes), nameCohort(each.cohort), since(each.placed), since(each.started),
+        since(each.ended), (each.ended ?? this.store.now()) - each.placed, each.outcome, each.outcome === "failed" ? this.store.members.get(each.id)?.error ?? "" : "",
       ],
     }));
     return {
       caption: "Attempts, times since the run's start.",
-      head: ["member", "attempt", "node", "device", "stream group", "placed", "started", "ended", "took", "how it ended", "why"], rows,
+      head: ["member", "attempt", "node", "device", "stream group", ["placed", clock], ["started", clock], ["ended", clock], ["took", duration], "how it ended", "why"], rows,
     };
   }
 }

@@ -1,0 +1,29 @@
+/** The run's alerts as notifications of the browser, where the reader asks for them. */
+
+import { setAttribute } from "./dom.js";
+import { visible } from "./format.js";
+import { read, write } from "./storage.js";
+
+function isOn() {
+  return globalThis.Notification?.permission === "granted" && read("notify") === true;
+}
+
+/** Makes of a button the switch for them. The browser is asked for its permission when it is pressed, not before. */
+export function makeSwitch(button, page) {
+  button.hidden = !page.source.live || globalThis.Notification === undefined;
+  if (!button.hidden) setAttribute(button, "aria-pressed", String(isOn()));
+  button.addEventListener("click", async () => {
+    const wanted = !isOn();
+    if (wanted && (await Notification.requestPermission()) !== "granted") {
+      page.shell.say("The browser does not let this page notify you: see its settings of this site.", "bad");
+      return;
+    }
+    write("notify", wanted);
+    setAttribute(button, "aria-pressed", String(wanted));
+  });
+}
+
+/** Shows new alerts; several pages of a run show each of them once. */
+export function showAlerts(store) {
+  for (const { cause, text } of store.alerts.splice(0)) if (isOn()) new Notification(visible(store.run.name ?? "run"), { body: visible(text), tag: `${store.log} ${cause}` });
+}

@@ -1,0 +1,105 @@
+"""The list of runs and their comparison, in a browser on a real server of a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_events
+from dashboard_process import Server, serve
+from page_steps import check_width, wait_until
+
+from ensemble.store import RunDir
+from ensemble.store.run_notes import RunNotes, read_notes
+
+pytestmark = [pytest.mark.browser, pytest.mark.more]
+
+
+def names(tab: Any) -> list[str]:
+    """The names of the rows that are shown, in their order."""
+    cells = "rows => rows.filter(row => !row.hidden).map(row => row.cells[1].textContent)"
+    return list(tab.eval_on_selector_all("tr[data-member]", cells))
+
+
+def pick(tab: Any, *names: str) -> None:
+    for each in names:
+        tab.locator("tr[data-member]", has=tab.locator(f"td:nth-child(2) a:text-is('{each}')")).locator(
+            "td"
+        ).first.click()
+
+
+def enter(tab: Any, server: Server) -> None:
+    name, _, value = server.cookie.partition("=")
+    tab.context.add_cookies([{"name": name, "value": value, "url": server.page}])
+    tab.goto(server.page)
+    wait_until(tab, lambda: len(names(tab)) == 4 and "not read yet" not in tab.inner_text("main"))
+
+
+def test_runs_are_sorted_filtered_named_picked_and_compared(own_tab: Any, tmp_path: Path) -> None:
+    tab = own_tab
+    run_events.write_run(tmp_path / "first", run_events.list_run(), range(8))
+    run_events.write_run(tmp_path / "second", run_events.list_run(seed=5), range(8))
+    run_events.write_run(tmp_path / "short", run_events.list_run(epochs=3), range(8))
+    run_events.write_run(tmp_path / "sweep", run_events.search_run())
+    with serve(tmp_path) as server:
+        enter(tab, server)
+        best = {Path(row["dir"]).name: row["best"]["value"] for row in server.get("/api/runs")}
+        tab.click("th[data-column=best] button")
+        assert names(tab) == sorted(best, key=lambda name: -best[name])
+        tab.click("th[data-column=id] button")
+        tab.click("th[data-column=id] button")
+        assert names(tab) == ["sweep", "short", "second", "first"]
+
+        pick(tab, "second")
+        tab.click("text=Name, tags, note")
+        tab.fill("dialog input[name=name]", "<b>bold</b> one")
+        tab.fill("dialog input[name=tags]", "night, cnn")
+        tab.fill("dialog textarea", "it\nlearns")
+        tab.click("dialog >> text=Keep")
+        tab.wait_for_selector("tr[data-member] >> text=<b>bold</b> one")
+        assert read_notes(RunDir(tmp_path / "second")) == RunNotes(
+            "<b>bold</b> one", ("night", "cnn"), "it\nlearns"
+        )
+        tab.fill("[aria-label='Filter runs']", "tag:night")
+        assert names(tab) == ["<b>bold</b> one"] and "1 run of 4" in tab.inner_text(".toolbar")
+        tab.fill("[aria-label='Filter runs']", "-bold state:finished members<20")
+        assert names(tab) == ["short", "first"]
+        tab.fill("[aria-label='Filter runs']", "colour:red")
+        assert names(tab) == [] and "is called colour" in tab.inner_text(".problem >> nth=-1")
+        tab.fill("[aria-label='Filter runs']", "")
+
+        tab.click("text=Name, tags, note")
+        tab.fill("dialog input[name=tags]", "x" * 50)
+        tab.click("dialog >> text=Keep")
+        tab.wait_for_selector("dialog [role=alert] >> text=Not kept: a tag is one word of at most 40 letters")
+        tab.keyboard.press("Escape")
+
+        pick(tab, "first", "sweep")
+        tab.click("text=Compare 3")
+        tab.wait_for_selector("[data-pending='0']")
+        keys = {Path(row["dir"]).name: row["key"] for row in server.get("/api/runs")}
+        address = f"#compare?runs={keys['second']},{keys['first']},{keys['sweep']}"
+        assert tab.url == server.page + address
+        shown = tab.inner_text("[data-table=pairs]")
+        assert "Differences to <b>bold</b> one" in shown and "first" in shown and "within noise" in shown
+        assert "has not combined its members" in tab.inner_text("[data-table=apart]")
+        curves = tab.locator("figure", has_text="Best member of each run").locator("canvas")
+        wait_until(tab, lambda: int(curves.get_attribute("data-marks") or 0) > 12)
+        tab.locator("figure", has_text="Quality over CPU-seconds").scroll_into_view_if_needed()
+
+        tab.select_option("label:has-text('compared with') select", keys["first"])
+        tab.wait_for_selector("[data-table=pairs] >> text=Differences to first")
+        address = tab.url
+        other = tab.context.new_page()  # somebody else, who was given the address
+        other.goto(address)
+        other.wait_for_selector("[data-pending='0']")
+        assert other.inner_text("[data-table=pairs]") == tab.inner_text("[data-table=pairs]")
+        other.close()
+        check_width(tab, 400)
+        tab.click("header >> text=All runs")
+        tab.wait_for_selector("tr[data-member]")
+        check_width(tab, 400)
+        assert "Compare 3" in tab.inner_text(".toolbar"), "the picked runs stay picked"
+        tab.goto(server.page + f"#compare?runs={keys['first']},{'0' * 16}")
+        tab.wait_for_selector("text=They cannot be compared: there is no such run")
