@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
 import json
 import shutil
 import sys
@@ -75,11 +73,12 @@ def write_json(options: argparse.Namespace, rows: Rows | dict[str, Any]) -> None
         Path(options.json).write_text(text, encoding="utf-8")
 
 
-def write_csv(file: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as comma-separated values to a file, or to standard output for `-`; numbers have all digits."""
-    with (
-        contextlib.nullcontext(sys.stdout) if file == "-" else open(file, "w", encoding="utf-8", newline="") as to
-    ):
-        writer = csv.writer(to)
-        writer.writerow(rows[0] if rows else ())
-        writer.writerows(row.values() for row in rows)
+def write_csv(file: str, head: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as comma-separated values to a file, or to standard output for `-`."""
+    from ensemble.reporting.tables import format_csv
+
+    text = format_csv(head, ([row[name] for name in head] for row in rows))
+    if file == "-":
+        sys.stdout.write(text)
+    else:
+        Path(file).write_text(text, encoding="utf-8", newline="")

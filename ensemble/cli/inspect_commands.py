@@ -147,6 +147,7 @@ def compare(options: argparse.Namespace) -> int:
 def usage(options: argparse.Namespace) -> int:
     """Show what the runs in a folder have used, by user, project or month."""
     from ensemble.inspection import sum_usage
+    from ensemble.inspection.usage import FIGURES
     from ensemble.reporting import text
     from ensemble.reporting.tables import format_table
 
@@ -168,7 +169,7 @@ def usage(options: argparse.Namespace) -> int:
     if options.csv != "-":
         print_lines(options, *shown.splitlines())
     if options.csv is not None:
-        write_csv(options.csv, rows)
+        write_csv(options.csv, [*options.by, *FIGURES], rows)
     write_json(options, [dict(row) for row in rows])
     return 0
 

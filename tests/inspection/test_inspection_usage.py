@@ -79,3 +79,4 @@ def test_the_command_shows_sums_and_writes_them_as_csv(folder: Path, capsys: pyt
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     sums = ensemble.sum_usage(folder, "project")
     assert [float(row["energy_j"]) for row in rows] == [row.energy_j for row in sums]
+    assert [row["project"] for row in rows] == ["birds", "'=sum"], "no spreadsheet runs it"
