@@ -33,7 +33,8 @@ from typing import Any
 from ensemble.store.files import StoreError, find_other_owner, write_json
 from ensemble.store.rundir import RunDir
 
-VERSION = 1
+#: A controller refuses what is newer: one that knows no `members` would take all members to be meant.
+VERSION, VERSION_OF_SEVERAL = 1, 2
 
 #: Of one request; a hundred hyperparameters are a few kB.
 MOST_BYTES = 2**20
@@ -71,7 +72,12 @@ def write_request(run_dir: str | os.PathLike[str], verb: str, *, by: str | None 
     if not run.requests.is_dir():
         raise StoreError(f"no run here: {run.requests} does not exist; give a run directory (such as runs/NAME)")
     path = run.requests / f"{verb}-{uuid.uuid4().hex}.json"
-    head = {"v": VERSION, "t": time.time(), "verb": verb, "by": by or f"{find_user()} on {socket.gethostname()}"}
+    head = {
+        "v": VERSION_OF_SEVERAL if "members" in fields else VERSION,
+        "t": time.time(),
+        "verb": verb,
+        "by": by or f"{find_user()} on {socket.gethostname()}",
+    }
     write_json(path, {**head, **fields}, like=run.requests)
     return path
 
@@ -137,9 +143,9 @@ def _validate(request: Any) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise ValueError("it is no JSON object")
     version, t, verb, member, by = (request.get(name) for name in ("v", "t", "verb", "member", "by"))
-    if version != VERSION:
+    if version not in (VERSION, VERSION_OF_SEVERAL):
         raise ValueError(
-            f"it has the format {version!r:.20}, and this controller reads {VERSION}: send that version"
+            f"it has the format {version!r:.20}, and this controller reads up to {VERSION_OF_SEVERAL}"
         )
     if not isinstance(t, (int, float)) or not -1e15 < t < 1e15 or not math.isfinite(t):
         raise ValueError("its `t` is no time in Unix seconds")

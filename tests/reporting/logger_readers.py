@@ -113,7 +113,10 @@ def read_session_groups(ask: Any) -> dict[str, dict[str, Any]]:
     """The rows of TensorBoard's HParams view by member."""
     statuses = ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING", "STATUS_UNKNOWN"]
     body = {"experimentName": "", "allowedStatuses": statuses, "colParams": [], "startIndex": 0, "sliceSize": 100}
-    return {group["name"]: group for group in ask("plugin/hparams/session_groups", body)["sessionGroups"]}
+    return {
+        group["name"].split("/")[-1]: group
+        for group in ask("plugin/hparams/session_groups", body)["sessionGroups"]
+    }
 
 
 def read_mlflow(uri: str, experiment: str) -> dict[str, dict[str, Any]]:

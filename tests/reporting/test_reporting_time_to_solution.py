@@ -42,8 +42,8 @@ def test_the_line_says_them_and_is_left_out_where_nothing_is_done() -> None:
     assert summarize(fold(events)) == [
         (
             "models",
-            "2 models in 30 s, 4.0 a minute; together they took 1.00 times as long as the median one took; "
-            "100% of the cores, or GPUs, were reserved meanwhile",
+            "2 models in 30 s, 4.0 a minute; the median one took 30 s; 100% of the cores, or GPUs, were reserved "
+            "meanwhile",
         )
     ]
     assert summarize(fold(events[:-2]))[0][1].startswith("1 model in 30 s")

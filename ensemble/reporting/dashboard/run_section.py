@@ -162,7 +162,7 @@ def _facts(run: RunProjection) -> Iterator[tuple[str, str, str]]:
         yield "pipeline", line, "warn"
     for line in status_gpus(state):
         yield "GPUs", line, "warn"
-    for label, line in (*summarize_budget(state, run.ledger), *summarize(state)):
+    for label, line in summarize_budget(state, run.ledger):
         yield label, line, ""
 
 
@@ -171,6 +171,7 @@ def _totals(run: RunProjection, *, is_driven: bool) -> dict[str, Any]:
     now = [node for node in state.nodes.values() if node.watts is not None] if is_driven else []
     origins = {node.node: node.origin for node in ledger.nodes}
     return {
+        "models": next((line for _, line in summarize(state)), None),
         "cpu_s": used.cpu_s,
         "energy_j": used.energy_j,
         "energy_origin": used.origin,

@@ -97,7 +97,7 @@ def describe_combined(combined: Combined, ranking: Ranking, *, so_far: bool = Fa
 
 def _list_use(run: Mapping[str, Any]) -> Iterator[Tile]:
     totals, is_open, wall_s = run["totals"], run["ended"] is None, run["wall_s"]
-    reuse, models = totals["reuse"], [fact["text"] for fact in run["facts"] if fact["label"] == "models"]
+    reuse, models = totals["reuse"], totals.get("models")
     note = f"{text.number(totals['consumed'])} consumed of {text.number(totals['prepared'])} prepared"
     factor = text.ABSENT if reuse is None else f"{reuse:.2f}×"
     yield Tile("reuse", "Reuse of prepared samples", factor, note)
@@ -111,7 +111,7 @@ def _list_use(run: Mapping[str, Any]) -> Iterator[Tile]:
         yield Tile("rate", "Samples a second", text.number(totals["samples_per_s"]), note)
     else:
         yield Tile("wall", "Wall time", text.duration(wall_s), "in all")
-    yield Tile("models", "Models a minute", text.number(totals["models_per_minute"]), (*models, MODELS)[0])
+    yield Tile("models", "Models a minute", text.number(totals["models_per_minute"]), models or MODELS)
 
 
 def _spent(totals: Mapping[str, Any]) -> str:

@@ -45,6 +45,8 @@ class TensorBoardLogger(Logger):
         self._sizes: dict[str, int] = dict(ids.get("sizes", {}))
         self._ends: dict[str, int] = dict(ids.get("ends", {}))
         self._encoder = _Encoder()
+        #: TensorBoard shows the runs of a folder together, and takes trials of one id for one.
+        self._trial_prefix = f"{state.name}-{state.run_id[:8] or 'run'}/"
         for member, size in self._sizes.items():
             path = self._path(member)
             if not path.is_file() or path.stat().st_size < size:
@@ -68,7 +70,9 @@ class TensorBoardLogger(Logger):
                 written.append(self._encoder.restart(point.t, first))
             match point:
                 case DeclaredMember(_, t, params, options):
-                    written.append(self._encoder.hyperparameters(t, point.member, options | params))
+                    written.append(
+                        self._encoder.hyperparameters(t, f"{self._trial_prefix}{point.member}", options | params)
+                    )
                 case WentBack(_, t, epoch):
                     written.append(self._encoder.restart(t, epoch))
                 case EpochEnded(_, t, epoch, values):

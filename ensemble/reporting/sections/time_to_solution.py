@@ -107,7 +107,7 @@ def summarize(state: RunState, ledger: Ledger | None = None) -> list[Line]:
         return []
     line = f"{text.count(found.models, 'model')} in {text.duration(found.ttta_s)}, {found.per_minute:.1f} a minute"
     if found.models > 1:
-        line += f"; together they took {found.over_median:.2f} times as long as the median one took"
+        line += f"; the median one took {text.duration(found.median_s)}"
     if found.held is not None:
         line += f"; {100 * found.held:.0f}% of the cores, or GPUs, were reserved meanwhile"
     return [("models", line)]

@@ -40,7 +40,7 @@ def is_live(tab: Any, server: PageServer) -> bool:
 def test_the_overview_says_how_the_run_stands(tab: Any, open_page: Open) -> None:
     documents = make_documents(40)
     run = documents["state"]["run"]
-    run["facts"].append({"label": "models", "text": "5 finished, 2 pruned.", "tone": ""})
+    run["totals"]["models"] = "5 finished, 2 pruned."
     open_page(documents)
     assert not tab.is_visible("text=All runs"), "one run opens at once"
     assert tab.text_content("h1") == "digits"
@@ -62,7 +62,7 @@ def test_the_overview_says_how_the_run_stands(tab: Any, open_page: Open) -> None
     assert tab.locator("[data-mark='notice']").count() == 3
     curves = documents["curves"]["members"].values()
     highest = max(value for curve in curves for value in curve["values"]["accuracy"])
-    wait_until(tab, lambda: f"accuracy {highest:.4f} of" in figure(tab, "Best so far").inner_text())
+    wait_until(tab, lambda: f"accuracy {highest:.4f} of" in figure(tab, "Best of any epoch").inner_text())
     tab.click(".state-legend button:has-text('failed')")
     tab.wait_for_selector("[data-view='members']:not([data-drawn='0'])")
     assert tab.url.endswith("#members?filter=state%3Afailed")

@@ -37,7 +37,7 @@ class Overview {
     this.tiles = new Tiles(page);
     this.facts = h("dl", { class: "facts" });
     this.limits = h("section", { class: "card rest", "aria-label": "What limits the run" }, h("h3", {}, "What limits the run"), this.facts);
-    this.chart = new Chart({ title: "Best so far", width: "most", height: 210, pick: (id) => page.go("member", { member: id }) });
+    this.chart = new Chart({ title: "Best of any epoch", width: "most", height: 210, pick: (id) => page.go("member", { member: id }) });
     this.notices = h("section", { class: "card", "aria-label": "Last notices" });
     this.made = h("dl", { class: "made" });
     this.failures = h("div", {});
@@ -122,7 +122,7 @@ class Overview {
     const [scale, unit] = timeUnit(until - start);
     const objective = visible(run.objective ?? "metric");
     const [at, best, member] = steps.at(-1);
-    this.chart.read(`${objective} ${score(best)} of ${visible(member)} after ${duration(at - start)}, the best of any epoch; ${steps.length === 1 ? "set once" : `bettered ${steps.length - 1} times`}.`);
+    this.chart.read(`${objective} ${score(best)} of ${visible(member)} after ${duration(at - start)}; ${steps.length === 1 ? "set once" : `bettered ${steps.length - 1} times`}.`);
     const points = steps.map(([t, y, id]) => ({ id, x: (t - start) / scale, y, text: `${visible(id)}\n${objective} ${score(y)}\nafter ${duration(t - start)}` }));
     this.chart.draw({
       x: { kind: "linear", values: [0, (until - start) / scale], title: `${unit} since the start` },

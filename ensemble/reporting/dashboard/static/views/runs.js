@@ -47,14 +47,14 @@ class RunsView {
     this.problem = h("p", { class: "problem bad", role: "status" });
     this.compare = button("", () => page.go("compare", { set: new Map([["runs", this.chosen.join()]]) }), "primary");
     this.others = h("div", { class: "buttons" }, button("Name, tags, note …", () => this.ask()), button("Pick none", () => [picked.clear(), this.update()]));
-    this.filter = h("input", { type: "search", class: "filter", placeholder: "Filter runs: night tag:cnn best>0.9", "aria-label": "Filter runs", value: page.runFilter, oninput: () => this.update() });
+    this.filter = h("input", { type: "search", class: "filter", placeholder: "Filter runs: night tag:cnn days<7", "aria-label": "Filter runs", value: page.runFilter, oninput: () => this.update() });
     fill(root, h("div", { class: "toolbar" }, this.count, this.compare, this.others, h("span", { class: "grow" }), this.filter), this.problem, this.table.root);
   }
 
   update() {
     const { runs } = this.page;
     const filter = (this.page.runFilter = this.filter.value);
-    const [rows, passes] = [runs.map(({ key, params }) => ({ key, params })), matcher(filter)]; // as a filter has members
+    const [rows, passes] = [runs.map(({ key, params, started }) => ({ key, params: { ...params, days: (Date.now() / 1000 - started) / 86400 } })), matcher(filter)]; // as a filter has members
     const shown = rows.filter(passes).map(({ key }) => key);
     this.runs = new Map(runs.map((run) => [run.key, run]));
     this.table.setRows(shown, (key) => this.runs.get(key), COLUMNS);

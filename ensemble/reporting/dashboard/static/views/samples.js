@@ -2,7 +2,7 @@
 
 import { choice } from "../card.js";
 import { fill, h, setText, svg } from "../dom.js";
-import { visible } from "../format.js";
+import { count, visible } from "../format.js";
 
 const TONES = { true: "good", false: "bad" };
 
@@ -74,9 +74,16 @@ class SamplesView {
     const line = (name, said, tone) => [h("dt", {}, name), h("dd", { class: TONES[tone] ?? null }, visible(said))];
     const named = (id) => h("a", { href: this.page.link("member", { member: id }) }, visible(id));
     return h("li", { class: "card", "data-mark": "sample", "data-index": index }, this.shown.get(index),
-      h("dl", {}, line("target", target), line("predicted", prediction, right), members.map(([id, said, isRight]) => line(named(id), said, isRight))),
+      h("dl", {}, line("target", target), line("predicted", prediction, right)),
+      h("details", {}, h("summary", {}, membersSaid(members)), h("dl", {}, members.map(([id, said, isRight]) => line(named(id), said, isRight)))),
       h("p", { class: "soft" }, `Sample ${index}, ${score}`));
   }
+}
+
+/** How many members there are, and how many of them are right, where a prediction can be. */
+function membersSaid(members) {
+  const judged = members.filter(([, , isRight]) => isRight !== null);
+  return `${count(members.length, "member")}${judged.length ? `, ${judged.filter(([, , isRight]) => isRight).length} right` : ""}`;
 }
 
 function drawRecord({ fields, error }) {
