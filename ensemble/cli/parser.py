@@ -308,6 +308,7 @@ def _make_parser() -> argparse.ArgumentParser:
     verified.add_argument("--contents", action="store_true", help=text)
     add_executor(verified, executor=None)
     add_run_options(verified, fresh=False)
+    add_notify_options(verified)
 
     text = "List the runs in a folder, the newest first: their state, best value, CPU time, energy and duration."
     listed = command("list", inspect_commands.list_runs, text)

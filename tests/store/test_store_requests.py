@@ -43,7 +43,7 @@ BAD: dict[str, Callable[[Path], object]] = {
     "long-time": lambda path: path.write_text(text(t=10**400)),
     "longer-time": lambda path: path.write_text('{"v":1,"verb":"stop","t":1' + "0" * 5000 + "}"),
     "no-time": lambda path: path.write_text(text(t=float("inf"))),
-    "newer": lambda path: path.write_text(text(v=2)),
+    "newer": lambda path: path.write_text(text(v=3)),
     "large": lambda path: path.write_text(text(padding="x" * 2**20)),
     "directory": lambda path: (path.mkdir(), (path / "file").touch()),
     "fifo": os.mkfifo,

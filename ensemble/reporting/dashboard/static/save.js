@@ -8,6 +8,7 @@ const LEFT_OUT = "details, label, input, select, canvas[hidden], .figure-control
 const SHAPE = new Set(["d", "x", "y", "x1", "x2", "y1", "y2", "dx", "cx", "cy", "r", "rx", "width", "height", "viewBox", "transform", "clip-path", "preserveAspectRatio"]);
 const LOOK = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "font-family", "font-size", "font-weight", "text-anchor", "paint-order"];
 const NONE = "rgba(0, 0, 0, 0)";
+const GAP = 8; // below each element
 const BASELINE = 0.78; // of a line's height, from its top
 const UNWRITABLE = /[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu; // in XML
 const RUN = /^[=+\-@\uff1d\uff0b\uff0d\uff20]/; // with which a text begins that a spreadsheet would run
@@ -72,7 +73,8 @@ export function drawPicture(roots) {
     for (const root of roots) {
       const box = root.getBoundingClientRect();
       copy(root, drawing, { left: box.left, top: box.top - height });
-      [width, height] = [Math.max(width, Math.ceil(box.width)), height + Math.ceil(box.height)];
+      const right = width === 0 ? box.right : Math.max(...[...root.children].map((each) => each.getBoundingClientRect().right)); // a legend is as wide as the page
+      [width, height] = [Math.max(width, Math.ceil(right - box.left) + 1), height + Math.ceil(box.height) + GAP];
     }
     setAll(drawing, { width, height, viewBox: `0 0 ${width} ${height}`, style: { background: "#fff" } });
     return { text: new XMLSerializer().serializeToString(drawing).replace(UNWRITABLE, "\ufffd"), width, height };
