@@ -381,3 +381,12 @@ def test_power_that_is_logged_late_leaves_no_hole() -> None:
     for before, after in itertools.pairwise(node["points"]):
         assert after[0] == before[1]
     assert sum((end - start) * watts for start, end, watts, _ in node["points"]) == pytest.approx(25.0, abs=0.1)
+
+
+def test_a_metric_that_is_called_as_a_field_of_ours_is_shown_as_it_was_reported() -> None:
+    events = list_run(members=1, epochs=2)
+    for event in events:
+        if event["type"] == "epoch":
+            event |= {"grad_norm": 9.0, "metrics": {**event["metrics"], "grad_norm": 1.5, "waited": 3.0}}
+    (curve,) = make_view(events).curves_document()["members"].values()
+    assert curve["values"]["grad_norm"] == [1.5, 1.5] and curve["values"]["waited"] == [3.0, 3.0]
