@@ -16,6 +16,7 @@ from document_parts import list_figures, make_combined, make_cost, make_node, ma
 from ensemble.reporting.dashboard.analysis import EMPTY
 from ensemble.reporting.dashboard.history import History, describe_history
 from ensemble.reporting.dashboard.search_plots import SearchInfo, Trial, plot_search
+from ensemble.reporting.dashboard.streams import group_streams
 from ensemble.reporting.dashboard.tiles import describe_quality, describe_tiles
 from ensemble.store import RunState
 
@@ -334,7 +335,7 @@ def _make_state(
         "members": {"columns": COLUMNS, "rows": {name: [row[c] for c in COLUMNS] for name, row in rows.items()}},
         "spans": spans,
         "nodes": [make_node(rng, name, gpus) for name in places],
-        "streams": [make_stream(node, cohort, len(rows)) for cohort, node in enumerate(places)],
+        "streams": group_streams(make_stream(node, cohort, len(rows)) for cohort, node in enumerate(places)),
         "notices": [
             make_notice(12.0, "warning", f"{places[0]}: CPU throttled for 3 s."),
             make_notice(40.5, "error", "member-3: loss is nan at step 113; it is not tried again."),

@@ -359,7 +359,7 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_wider_than_the_scr
 ) -> None:
     for ended in (False, True):
         documents = make_documents(40, hostile=True, ended=ended)
-        documents["state"]["streams"][0] |= {"lost": HOSTILE[0], "design": "<b>x</b>", "nodes": ["<b>"]}
+        documents["state"]["streams"][0] |= {"lost": [HOSTILE[0]], "design": "<b>x</b>", "nodes": ["<b>"]}
         documents["importances"]["importances"] = [["<i>evil</i>&amp;", 0.9], ["lr", 0.1]]
         tab.set_viewport_size(NARROW)
         open_page(documents, keys=("aa", "bb"))

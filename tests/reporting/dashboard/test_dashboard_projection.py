@@ -9,15 +9,19 @@ import time
 from typing import Any
 
 import pytest
+from document_parts import make_stream
 from event_dicts import typed
 from hypothesis import given
 from hypothesis import strategies as st
 from run_events import list_run, measured, search_run
 
+from ensemble.events import Feeder
 from ensemble.reporting.dashboard import projection, rows
 from ensemble.reporting.dashboard.member_log import tidy, untouched
 from ensemble.reporting.dashboard.rows import COLUMNS
+from ensemble.reporting.dashboard.streams import StreamRates, describe_streams, group_streams
 from ensemble.store import RunDir
+from ensemble.store.state import RunState
 
 Document = dict[str, Any]
 NODES = measured(list_run(members=6, epochs=4))
@@ -154,10 +158,38 @@ def test_a_stream_counts_what_all_its_feeders_in_turn_have_done() -> None:
     ]
     start = {"type": "run_started", "v": 2, "t": 0.0, "name": "r", "run_id": "r", "data": {"samples": 1078}}
     document = make_view([start, *feeders]).state_document()
-    (stream,) = document["streams"]
+    (group,) = document["streams"]
+    (stream,) = group["streams"]
     assert (stream["prepared"], stream["consumed"], stream["sent_bytes"]) == (180, 690, 25)
     assert stream["prepared_per_s"] == 50.0
     assert document["run"]["samples"] == 1078
+
+
+def test_a_group_of_streams_says_which_part_is_slow() -> None:
+    levels = {
+        "preparation": {"ring": 0.2, "workers": 0.9, "waiting": 0.8},
+        "links": {"ring": 0.2, "workers": 0.3, "waiting": 0.8, "link": 0.9},
+        "members": {"ring": 0.9, "workers": 0.3, "waiting": 0.1},
+    }
+    feeders = {("a", i): Feeder(node="a", cohort=i, fullness=of) for i, of in enumerate(levels.values())}
+    groups = describe_streams(RunState(feeders=feeders), StreamRates())
+    assert [group["slow"] for group in groups] == list(levels)
+
+
+def test_streams_of_several_nodes_add_up_to_one() -> None:
+    first = make_stream("node-0", 0, 8)
+    second = {**first, "node": "node-1", "prepared_per_s": 400.0, "levels": {"ring": 0.5}, "consumed_per_s": None}
+    (merged,) = group_streams([first, second])
+    assert (merged["prepared_per_s"], merged["consumed_per_s"]) == (3000.0, first["consumed_per_s"])
+    assert merged["levels"]["ring"] == pytest.approx((first["levels"]["ring"] + 0.5) / 2)
+    assert merged["nodes"] == ["node-0", "node-1"]
+
+
+def test_active_groups_of_streams_are_shown_then_the_newest() -> None:
+    ended = {"prepared_per_s": None, "consumed_per_s": None}
+    rows = [make_stream("a", i, 8) | (ended if i not in (0, 1) else {}) for i in range(9)]
+    assert [group["cohort"] for group in group_streams(rows) if group["is_shown"]] == [0, 1, 5, 6, 7, 8]
+    assert all(group["is_shown"] for group in group_streams(make_stream("a", i, 8) for i in range(9)))
 
 
 def test_nothing_is_told_while_nothing_happens() -> None:
