@@ -384,19 +384,6 @@ def test_a_curve_lies_over_epochs_samples_or_the_time_of_the_run_or_of_the_membe
     assert call("curve_series.js", code, curve, origins) == [[1, 2], [1000, 2000], [7, 9], [2, 4]]
 
 
-@pytest.mark.parametrize(("direction", "best"), [("max", max), ("min", min)])
-def test_the_best_so_far_is_bettered_up_to_the_best_of_all_curves(call: Call, direction: str, best: Any) -> None:
-    documents = make_documents(40)
-    documents["state"]["run"]["direction"] = direction
-    curves = documents["curves"]["members"].values()
-    code = "(m, run, curves) => m.listImprovements({ run, curves })"
-    steps = call("curve_series.js", code, documents["state"]["run"], documents["curves"])
-    assert steps[-1][1] == best(value for curve in curves for value in curve["values"]["accuracy"])
-    assert [step[:2] for step in steps] == sorted(
-        (step[:2] for step in steps), key=lambda step: (step[0], step[1] if direction == "max" else -step[1])
-    )
-
-
 # -- attempts and places ---------------------------------------------------------------------------
 
 

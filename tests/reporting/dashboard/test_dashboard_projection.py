@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from document_parts import make_stream
+from documents import make_documents
 from event_dicts import typed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from run_events import list_run, measured, search_run
 from ensemble.events import Feeder
 from ensemble.reporting.dashboard import projection, rows
 from ensemble.reporting.dashboard.member_log import tidy, untouched
+from ensemble.reporting.dashboard.progress import list_improvements, plot_progress
 from ensemble.reporting.dashboard.rows import COLUMNS
 from ensemble.reporting.dashboard.streams import StreamRates, describe_streams, group_streams
 from ensemble.store import RunDir
@@ -68,7 +70,7 @@ class Page:
 
     def apply(self, change: Document) -> None:
         change = plain(change)
-        for name in ("offset", "now", "run", "nodes", "streams", "cost"):
+        for name in ("offset", "now", "run", "nodes", "streams", "cost", "progress"):
             if name in change:
                 self.state[name] = change[name]
         self.state["members"]["rows"] |= change.get("members", {})
@@ -163,6 +165,21 @@ def test_a_stream_counts_what_all_its_feeders_in_turn_have_done() -> None:
     assert (stream["prepared"], stream["consumed"], stream["sent_bytes"]) == (180, 690, 25)
     assert stream["prepared_per_s"] == 50.0
     assert document["run"]["samples"] == 1078
+
+
+@pytest.mark.parametrize(("direction", "best"), [("max", max), ("min", min)])
+def test_the_best_so_far_is_bettered_up_to_the_best_of_all_curves(direction: str, best: Any) -> None:
+    curves = make_documents(40)["curves"]["members"]
+    series = [(name, curve["t"], curve["values"]["accuracy"]) for name, curve in curves.items()]
+    steps = list_improvements(series, direction)
+    values = [value for _, value, _ in steps]
+    assert values[-1] == best(value for *_, values in series for value in values)
+    assert steps == sorted(steps) and values == sorted(values, reverse=direction == "min")
+    plot = plot_progress(steps, "accuracy", steps[0][0] - 60.0, steps[-1][0] + 540.0)
+    line, dots = plot["series"]
+    assert [point[2]["member"] for point in dots["points"]] == [name for *_, name in steps]
+    assert line["points"][-1] == pytest.approx([plot["x"]["range"][1], values[-1]], rel=1e-5), "to the present"
+    assert f"accuracy {values[-1]:.4f} of {steps[-1][2]} after" in plot["reading"]
 
 
 def test_a_group_of_streams_says_which_part_is_slow() -> None:

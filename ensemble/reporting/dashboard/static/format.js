@@ -3,7 +3,6 @@
 export const ABSENT = "–";
 
 const CONTROL = /[\u0000-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
-const UNITS = ["second", "minute", "hour"];
 
 function isNumber(value) {
   return typeof value === "number" && Number.isFinite(value);
@@ -126,10 +125,4 @@ export function hyperparameters(params) {
 /** Text with control characters, and those which reverse the order of letters, written out. */
 export function visible(text) {
   return String(text).replace(CONTROL, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);
-}
-
-/** The unit for an axis of so many seconds: its size in seconds, its name. */
-export function timeUnit(seconds) {
-  const which = seconds < 180 ? 0 : seconds < 3 * 3600 ? 1 : 2;
-  return [60 ** which, `${UNITS[which]}s`];
 }
