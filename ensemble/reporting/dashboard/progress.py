@@ -69,5 +69,5 @@ def plot_progress(
     ]
     axes = draw_axis(f"{unit} since the start", [0.0, last]), draw_axis("")
     table = {"head": ["member", "after", objective], "rows": rows}
-    words = {"said": f"{objective} {text.score(best)}", "table": table}
-    return draw_plot("best", "Best so far", f"{reading}; {often}.", *axes, series) | words
+    further = {"said": f"{objective} {text.score(best)}", "table": table}
+    return draw_plot("best", "Best so far", f"{reading}; {often}.", *axes, series) | further

@@ -93,7 +93,8 @@ def put_into_words(documents: dict[str, Document]) -> dict[str, Document]:
     run, quality = documents["state"]["run"], documents["quality"]
     words = describe_quality(quality, ("accuracy", "max"), has_ended=run["ended"] is not None)
     curves = documents["curves"]["members"].items()
-    series = ((name, curve["t"], curve["values"].get(run["objective"], ())) for name, curve in curves)
+    found = ((name, curve["t"], curve["values"].get(run["objective"], ())) for name, curve in curves)
+    series = ((name, times[: len(values)], values) for name, times, values in found)
     steps = list_improvements(series, run["direction"])
     progress = plot_progress(steps, run["objective"], run["started"], run["ended"] or run["updated"])
     state = documents["state"] | {"run": run | {"tiles": describe_tiles(run)}, "progress": progress}

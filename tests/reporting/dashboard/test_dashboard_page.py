@@ -371,6 +371,8 @@ def test_hostile_names_stay_text_in_every_view_and_nothing_is_wider_than_the_scr
         open_page(documents)
         for view in VIEWS:
             show(tab, view)
+            if view == "curves":
+                tab.wait_for_selector("#view .panels .card")  # they are fetched with the view
             for width in (1280, 400):
                 check_width(tab, width)
             for chart in tab.locator(

@@ -33,7 +33,7 @@ class Overview {
     this.tiles = new Tiles(page);
     this.facts = h("dl", { class: "facts" });
     this.limits = h("section", { class: "card rest", "aria-label": "What limits the run" }, h("h3", {}, "What limits the run"), this.facts);
-    this.chart = plotChart(page.store.progress, page.store, { width: "most", height: 210, pick: (id) => page.go("member", { member: id }), isPale: () => false });
+    this.chart = plotChart({ title: "Best so far" }, page.store, { width: "most", height: 210, pick: (id) => page.go("member", { member: id }), isPale: () => false });
     this.notices = h("section", { class: "card", "aria-label": "Last notices" });
     this.made = h("dl", { class: "made" });
     this.failures = h("div", {});
