@@ -198,12 +198,13 @@ def _list_of_documents(state: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         for node in nodes
         for point in node["points"]
     ]
+    streams = [stream for group in state["streams"] for stream in group["streams"]]
     return [
         _tabulate("attempts", "A row for each attempt of each member: where it ran, when, how it ended.", spans),
         _tabulate(
             "power", "Mean power of whole nodes over intervals; of a long run neighbours are averaged.", power
         ),
-        _tabulate("streams", "Each feeder, as it stands.", state["streams"]),
+        _tabulate("streams", "Each feeder, as it stands.", streams),
         _tabulate("notices", "What a reader should know of.", state["notices"]),
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +83,11 @@ class Curves:
         else:
             curve.add(epoch, t, values)
         self._new.append(step)
+
+    def series(self, figure: str) -> Iterator[tuple[str, list[float], list[float | None]]]:
+        """Yields each member with the times of its epochs and a figure of them."""
+        for name, curve in self._curves.items():
+            yield name, curve.times, [values.get(figure) for values in curve.values]
 
     def take(self) -> list[Step]:
         """Returns the steps since the last call."""

@@ -118,7 +118,7 @@ def describe_history(state: RunState, history: History, power: Sequence[Mapping[
     """
     begin = state.started or 0.0
     end = max([state.updated or begin, begin + 1e-3])
-    scale, unit = next((size, word) for least, size, word in _UNITS if end - begin >= least)
+    scale, unit = time_unit(end - begin)
     x = {"title": f"{unit} since the start", "range": None, "kind": "linear", "zero": True}
     plots = [_plot_power(power, begin, scale, unit)]
     for figure, view, title, reading in (
@@ -142,6 +142,11 @@ def describe_history(state: RunState, history: History, power: Sequence[Mapping[
                 {"view": view, "id": figure, "title": title, "reading": reading, "x": x, "y": y, "series": series}
             )
     return {"plots": [{**plot, "x": x} for plot in plots]}
+
+
+def time_unit(span_s: float) -> tuple[float, str]:
+    """Returns the unit for an axis of so many seconds: its size in seconds, its name."""
+    return next((size, word) for least, size, word in _UNITS if span_s >= least)
 
 
 def _plot_power(nodes: Sequence[Mapping[str, Any]], begin: float, scale: float, unit: str) -> Document:
