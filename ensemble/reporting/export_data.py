@@ -198,12 +198,13 @@ def _list_of_documents(state: Mapping[str, Any], nodes: Iterable[Mapping[str, An
         for node in nodes
         for point in node["points"]
     ]
+    streams = [stream for group in state["streams"] for stream in group["streams"]]
     return [
         _tabulate("attempts", "A row for each attempt of each member: where it ran, when, how it ended.", spans),
         _tabulate(
             "power", "Mean power of whole nodes over intervals; of a long run neighbours are averaged.", power
         ),
-        _tabulate("streams", "Each feeder, as it stands.", state["streams"]),
+        _tabulate("streams", "Each feeder, as it stands.", streams),
         _tabulate("notices", "What a reader should know of.", state["notices"]),
     ]
 
@@ -245,8 +246,32 @@ def _list_of_quality(quality: Mapping[str, Any]) -> list[DataTable]:
 
 
 def _list_of_sections(view: RunView) -> list[DataTable]:
-    """The tables that stand as they are on the page."""
-    return [_of_section(table) for table in view.tables_document()["tables"]]
+    """What the page has in its tables, columns of members and figures over time."""
+    found = view.tables_document()
+    measured = [
+        {"member": name}
+        | {own["id"]: _plain_cell(cell, 1) for own, cell in zip(found["columns"], cells, strict=True)}
+        for name, cells in found["members"].items()
+    ]
+    history = [
+        {
+            "figure": plot["id"],
+            "of": line["label"],
+            "since_start": x,
+            "unit": plot["x"]["title"].split()[0],
+            "value": y,
+        }
+        for plot in view.history_document()["plots"]
+        if plot["id"] != "power"  # which has a table of its own, of all points
+        for line in plot["series"]
+        for x, y, *_ in line["points"]
+        if y is not None
+    ]
+    return [
+        _tabulate("measured", "What was measured of each member: exchange, packing, cost.", measured),
+        _tabulate("history", "Figures over the time of the run, as the page draws them.", history),
+        *map(_of_section, found["tables"]),
+    ]
 
 
 def _of_section(table: Mapping[str, Any]) -> DataTable:

@@ -113,7 +113,7 @@ def _format_cell(cell: Any) -> str:
     if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
         return ""
     if isinstance(cell, int | float) and not isinstance(cell, bool):
-        return repr(cell)
+        return repr(float(cell) if isinstance(cell, float) else int(cell))  # of NumPy's numbers, too
     whole = cell if isinstance(cell, str) else json.dumps(cell, default=str)
     text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", whole)
     text = f"'{text}" if _RUN.match(text) else text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import math
 import re
@@ -70,6 +71,8 @@ def _describe_unknown_option(cls: type, name: str, valid: Sequence[str]) -> str:
         for f in dataclasses.fields(cls)
         if re.search(rf"\b{owner}\b", str(f.type))
     }
+    if not held and difflib.get_close_matches(name, valid, n=1):
+        return unknown_name(what, name, valid, f"help(ensemble.{cls.__name__})")
     shown = []
     for owner in sorted(owners, key=lambda owner: owner not in held):
         option, kind = held.get(owner, ("", ""))

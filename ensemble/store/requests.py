@@ -19,6 +19,7 @@ and no longer waits. One that cannot be read is put aside as `NAME.unreadable`, 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -41,6 +42,7 @@ MOST_BYTES = 2**20
 LONGEST_BY = 200
 
 
+@functools.cache
 def find_user() -> str:
     """The name of the user of this process, or their number where the system has no name for them."""
     try:

@@ -56,9 +56,9 @@ def test_several_members_are_asked_of_at_once_and_one_answer_says_for_how_many(t
     path, several = tmp_path / "run", ["member-0", "member-1", "nobody"]
     script = Script(
         path,
-        (("finished", "member-0"), [asked("pause", members=several)]),
-        (("paused", "member-1"), [asked("resume", members=several[1:2]), asked("cancel", members=several[::2])]),
-        (("resumed", "member-1"), [asked("pause", members="member-1")]),
+        (("epoch", "member-1"), [asked("pause", members=several)]),
+        (("finished", "member-2"), [asked("resume", members=several[1:2]), asked("cancel", members=several[::2])]),
+        (("finished", "member-1"), [asked("pause", members="member-1")]),
     )
     state = run(path, an_ensemble(epochs=3), Simulated(1, before=script))
     assert set(states(state).values()) == {"finished"}

@@ -58,6 +58,8 @@ def test_every_table_of_the_page_is_a_file_with_the_same_figures(
     assert losses == pytest.approx(curves["member-0"]["values"]["train_loss"], rel=1e-5)
     assert len(read(out, "attempts")) == sum(map(len, state["spans"].values()))
     assert [row["text"] for row in read(out, "notices")] == [notice["text"] for notice in state["notices"]]
+    measured = {row["member"]: row for row in read(out, "measured")}
+    assert measured.keys() == members.keys() and any(name.startswith("exchange ") for name in measured["member-0"])
     power = read(out, "power")
     assert len(power) == sum(len(node["points"]) for node in view.list_power())
     direct = [float(row["energy_j"] or 0) for row in read(out, "ledger") if row["view"] == "direct"]

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.reporting import text
-from ensemble.reporting.sections import Cell, Table
+from ensemble.reporting.sections import Cell, Table, scored
 
 if TYPE_CHECKING:
     from ensemble.combine.metrics import Array
@@ -73,9 +72,9 @@ def _tabulate_classes(found: Mapping[str, PerClass]) -> Table:
     head += [("F1 of the best member", "")] if other is not None else []
     rows: list[list[Cell]] = []
     for i in shown:
-        figures = [text.score(float(column[i])) for column in (first.precision, first.recall, first.f1)]
+        figures = [scored(float(column[i])) for column in (first.precision, first.recall, first.f1)]
         row: list[Cell] = [first.name(i), *figures, float(first.support[i])]
-        rows.append([*row, text.score(float(other.f1[i]))] if other is not None else row)
+        rows.append([*row, scored(float(other.f1[i]))] if other is not None else row)
     more = len(order) - len(shown)
     left = f" The {len(shown)} worst of {len(order)}; results.json has all." if more else ""
     reading = f"Of the {NAMES[of]}, the lowest F1 first; support is how many samples are of the {what}.{left}"
@@ -89,6 +88,7 @@ def _tabulate_confusions(of: str, figures: PerClass) -> Table:
     reading += f" {len(found)} of {total} pairs that occur." if total > len(found) else ""
     head = [("true class", "text"), ("predicted as", "text"), ("samples", ""), ("share", "")]
     rows: list[list[Cell]] = [
-        [each["true"], each["predicted"], each["count"], f"{100 * each['share']:.1f} %"] for each in found
+        [each["true"], each["predicted"], each["count"], (f"{100 * each['share']:.1f} %", each["share"])]
+        for each in found
     ]
     return Table("confusions", "Classes taken for others", reading, head, rows)

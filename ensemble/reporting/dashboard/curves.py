@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,11 @@ class Curves:
             curve.add(epoch, t, values)
         self._new.append(step)
 
+    def series(self, figure: str) -> Iterator[tuple[str, list[float], list[float | None]]]:
+        """Yields each member with the times of its epochs and a figure of them."""
+        for name, curve in self._curves.items():
+            yield name, curve.times, [values.get(figure) for values in curve.values]
+
     def take(self) -> list[Step]:
         """Returns the steps since the last call."""
         new, self._new = self._new, []
@@ -124,9 +129,10 @@ def _columns(curve: Curve, every: int) -> dict[str, Any]:
 
 def _read(fields: Mapping[str, Any]) -> dict[str, float]:
     """Returns those of the fields of an `epoch` event that are numbers."""
-    found = {**(fields.get("metrics") or {}), **{name: fields.get(name) for name in OTHERS}}
+    found = {name: fields.get(name) for name in OTHERS}
     seconds = fields.get("train_s") or fields.get("wall_s")
     for name, part in (("waited", fields.get("waited_s")), ("synced", fields.get("sync_s"))):
         found |= {name: part / seconds} if part and seconds else {}
+    found |= fields.get("metrics") or {}  # what the user's code calls by one of these names is shown as theirs
     known = {name: finite_or_none(value) for name, value in found.items()}
     return {name: float(f"{value:.{DIGITS}g}") for name, value in known.items() if value is not None}

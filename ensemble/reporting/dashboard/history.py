@@ -26,7 +26,7 @@ Key = tuple[str, str, str]
 
 MOST = 400  # points of a series in the document; up to twice as many are kept
 MOST_SERIES = 16  # in a figure, those that use most
-MOST_GPUS = 64  # of which series are kept, the first that are heard of
+MOST_KEPT = 64  # series of a figure, the first that are heard of
 FEEDER_GAP_S = 120.0
 ESTIMATED = (
     "Estimated joules are CPU-seconds with a weight, from how busy the processors were. They were not measured: "
@@ -74,8 +74,6 @@ class History:
                 ids = list(info.gpu_ids) if info is not None else []
                 name = f"GPU {ids.index(part.device)}" if part.device in ids else str(part.device)
                 key = ("gpu", event.node, name)
-                if key not in self._series and sum(figure == "gpu" for figure, *_ in self._series) >= MOST_GPUS:
-                    continue
                 use = min(1.0, sum(seconds for *_, seconds in part.activity) / length)
                 self._add(key, interval.start, interval.end, use)
 
@@ -88,11 +86,15 @@ class History:
         if (span_s := event.recorded_s - before.recorded_s) <= 0:
             return
         for name, mean in event.fullness.items():
+            if name not in _LEVELS:
+                continue
             since = before.fullness.get(name, 0.0) * before.recorded_s
             level = min(1.0, max(0.0, (mean * event.recorded_s - since) / span_s))
             self._add((name, event.node, f"group {event.cohort}"), before.t, event.t, level)
 
     def _add(self, key: Key, begin: float, end: float, value: float) -> None:
+        if key not in self._series and sum(known[0] == key[0] for known in self._series) >= MOST_KEPT:
+            return
         points = self._series.setdefault(key, [])
         points.append((round(begin, 3), round(end, 3), round(value, 4), None))
         if len(points) > 2 * MOST:
@@ -116,7 +118,7 @@ def describe_history(state: RunState, history: History, power: Sequence[Mapping[
     """
     begin = state.started or 0.0
     end = max([state.updated or begin, begin + 1e-3])
-    scale, unit = next((size, word) for least, size, word in _UNITS if end - begin >= least)
+    scale, unit = time_unit(end - begin)
     x = {"title": f"{unit} since the start", "range": None, "kind": "linear", "zero": True}
     plots = [_plot_power(power, begin, scale, unit)]
     for figure, view, title, reading in (
@@ -140,6 +142,11 @@ def describe_history(state: RunState, history: History, power: Sequence[Mapping[
                 {"view": view, "id": figure, "title": title, "reading": reading, "x": x, "y": y, "series": series}
             )
     return {"plots": [{**plot, "x": x} for plot in plots]}
+
+
+def time_unit(span_s: float) -> tuple[float, str]:
+    """Returns the unit for an axis of so many seconds: its size in seconds, its name."""
+    return next((size, word) for least, size, word in _UNITS if span_s >= least)
 
 
 def _plot_power(nodes: Sequence[Mapping[str, Any]], begin: float, scale: float, unit: str) -> Document:

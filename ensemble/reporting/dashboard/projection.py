@@ -26,6 +26,7 @@ from ensemble.reporting.dashboard.curves import Curves
 from ensemble.reporting.dashboard.history import History, describe_history
 from ensemble.reporting.dashboard.member_log import excerpt
 from ensemble.reporting.dashboard.power_series import PowerSeries
+from ensemble.reporting.dashboard.progress import list_improvements, plot_progress
 from ensemble.reporting.dashboard.run_section import describe_run
 from ensemble.reporting.dashboard.streams import StreamRates, describe_streams
 from ensemble.reporting.dashboard.tables import describe_tables
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 VERSION = 1
 COST_EVERY_S = 2.0
 RECENT_S = 2 * SPACING_S  # of alerts that a page is told: some were held back
+PROGRESS_EVERY_S = 1.0
 #: Times as long as computing it took, until what is computed from all members is computed again.
 PAUSE = 60.0
 
@@ -72,7 +74,7 @@ class Touched:
     def note(self, event: Event) -> None:
         """Adds what an event touches."""
         kind = event.type
-        self.sections |= {"run", "cost"}
+        self.sections |= {"run", "cost", "progress"}
         if isinstance(event, AttemptEvent | MemberDeclared):
             self.members.add(event.member)
             if kind in _OF_SPANS:
@@ -127,7 +129,7 @@ class RunView:
         self._ledger: Ledger | None = None
         self._cost: dict[str, Any] | None = None
         self._ledger_offset = -1  # of the log behind the events that it has seen
-        self._paces = {"run": Pace(), "cost": Pace(COST_EVERY_S)}
+        self._paces = {"run": Pace(), "cost": Pace(COST_EVERY_S), "progress": Pace(PROGRESS_EVERY_S)}
         self._said_driver: str | None = None
         self._alerts, self._gate = AlertReader(state=self.state, used=self._used), AlertGate()
         self._passed: list[Alert] = []  # that the next change tells
@@ -203,6 +205,7 @@ class RunView:
             "streams": describe_streams(self.state, self._rates),
             "notices": group_notices(self._notices),
             "cost": cost,
+            "progress": self._plot_progress(),
         }
 
     def curves_document(self) -> dict[str, Any]:
@@ -245,6 +248,14 @@ class RunView:
         self._paces["run"].note(began, self._clock())
         return found
 
+    def _plot_progress(self) -> dict[str, Any]:
+        began, state = self._clock(), self.state
+        steps = list_improvements(self._curves.series(state.objective), state.direction)
+        end = state.ended.t if state.ended is not None else state.updated
+        found = plot_progress(steps, state.objective, state.started, end)
+        self._paces["progress"].note(began, self._clock())
+        return found
+
     def _describe_cost(self) -> dict[str, Any]:
         """What was used so far; computed anew if something has happened since."""
         if self._cost is not None and self._ledger_offset == self.offset:
@@ -269,7 +280,7 @@ class RunView:
         now = self._clock()
         urgent = touched.all_members or self.driver != self._said_driver
         waiting = {
-            name for name, pace in self._paces.items() if now < pace.next and not (urgent and name == "run")
+            name for name, pace in self._paces.items() if now < pace.next and not (urgent and name != "cost")
         }
         due = touched.sections - waiting
         return due | {"members"} if touched.members or touched.answers or touched.analyses else due
@@ -302,7 +313,7 @@ class RunView:
                 names[event.member] = None
         first = events[0].t if events else 0.0
         # Figures of cost that were sent while the page was away are in no later change.
-        change = self._compose(touched, touched.sections | {"run", "cost"})
+        change = self._compose(touched, touched.sections | {"run", "cost", "progress"})
         change |= _list("epochs", self._curves.replay(names))
         begin = self.state.started or 0.0
         missed = [notice for notice in self._notices if begin + notice.at_s >= first - 1e-3]
@@ -322,6 +333,7 @@ class RunView:
         makers: dict[str, Callable[[], Any]] = {
             "run": self._describe_run,
             "nodes": self._list_nodes,
+            "progress": self._plot_progress,
             "streams": lambda: describe_streams(self.state, self._rates),
         }
         change |= {name: make() for name, make in makers.items() if name in due}

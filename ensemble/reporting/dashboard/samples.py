@@ -21,6 +21,8 @@ from ensemble.store import RunState
 Access = Literal["nobody", "owner", "viewers"]
 #: Requests for records that may wait for each other.
 MOST_WAITING = 4
+#: Seconds for which predictions are held after they were looked at last.
+KEPT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class SamplePages:
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._reader = RecordReader()
         self._known: _Known | None = None
+        self._forgetting: asyncio.TimerHandle | None = None
         self._lock = asyncio.Lock()
         self._counting, self._waiting = threading.Lock(), 0
 
@@ -64,7 +67,10 @@ class SamplePages:
         Raises:
             Refused: the list is of other samples than there are now, or too many requests wait.
         """
-        known = await self._rank(feed)
+        try:
+            known = await self._rank(feed)
+        except Exception as error:
+            raise Refused(409, f"the saved predictions cannot be read: {explain(error)}") from None
         if known.ranking is None or known.list_id != id:
             raise Refused(409, "the run has other samples now: load the page anew")
         with self._counting:
@@ -88,10 +94,18 @@ class SamplePages:
                 loop = asyncio.get_running_loop()
                 ranking = await loop.run_in_executor(self._ranker, rank_samples, feed.run_dir, state)
                 self._known = _Known(stamp, ranking, state)
+            if self._forgetting is not None:
+                self._forgetting.cancel()
+            self._forgetting = asyncio.get_running_loop().call_later(KEPT_S, self._forget)
             return self._known
+
+    def _forget(self) -> None:
+        self._known = None  # it has the predictions of all members
 
     def close(self) -> None:
         """Ends the threads and the process that reads records."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
         self._ranker.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._reader.close()

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ensemble.reporting import text
 from ensemble.reporting.ranking import finite_or_none
 
 #: A label, empty where it is that of the line before, and a text.
@@ -22,6 +23,11 @@ Line = tuple[str, str]
 Cell = str | float | None | tuple[str, float | str | None]
 #: A column's name, and its class: "text" or "".
 Column = tuple[str, str]
+
+
+def scored(value: float | None) -> Cell:
+    """A figure as the page writes it, which files have with all its digits."""
+    return text.score(value), value
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,10 @@ def _describe_reuse(ledger: Ledger, *, has_ended: bool) -> str:
     return line + (f"; {text.number(reuse.skipped)} could not be prepared" if reuse.skipped else "")
 
 
-def bottlenecks(state: RunState) -> dict[int, str]:
-    """Returns what limits the stream of each cohort, the evidence, and what would help, in words."""
+def bottlenecks(state: RunState) -> dict[int, tuple[str, str]]:
+    """Returns what limits the stream of each cohort ("members", "links" or "preparation"), and the same with the
+    evidence and what would help, in words.
+    """
     from pipelines.feeder.statistics import bottleneck
 
     found = []
@@ -59,19 +61,20 @@ def bottlenecks(state: RunState) -> dict[int, str]:
         where = "" if len(found) == 1 else f" in stream group {cohort}"
         waited = f"a member waited {levels.get('waiting', 0.0):.0%} of the time"
         if what == "members":
-            lines[cohort] = f"the members{where} ({waited})"
+            line = f"the members{where} ({waited})"
         elif what == "links":
             used = f"links were used {levels.get('link', 0.0):.0%}"
-            lines[cohort] = f"the links between nodes{where} ({waited}, {used}): try sharing='node'"
+            line = f"the links between nodes{where} ({waited}, {used}): try sharing='node'"
         else:
             advice = _advise(state, cohort, levels.get("workers", 0.0), reported)
-            lines[cohort] = f"preparation{where} ({waited}): {advice}"
+            line = f"preparation{where} ({waited}): {advice}"
+        lines[cohort] = what, line
     return lines
 
 
 def bottleneck_lines(state: RunState, most: int = 3) -> list[str]:
     """Returns what limits the streams of the newest cohorts, a line each."""
-    lines = list(bottlenecks(state).values())
+    lines = [line for _, line in bottlenecks(state).values()]
     left_out = len(lines) - most
     return lines[-most:] + ([f"and of {text.count(left_out, 'earlier stream group')}"] if left_out > 0 else [])
 

@@ -69,7 +69,9 @@ def tabulate(state: RunState, ledger: Ledger) -> list[Table]:
         if each.total is not None:
             values = (each.total, *(each.per[name] for name in units))
             cells: list[Cell] = [None if v is None else (_amount(each, v), v) for v in values]
-            rows.append([each.name, *cells, each.origin, *([", ".join(each.given)] if is_given else [])])
+            rows.append(
+                [f"{each.name} ({each.unit})", *cells, each.origin, *([", ".join(each.given)] if is_given else [])]
+            )
     notes = [f"No {each.name}: {each.reason}." for each in impact.quantities if each.total is None]
     notes += [f"Nothing per {UNITS[name]}: {reason}." for name, reason in impact.reasons.items()]
     head = [*head, ("energy", "text"), *([("given", "text")] if is_given else [])]

@@ -17,7 +17,7 @@ from ensemble.reporting.model_figures import (
     read_task,
 )
 from ensemble.reporting.ranking import finite_or_none
-from ensemble.reporting.sections import Line, Table
+from ensemble.reporting.sections import Line, Table, scored
 from ensemble.spec.splits import describe_overlap
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def tabulate(state: RunState) -> list[Table]:
         reading = "Means of the samples. Each sample has its own: `uncertainty.csv`, load(..., uncertainty=True)."
         head = [("part", "text"), ("mean", ""), ("unit", "text"), ("", "text")]
         task = read_task(combined)
-        rows = [[name, text.score(v), _unit(task, name).removeprefix(" "), PARTS[name]] for name, v in uncertainty]
+        rows = [[name, scored(v), _unit(task, name).removeprefix(" "), PARTS[name]] for name, v in uncertainty]
         tables.append(Table("uncertainty", "Uncertainty", reading, head, rows))
     for id, title, reading, first in (
         (
@@ -303,7 +303,7 @@ def tabulate(state: RunState) -> list[Table]:
             rows = [
                 [
                     describe_figure(of, task).heading if is_figure else _word(of),
-                    *map(text.score, map(own.get, keys)),
+                    *map(scored, map(own.get, keys)),
                 ]
                 for of, own in found
             ]

@@ -80,6 +80,7 @@ def make_stream(node: str, cohort: int, members: int) -> Document:
         "nodes": [node],
         "sent_bytes": 0,
         "cache": None,
+        "slow": None,
         "limit": None,
         "lost": None,
     }

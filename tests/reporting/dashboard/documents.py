@@ -15,7 +15,9 @@ from document_parts import list_figures, make_combined, make_cost, make_node, ma
 
 from ensemble.reporting.dashboard.analysis import EMPTY
 from ensemble.reporting.dashboard.history import History, describe_history
+from ensemble.reporting.dashboard.progress import list_improvements, plot_progress
 from ensemble.reporting.dashboard.search_plots import SearchInfo, Trial, plot_search
+from ensemble.reporting.dashboard.streams import group_streams
 from ensemble.reporting.dashboard.tiles import describe_quality, describe_tiles
 from ensemble.store import RunState
 
@@ -99,7 +101,12 @@ def put_into_words(documents: dict[str, Document]) -> dict[str, Document]:
     """The documents with what the server says of them in words."""
     run, quality = documents["state"]["run"], documents["quality"]
     words = describe_quality(quality, ("accuracy", "max"), has_ended=run["ended"] is not None)
-    state = documents["state"] | {"run": run | {"tiles": describe_tiles(run)}}
+    curves = documents["curves"]["members"].items()
+    found = ((name, curve["t"], curve["values"].get(run["objective"], ())) for name, curve in curves)
+    series = ((name, times[: len(values)], values) for name, times, values in found)
+    steps = list_improvements(series, run["direction"])
+    progress = plot_progress(steps, run["objective"], run["started"], run["ended"] or run["updated"])
+    state = documents["state"] | {"run": run | {"tiles": describe_tiles(run)}, "progress": progress}
     importances = documents["importances"] | {"plots": _plot_search(documents)}
     times = RunState(started=run["started"], updated=state["now"])
     history = documents.get("history") or describe_history(times, History(), documents["power"])
@@ -341,7 +348,7 @@ def _make_state(
         "members": {"columns": COLUMNS, "rows": {name: [row[c] for c in COLUMNS] for name, row in rows.items()}},
         "spans": spans,
         "nodes": [make_node(rng, name, gpus) for name in places],
-        "streams": [make_stream(node, cohort, len(rows)) for cohort, node in enumerate(places)],
+        "streams": group_streams(make_stream(node, cohort, len(rows)) for cohort, node in enumerate(places)),
         "notices": [
             make_notice(12.0, "warning", f"{places[0]}: CPU throttled for 3 s."),
             make_notice(40.5, "error", "member-3: loss is nan at step 113; it is not tried again."),

@@ -17,10 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
 
-from ensemble.events import Feeder
 from ensemble.reporting import text
-from ensemble.reporting.sections.feeders import bottlenecks
-from ensemble.store.state import RunState
 
 Call = Callable[..., Any]
 
@@ -368,19 +365,6 @@ def test_a_curve_lies_over_epochs_samples_or_the_time_of_the_run_or_of_the_membe
     assert call("curve_series.js", code, curve, origins) == [[1, 2], [1000, 2000], [7, 9], [2, 4]]
 
 
-@pytest.mark.parametrize(("direction", "best"), [("max", max), ("min", min)])
-def test_the_best_so_far_is_bettered_up_to_the_best_of_all_curves(call: Call, direction: str, best: Any) -> None:
-    documents = make_documents(40)
-    documents["state"]["run"]["direction"] = direction
-    curves = documents["curves"]["members"].values()
-    code = "(m, run, curves) => m.listImprovements({ run, curves })"
-    steps = call("curve_series.js", code, documents["state"]["run"], documents["curves"])
-    assert steps[-1][1] == best(value for curve in curves for value in curve["values"]["accuracy"])
-    assert [step[:2] for step in steps] == sorted(
-        (step[:2] for step in steps), key=lambda step: (step[0], step[1] if direction == "max" else -step[1])
-    )
-
-
 # -- attempts and places ---------------------------------------------------------------------------
 
 
@@ -454,30 +438,6 @@ def test_members_lie_on_cores_and_gpus_by_share_at_any_moment(call: Call) -> Non
     pieces = [[(piece["id"], piece["share"], piece["starting"]) for piece in row["pieces"]] for row in rows]
     first, second = ("member-0", "member-1")
     assert pieces == [[(first, 2, False), (second, 1, True)], [(second, 1, True)], []]
-
-
-# -- streams ---------------------------------------------------------------------------------------
-
-
-def test_the_sentence_of_the_run_says_which_part_is_slow(call: Call) -> None:
-    levels = {
-        "stages": {"ring": 0.2, "workers": 0.9, "waiting": 0.8},
-        "links": {"ring": 0.2, "workers": 0.3, "waiting": 0.8, "link": 0.9},
-        "members": {"ring": 0.9, "workers": 0.3, "waiting": 0.1},
-    }
-    for part, measured in levels.items():
-        event = Feeder(node="a", cohort=0, workers=2, fullness=measured)
-        sentence = bottlenecks(RunState(feeders={("a", 0): event}))[0]
-        assert call("views/pipeline.js", "(m, sentence) => m.slowPart(sentence)", sentence) == part
-
-
-def test_streams_of_several_nodes_add_up_to_one(call: Call) -> None:
-    first = make_documents(8)["state"]["streams"][0]
-    second = {**first, "node": "node-1", "prepared_per_s": 400.0, "levels": {"ring": 0.5}, "consumed_per_s": None}
-    merged = call("views/pipeline.js", "(m, streams) => m.merge(streams)", [first, second])
-    assert (merged["prepared_per_s"], merged["consumed_per_s"]) == (3000.0, first["consumed_per_s"])
-    assert merged["levels"]["ring"] == pytest.approx((first["levels"]["ring"] + 0.5) / 2)
-    assert merged["nodes"] == ["node-0", "node-1"]
 
 
 # -- figures of models -----------------------------------------------------------------------------

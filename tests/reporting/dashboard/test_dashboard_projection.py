@@ -9,15 +9,21 @@ import time
 from typing import Any
 
 import pytest
+from document_parts import make_stream
+from documents import make_documents
 from event_dicts import typed
 from hypothesis import given
 from hypothesis import strategies as st
 from run_events import list_run, measured, search_run
 
+from ensemble.events import Feeder
 from ensemble.reporting.dashboard import projection, rows
 from ensemble.reporting.dashboard.member_log import tidy, untouched
+from ensemble.reporting.dashboard.progress import list_improvements, plot_progress
 from ensemble.reporting.dashboard.rows import COLUMNS
+from ensemble.reporting.dashboard.streams import StreamRates, describe_streams, group_streams
 from ensemble.store import RunDir
+from ensemble.store.state import RunState
 
 Document = dict[str, Any]
 NODES = measured(list_run(members=6, epochs=4))
@@ -64,7 +70,7 @@ class Page:
 
     def apply(self, change: Document) -> None:
         change = plain(change)
-        for name in ("offset", "now", "run", "nodes", "streams", "cost"):
+        for name in ("offset", "now", "run", "nodes", "streams", "cost", "progress"):
             if name in change:
                 self.state[name] = change[name]
         self.state["members"]["rows"] |= change.get("members", {})
@@ -146,10 +152,53 @@ def test_a_stream_counts_what_all_its_feeders_in_turn_have_done() -> None:
     ]
     start = {"type": "run_started", "v": 2, "t": 0.0, "name": "r", "run_id": "r", "data": {"samples": 1078}}
     document = make_view([start, *feeders]).state_document()
-    (stream,) = document["streams"]
+    (group,) = document["streams"]
+    (stream,) = group["streams"]
     assert (stream["prepared"], stream["consumed"], stream["sent_bytes"]) == (180, 690, 25)
     assert stream["prepared_per_s"] == 50.0
     assert document["run"]["samples"] == 1078
+
+
+@pytest.mark.parametrize(("direction", "best"), [("max", max), ("min", min)])
+def test_the_best_so_far_is_bettered_up_to_the_best_of_all_curves(direction: str, best: Any) -> None:
+    curves = make_documents(40)["curves"]["members"]
+    series = [(name, curve["t"], curve["values"]["accuracy"]) for name, curve in curves.items()]
+    steps = list_improvements(series, direction)
+    values = [value for _, value, _ in steps]
+    assert values[-1] == best(value for *_, values in series for value in values)
+    assert steps == sorted(steps) and values == sorted(values, reverse=direction == "min")
+    plot = plot_progress(steps, "accuracy", steps[0][0] - 60.0, steps[-1][0] + 540.0)
+    line, dots = plot["series"]
+    assert [point[2]["member"] for point in dots["points"]] == [name for *_, name in steps]
+    assert line["points"][-1] == pytest.approx([plot["x"]["range"][1], values[-1]], rel=1e-5), "to the present"
+    assert f"accuracy {values[-1]:.4f} of {steps[-1][2]} after" in plot["reading"]
+
+
+def test_a_group_of_streams_says_which_part_is_slow() -> None:
+    levels = {
+        "preparation": {"ring": 0.2, "workers": 0.9, "waiting": 0.8},
+        "links": {"ring": 0.2, "workers": 0.3, "waiting": 0.8, "link": 0.9},
+        "members": {"ring": 0.9, "workers": 0.3, "waiting": 0.1},
+    }
+    feeders = {("a", i): Feeder(node="a", cohort=i, fullness=of) for i, of in enumerate(levels.values())}
+    groups = describe_streams(RunState(feeders=feeders), StreamRates())
+    assert [group["slow"] for group in groups] == list(levels)
+
+
+def test_streams_of_several_nodes_add_up_to_one() -> None:
+    first = make_stream("node-0", 0, 8)
+    second = {**first, "node": "node-1", "prepared_per_s": 400.0, "levels": {"ring": 0.5}, "consumed_per_s": None}
+    (merged,) = group_streams([first, second])
+    assert (merged["prepared_per_s"], merged["consumed_per_s"]) == (3000.0, first["consumed_per_s"])
+    assert merged["levels"]["ring"] == pytest.approx((first["levels"]["ring"] + 0.5) / 2)
+    assert merged["nodes"] == ["node-0", "node-1"]
+
+
+def test_active_groups_of_streams_are_shown_then_the_newest() -> None:
+    ended = {"prepared_per_s": None, "consumed_per_s": None}
+    rows = [make_stream("a", i, 8) | (ended if i not in (0, 1) else {}) for i in range(9)]
+    assert [group["cohort"] for group in group_streams(rows) if group["is_shown"]] == [0, 1, 5, 6, 7, 8]
+    assert all(group["is_shown"] for group in group_streams(make_stream("a", i, 8) for i in range(9)))
 
 
 def test_nothing_is_told_while_nothing_happens() -> None:
@@ -404,3 +453,12 @@ def test_power_that_is_logged_late_leaves_no_hole() -> None:
     for before, after in itertools.pairwise(node["points"]):
         assert after[0] == before[1]
     assert sum((end - start) * watts for start, end, watts, _ in node["points"]) == pytest.approx(25.0, abs=0.1)
+
+
+def test_a_metric_that_is_called_as_a_field_of_ours_is_shown_as_it_was_reported() -> None:
+    events = list_run(members=1, epochs=2)
+    for event in events:
+        if event["type"] == "epoch":
+            event |= {"grad_norm": 9.0, "metrics": {**event["metrics"], "grad_norm": 1.5, "waited": 3.0}}
+    (curve,) = make_view(events).curves_document()["members"].values()
+    assert curve["values"]["grad_norm"] == [1.5, 1.5] and curve["values"]["waited"] == [3.0, 3.0]

@@ -8,6 +8,8 @@ import pytest
 from documents import make_documents
 from page_steps import Open
 
+from ensemble.reporting.dashboard.streams import group_streams
+
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
 
@@ -24,32 +26,40 @@ def fill_of(tab: Any, part: str, cohort: int = 0) -> float:
 def test_a_stream_is_drawn_with_rates_levels_and_where_it_is_slow(tab: Any, open_page: Open) -> None:
     documents = make_documents(8)
     documents["state"]["run"]["samples"] = 1078
-    stream = documents["state"]["streams"][0]
-    stream |= {"limit": PREPARATION, "skipped": 3, "restarts": 2, "detached": 1}
+    stream = documents["state"]["streams"][0]["streams"][0]
+    stream |= {"slow": "preparation", "limit": PREPARATION, "skipped": 3, "restarts": 2, "detached": 1}
     stream["cache"] = {"samples": 900, "bytes": 3 << 20, "limit": 1 << 30, "hits": 120, "wrong": 0}
+    documents["state"]["streams"] = group_streams([stream])
     open_page(documents, "#pipeline")
     card = tab.locator(f"{VIEW} [data-cohort='0']")
     parts = card.locator("[data-part]").evaluate_all("all => all.map(each => each.dataset.part)")
-    assert parts == ["source", "stages", "ring", "members"]
+    assert parts == ["source", "preparation", "ring", "members"]
     text = card.inner_text()
     assert "Limited by preparation (a member waited 61% of the time): try prep_workers=8." in text
     assert "2,600/s" in text and "20,800/s" in text and "used 8.00 times" in text
     assert "1,078 samples" in text and "4,096 samples" in text and "1.07 MiB" in text and "4 workers" in text
     assert "3 bad records" in text and "2 workers restarted" in text and "1 left and work alone" in text
     assert "900 kept (3 MiB of 1 GiB), 120 read again" in text
-    assert (fill_of(tab, "stages"), fill_of(tab, "ring"), fill_of(tab, "members")) == (47, 90, 61)
+    assert (fill_of(tab, "preparation"), fill_of(tab, "ring"), fill_of(tab, "members")) == (47, 90, 61)
     slow = card.locator("[data-mark=slow]")
     assert slow.count() == 1
-    assert card.locator(".slow").get_attribute("data-part") == "stages"
+    assert card.locator(".slow").get_attribute("data-part") == "preparation"
     assert "12,936 samples prepared, 103,488 consumed" in tab.locator(f"{VIEW} .pipeline-summary").inner_text()
 
 
 def test_streams_of_several_nodes_are_one_flow_and_a_row_each(tab: Any, open_page: Open) -> None:
     documents = make_documents(8)
-    first = documents["state"]["streams"][0]
-    first |= {"nodes": ["node-0", "node-1"], "design": "multi", "limit": LINKS, "sent_bytes": 3 << 28}
+    first = documents["state"]["streams"][0]["streams"][0]
+    first |= {
+        "nodes": ["node-0", "node-1"],
+        "design": "multi",
+        "slow": "links",
+        "limit": LINKS,
+        "sent_bytes": 3 << 28,
+    }
     first["levels"]["link"] = 0.8
-    documents["state"]["streams"] = [first, {**first, "node": "node-1", "prepared_per_s": 400.0}]
+    second = {**first, "node": "node-1", "prepared_per_s": 400.0}
+    documents["state"]["streams"] = group_streams([first, second])
     open_page(documents, "#pipeline")
     assert tab.locator(f"{VIEW} .stream").count() == 1
     text = tab.locator(f"{VIEW} .stream").inner_text()
@@ -62,7 +72,7 @@ def test_a_lost_feeder_is_said_and_a_change_moves_the_levels(tab: Any, open_page
     documents = make_documents(8)
     streams = documents["state"]["streams"]
     server = open_page(documents, "#pipeline")
-    streams[0] |= {"lost": "the feeder of stream group 0 ended", "prepared_per_s": None, "consumed_per_s": None}
+    streams[0] |= {"lost": ["the feeder of stream group 0 ended"], "prepared_per_s": None, "consumed_per_s": None}
     streams[1]["levels"] = {"ring": 0.25, "workers": 0.5, "waiting": 0.75}
     change = {"offset": documents["state"]["offset"] + 9, "now": documents["state"]["now"], "streams": streams}
     server.push(change)

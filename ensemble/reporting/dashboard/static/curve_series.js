@@ -133,22 +133,3 @@ export function nearest(series, xScale, yScale, px, py, most = 40) {
   }
   return found;
 }
-
-/** The improvements of the objective over all curves: `[[t, value, member], ...]` by time. */
-export function listImprovements({ curves, run }) {
-  const isBetter = run.direction === "min" ? (a, b) => a < b : (a, b) => a > b;
-  const points = [];
-  for (const [id, curve] of Object.entries(curves.members)) {
-    const values = curve.values[run.objective] ?? [];
-    let own = null; // only what improves on the member's own best can improve on all
-    for (let i = 0; i < values.length; i += 1) {
-      if (values[i] === null || (own !== null && !isBetter(values[i], own))) continue;
-      own = values[i];
-      points.push([curve.t[i], own, id]);
-    }
-  }
-  points.sort((a, b) => a[0] - b[0]);
-  const steps = [];
-  for (const point of points) if (steps.length === 0 || isBetter(point[1], steps.at(-1)[1])) steps.push(point);
-  return steps;
-}

@@ -27,6 +27,7 @@ export class LineChart extends Stage {
       { "aria-hidden": "true", "data-mark": "others" });
     this.options = options;
     this.model = null;
+    this.clip = `clip-${Math.random().toString(36).slice(2)}`;
     this.hovered = null; // { id, index }
     this.marks = svg("svg", { class: "strong-marks", "aria-hidden": "true" });
     this.box = svg("rect", { class: "zoombox", hidden: true });
@@ -100,17 +101,12 @@ export class LineChart extends Stage {
     const strong = this.model.series.filter((series) => series.strong);
     this.marks.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.hoverMark = svg("g", { class: "hovered" });
-    const clip = svg("clipPath", { id: this.clipId() }, svg("rect", { x: left, y: 0, width: Math.max(0, right - left + 8), height: height - BOTTOM + 4 }));
+    const clip = svg("clipPath", { id: this.clip }, svg("rect", { x: left, y: 0, width: Math.max(0, right - left + 8), height: height - BOTTOM + 4 }));
     fill(this.marks, svg("defs", {}, clip),
-      svg("g", { "clip-path": `url(#${this.clipId()})` }, this.drawBand(), strong.map((series) => this.drawLine(series)), this.hoverMark),
+      svg("g", { "clip-path": `url(#${this.clip})` }, this.drawBand(), strong.map((series) => this.drawLine(series)), this.hoverMark),
       this.model.series.slice(-MOST_LEAVING).map((series) => this.drawLeaving(series)),
       this.box);
     this.showHovered();
-  }
-
-  clipId() {
-    this.clip ??= `clip-${Math.random().toString(36).slice(2)}`;
-    return this.clip;
   }
 
   path(xs, ys) {

@@ -1,10 +1,11 @@
-/** The end of a member's log, as it grows: follows, pauses, and keeps a bounded number of lines. */
+/** The end of a member's log, as it grows: follows it, and keeps a bounded number of lines. */
 
 import { h, setText } from "./dom.js";
 import { count } from "./format.js";
 
 const MOST_LINES = 4000;
-const MOST_WAITING = 2 ** 20; // characters that are kept while it is paused or hidden
+const MOST_STANDING = 40_000; // lines that are kept where they are while the reader does not follow
+const MOST_WAITING = 2 ** 20; // characters that are kept while it is hidden
 const DRAW_MS = 200;
 
 /** Shows a member's log in `root`, as the server has cleaned it; a frozen source shows the end that it holds. */
@@ -15,18 +16,14 @@ export class LogTail {
     this.lines = 0;
     this.cut = false; // whether older lines are not shown
     this.begun = false;
-    this.paused = false;
     this.timer = null;
     this.text = h("pre", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": `Log of ${member}` }, this.node);
     this.about = h("span", { class: "soft small" });
-    this.pause = h("button", { type: "button", "aria-pressed": "false", onclick: () => this.setPaused(!this.paused) }, "Hold");
-    const follow = h("input", { type: "checkbox", checked: true });
-    this.follow = follow;
-    follow.addEventListener("change", () => this.scroll());
+    this.follow = h("input", { type: "checkbox", checked: true, onchange: () => this.scroll() });
     this.text.addEventListener("wheel", () => this.notice(), { passive: true });
     this.text.addEventListener("keydown", () => this.notice());
     const raw = h("input", { type: "checkbox", onchange: () => this.begin(page, member, raw.checked) });
-    const tools = page.source.live ? [h("label", { class: "check", title: "Every line as it was written: repeated ones, and each state of a progress bar" }, raw, "Raw"), h("label", { class: "check" }, follow, "Follow"), this.pause] : [];
+    const tools = page.source.live ? [h("label", { class: "check", title: "Every line as it was written: repeated ones, and each state of a progress bar" }, raw, "Raw"), h("label", { class: "check" }, this.follow, "Follow")] : [];
     this.root = h("section", { class: "card", "aria-label": "Log" },
       h("div", { class: "card-head" }, h("h3", {}, "Log"), this.about, h("span", { class: "grow" }), tools), this.text);
     this.visibility = () => this.plan();
@@ -71,19 +68,18 @@ export class LogTail {
   }
 
   plan() {
-    if (this.timer !== null || this.paused || document.hidden || this.waiting === "") return;
+    if (this.timer !== null || document.hidden || this.waiting === "") return;
     this.timer = setTimeout(() => this.draw(), this.lines === 0 ? 0 : DRAW_MS);
   }
 
   draw() {
     this.timer = null;
-    if (this.paused || document.hidden) return;
-    if (this.waiting === "") return;
+    if (document.hidden || this.waiting === "") return;
     this.node.appendData(this.waiting);
     this.lines += this.waiting.split("\n").length - 1;
     this.waiting = "";
     let begin = 0; // of the lines that are kept
-    for (; this.lines > MOST_LINES; this.lines -= 1) begin = this.node.data.indexOf("\n", begin) + 1;
+    for (; this.lines > (this.follow.checked ? MOST_LINES : MOST_STANDING); this.lines -= 1) begin = this.node.data.indexOf("\n", begin) + 1;
     this.node.deleteData(0, begin);
     this.cut ||= begin > 0;
     this.scroll();
@@ -92,7 +88,6 @@ export class LogTail {
 
   tell() {
     const parts = [this.lines ? `${this.cut ? "the last " : ""}${count(this.lines, "line")}` : "nothing yet"];
-    if (this.paused) parts.push("held");
     if (this.state === "lost") parts.push("connection lost, trying again");
     setText(this.about, parts.join(", "));
   }
@@ -107,14 +102,6 @@ export class LogTail {
 
   scroll() {
     if (this.follow.checked) this.text.scrollTop = this.text.scrollHeight;
-  }
-
-  setPaused(paused) {
-    this.paused = paused;
-    this.pause.setAttribute("aria-pressed", String(paused));
-    setText(this.pause, paused ? "Go on" : "Hold");
-    this.tell();
-    this.plan();
   }
 
   close() {

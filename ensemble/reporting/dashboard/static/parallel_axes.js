@@ -1,7 +1,7 @@
 /** Parallel coordinates: one axis for each hyperparameter, one line for each trial. Lines on a canvas, axes as SVG. */
 
 import { fill, h, svg } from "./dom.js";
-import { value } from "./format.js";
+import { shorten, value } from "./format.js";
 import { chooseKind, compareValues, keyOf, makeScale, possibleKinds } from "./scales.js";
 import { makeTip } from "./card.js";
 import { openCanvas, pixelRatio, recordable } from "./stage.js";
@@ -139,15 +139,12 @@ export class ParallelAxes {
   extentOf(axis) {
     const brush = this.brushes.get(axis.name);
     if (brush === undefined) return null;
-    if (brush.keys !== undefined) {
-      const places = axis.scale.kind === "category" ? axis.scale.domain.filter((each) => brush.keys.has(keyOf(each))).map((each) => axis.scale.at(each)) : [];
-      return places.length ? [Math.min(...places) - 8, Math.max(...places) + 8] : null;
-    }
-    const clamp = (px, otherwise) => Math.max(TOP - 4, Math.min(BOTTOM + 4, px ?? otherwise));
     if (axis.scale.kind === "category") {
-      const places = axis.scale.domain.filter((each) => each >= brush.low && each <= brush.high).map((each) => axis.scale.at(each));
+      const places = axis.scale.domain.filter((each) => isWithin(brush, each)).map((each) => axis.scale.at(each));
       return places.length ? [Math.min(...places) - 8, Math.max(...places) + 8] : null;
     }
+    if (brush.keys !== undefined) return null;
+    const clamp = (px, otherwise) => Math.max(TOP - 4, Math.min(BOTTOM + 4, px ?? otherwise));
     return [clamp(axis.scale.at(brush.high), TOP - 4), clamp(axis.scale.at(brush.low), BOTTOM + 4)];
   }
 
@@ -368,11 +365,6 @@ function brushOf(axis, top, bottom) {
 }
 
 function isWithin(brush, given) {
-  if (given === undefined || given === null) return brush.keys !== undefined && brush.keys.has(keyOf(given));
   if (brush.keys !== undefined) return brush.keys.has(keyOf(given));
   return typeof given === "number" && given >= brush.low && given <= brush.high;
-}
-
-function shorten(text, most) {
-  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }

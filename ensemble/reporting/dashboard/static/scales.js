@@ -6,10 +6,6 @@ const LOG_DECADES = 1.5;
 const MOST_LABELS = 14;
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
 
-function isNumber(given) {
-  return typeof given === "number" && Number.isFinite(given);
-}
-
 /** A value's name as a category: what tells values apart, numbers and texts alike. */
 export function keyOf(given) {
   return typeof given === "string" ? given : JSON.stringify(given ?? null);
@@ -21,7 +17,7 @@ export function keyOf(given) {
  */
 export function chooseKind(values) {
   if (values.length === 0) return "linear";
-  if (!values.every(isNumber)) return "category";
+  if (!values.every(Number.isFinite)) return "category";
   const different = new Set(values).size;
   if (different <= 12 && 2 * different <= values.length) return "category";
   const [low, high] = extent(values);
@@ -33,7 +29,7 @@ export function chooseKind(values) {
 
 /** The kinds of scale that these values can have. */
 export function possibleKinds(values) {
-  if (values.length === 0 || !values.every(isNumber)) return ["category"];
+  if (values.length === 0 || !values.every(Number.isFinite)) return ["category"];
   const kinds = values.every((each) => each > 0) ? ["log", "linear"] : ["linear"];
   return new Set(values).size <= 30 ? [...kinds, "category"] : kinds;
 }
@@ -75,12 +71,12 @@ export function spanScale(lo, hi, from, to, log = false) {
 export function makeScale(options, from, to) {
   if (options.kind === "category") return categoryScale(options, from, to);
   const log = options.kind === "log";
-  const known = options.values.filter((each) => isNumber(each) && (!log || each > 0));
+  const known = options.values.filter((each) => Number.isFinite(each) && (!log || each > 0));
   let [low, high] = known.length ? extent(known) : log ? [1, 10] : [0, 1];
   if (options.zero && !log) [low, high] = [Math.min(0, low), Math.max(0, high)];
   const [first, last] = padded(low, high, options.pad ?? 0, log);
   const scale = spanScale(options.zero && low === 0 && high > 0 ? 0 : first, last, from, to, log);
-  const at = (given) => (!isNumber(given) || (log && given <= 0) ? null : scale.at(given));
+  const at = (given) => (!Number.isFinite(given) || (log && given <= 0) ? null : scale.at(given));
   const places = log ? logTicks(scale.lo, last, options.ticks ?? 5) : linearTicks(scale.lo, last, options.ticks ?? 5, options.whole);
   const label = options.label ?? tickText;
   return { kind: options.kind, domain: [scale.lo, last], at, back: scale.back, ticks: places.map((each) => ({ at: at(each), label: label(each) })) };
@@ -102,8 +98,8 @@ function categoryScale(options, from, to) {
 
 /** Numbers by size, then all else by its name. */
 export function compareValues(a, b) {
-  if (isNumber(a) && isNumber(b)) return a - b;
-  if (isNumber(a) !== isNumber(b)) return isNumber(a) ? -1 : 1;
+  if (Number.isFinite(a) && Number.isFinite(b)) return a - b;
+  if (Number.isFinite(a) !== Number.isFinite(b)) return Number.isFinite(a) ? -1 : 1;
   return keyOf(a).localeCompare(keyOf(b), "en", { numeric: true });
 }
 

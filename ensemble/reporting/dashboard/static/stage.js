@@ -2,6 +2,7 @@
 
 import { makeTip } from "./card.js";
 import { fill, h, svg } from "./dom.js";
+import { shorten } from "./format.js";
 
 const CHARACTER_PX = 6.7; // of a digit in an axis' labels
 const SIGHT = "150px"; // so far outside the window a chart is kept up to date
@@ -57,7 +58,7 @@ export class Stage {
     ]);
     const most = Math.max(3, Math.floor((right - left) / Math.max(1, across.ticks.length) / CHARACTER_PX));
     for (const { at, label } of across.ticks) {
-      const shown = label.length > most ? `${label.slice(0, most - 1)}…` : label;
+      const shown = shorten(label, most);
       const isLast = at > width - shown.length * 4;
       if (across.lines !== false) parts.push(svg("line", { class: "grid-line", x1: at, x2: at, y1: top, y2: bottom }));
       parts.push(svg("text", { x: isLast ? width - 2 : at, y: bottom + 17, "text-anchor": isLast ? "end" : "middle" }, shown));

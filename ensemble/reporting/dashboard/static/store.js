@@ -13,7 +13,7 @@ export const STATES = {
   paused: "#8a94a3", stopped: "#8a94a3", interrupted: "#8a94a3", cancelled: "#8a6fd1", failed: "#cc4f4f",
 };
 
-const SECTIONS = ["run", "nodes", "streams", "cost"];
+const SECTIONS = ["run", "nodes", "streams", "cost", "progress"];
 const MOST_NOTICES = 2000;
 const MOST_EPOCHS = 2000; // of one member; beyond that every other one is dropped
 
@@ -44,6 +44,7 @@ export class Store {
     this.streams = [];
     this.notices = [];
     this.cost = null;
+    this.progress = null;
     this.curves = null;
     this.quality = null;
     this.importances = null;
@@ -71,7 +72,7 @@ export class Store {
     for (const [id, row] of Object.entries(state.members.rows)) this.setMember(id, row);
     this.sortOrder();
     for (const [id, spans] of Object.entries(state.spans ?? {})) this.spans.set(id, spans);
-    this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "selection"]);
+    this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "progress", "selection"]);
   }
 
   /** Takes one of the documents `curves`, `quality`, `importances`, `tables`, `history`. */

@@ -102,9 +102,11 @@ class Table {
     this.places = null;
   }
 
-  /** All rows in their order, as of `card`. */
+  /** The selected rows in their order, all where none is selected, as of `card`. */
   tabulate() {
-    return { head: this.columns.map((column) => column.title), rows: this.sorted.map((id) => this.columns.map((column) => column.value(this.row(id)))) };
+    const chosen = this.sorted.filter((id) => this.options.isSelected(id));
+    const ids = chosen.length > 0 ? chosen : this.sorted;
+    return { head: this.columns.map((column) => column.title), rows: ids.map((id) => this.columns.map((column) => column.value(this.row(id)))) };
   }
 
   placeOf(id) {

@@ -5,10 +5,6 @@ import { extent, rankPlaces } from "./scales.js";
 const RUNNING = new Set(["running", "placed", "moved", "measuring"]);
 const STANDING = new Set(["paused", "stopped", "interrupted"]);
 
-function finite(given) {
-  return typeof given === "number" && Number.isFinite(given) ? given : null;
-}
-
 /** How a member's state is drawn: "finished", "running", "standing" (paused, stopped, interrupted), "pruned", "failed", or "waiting". */
 export function phaseOf(state) {
   if (state === "finished" || state === "pruned") return state;
@@ -26,7 +22,7 @@ export function collectTrials(store) {
       number: member.number,
       state: member.state,
       phase: phaseOf(member.state),
-      value: finite(member.metric),
+      value: Number.isFinite(member.metric) ? member.metric : null,
       params: member.params ?? {},
       epoch: member.epoch,
     };
@@ -35,13 +31,10 @@ export function collectTrials(store) {
 
 /** The hyperparameters that differ, as declared; `byImportance`: by importance where it is known, then as declared. */
 export function orderedParams(store, byImportance = false) {
-  if (!byImportance) return [...(store.run.varied ?? [])];
-  const important = (store.importances?.importances ?? []).map(([name]) => name);
   const varied = store.run.varied ?? [];
-  const known = new Set(varied);
-  const first = important.filter((name) => known.has(name));
-  const taken = new Set(first);
-  return [...first, ...varied.filter((name) => !taken.has(name))];
+  const important = byImportance ? (store.importances?.importances ?? []).map(([name]) => name) : [];
+  const first = important.filter((name) => varied.includes(name));
+  return [...new Set([...first, ...varied])];
 }
 
 /** A hyperparameter's value in a trial; undefined where it has none of that name. */

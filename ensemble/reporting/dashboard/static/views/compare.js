@@ -47,7 +47,7 @@ class CompareView {
     if (drawn !== this.drawn) {
       this.drawn = drawn;
       this.charts.splice(0).forEach((chart) => chart.close());
-      this.charts.push(...plots.map((plot) => plotChart(plot, this.page.store, { width: "half", names: () => names, isShown: () => true, isPale: () => false })));
+      this.charts.push(...plots.map((plot) => plotChart(plot, this.page.store, { width: "half", names: () => names, isPale: () => false })));
       fill(this.plots, this.charts.map((chart) => chart.root));
       this.charts.forEach((chart, i) => chart.draw(plots[i]));
     }

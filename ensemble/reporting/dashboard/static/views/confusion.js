@@ -2,8 +2,8 @@
 
 import { card } from "../card.js";
 import { fill, h, svg } from "../dom.js";
-import { count, number, share, visible } from "../format.js";
-import { grid, LEFT, shorten } from "./matrix.js";
+import { count, number, share, shorten, visible } from "../format.js";
+import { grid, LEFT, LETTERS } from "./matrix.js";
 
 const TOP = 18; // above the matrix, where the names of its columns fit side by side
 const TURNED = 100; // where they stand upright
@@ -29,7 +29,7 @@ export function confusionCard(page) {
     const most = wrong.reduce((worst, cell) => (cell[2] > (worst?.[2] ?? 0) ? cell : worst), null);
     const worst = most ? ` Most often ${visible(names[most[0]])} is taken for ${visible(names[most[1]])}: ${count(most[2], "sample")}, ${share(most[3])} of the class.` : "";
     self.read(`Of the ${NAMES[of]}. A row is a true class, a column what it is predicted as; colour is the share of the true class, frames are right predictions.${worst}`);
-    const shown = names.map((name) => shorten(visible(name)));
+    const shown = names.map((name) => shorten(visible(name), LETTERS));
     const isTurned = shown.some((name) => name.length * 7 > side);
     const top = isTurned ? TURNED : TOP;
     const link = (i, j) => (page.store.isLive ? page.link("samples", { set: new Map(Object.entries({ of, true: String(i), predicted: String(j) })) }) : null);

@@ -2,11 +2,12 @@
 
 import { card } from "../card.js";
 import { fill, h, svg } from "../dom.js";
-import { score, share, visible } from "../format.js";
+import { score, share, shorten, visible } from "../format.js";
 
 const NUMBERED = 12; // members or classes in a matrix whose cells bear numbers
 const TOP = 18; // above the cells
 export const LEFT = 128;
+export const LETTERS = 14; // of a name beside the cells
 
 /** Builds the card: `root`, `draw(disagreement, total)`, `mark()` where the selection has changed. */
 export function disagreementCard(page) {
@@ -58,18 +59,13 @@ export function grid({ many, side, top, cells, label, role, kind = "" }, ...head
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, svg("svg", { class: `matrix ${kind}`, width, height, viewBox: `0 0 ${width} ${height}`, role, "aria-label": label }, heads, drawn));
 }
 
-/** A name that fits beside the cells. */
-export function shorten(name) {
-  return name.length > 14 ? `${name.slice(0, 13)}…` : name;
-}
-
 function head(page, id, i, side) {
   const choose = () => page.store.toggle(id);
   const press = (event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), choose());
   const name = visible(id);
   return svg("text", {
     x: LEFT - 6, y: 22 + (i + 0.5) * side, "text-anchor": "end", class: "matrix-head", "data-member": id, tabindex: "0", role: "button", onclick: choose, onkeydown: press,
-  }, svg("title", {}, name), `${shorten(name)} ${i + 1}`);
+  }, svg("title", {}, name), `${shorten(name, LETTERS)} ${i + 1}`);
 }
 
 function tabulate(found) {

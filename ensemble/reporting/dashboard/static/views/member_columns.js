@@ -2,7 +2,7 @@
 
 import { h, setAttribute, setText } from "../dom.js";
 import { findFigure } from "../figures.js";
-import { ABSENT, cpu, duration, joules, number, score, share, value, visible } from "../format.js";
+import { ABSENT, cpu, duration, joules, number, score, share, shorten, value, visible } from "../format.js";
 import { textOf } from "../plain_table.js";
 import { STATES } from "../store.js";
 
@@ -116,14 +116,10 @@ function plain(text) {
 function clipped(text) {
   return (cell, row) => {
     const shown = text(row);
-    setText(cell, shown === null || shown === undefined ? ABSENT : shorten(visible(shown)));
+    setText(cell, shown === null || shown === undefined ? ABSENT : shorten(visible(shown), MOST_SHOWN));
     setAttribute(cell, "title", shown);
     cell.classList.add("clip");
   };
-}
-
-function shorten(text) {
-  return text.length > MOST_SHOWN ? `${text.slice(0, MOST_SHOWN)}…` : text;
 }
 
 function box(cell, row, isSelected) {

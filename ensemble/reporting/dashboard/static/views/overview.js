@@ -1,23 +1,20 @@
 /** How the run stands, what it has used, what limits it. */
 
 import { runButtons } from "../actions.js";
-import { Chart } from "../canvas_chart.js";
-import { listImprovements } from "../curve_series.js";
 import { fill, h, setText } from "../dom.js";
-import { count, duration, score, share, timeUnit, visible } from "../format.js";
+import { count, duration, share, visible } from "../format.js";
 import { longText } from "../long_text.js";
 import { failureList, noticeList } from "./notices.js";
 import { stateBar, stateLegend } from "./state_bar.js";
-import { SERIES } from "../store.js";
+import { plotChart } from "./task_plots.js";
 import { Tiles } from "../tiles.js";
 
 const LAST_NOTICES = 6;
-const CHART_EVERY_MS = 1000;
 
 export const overviewView = {
   id: "overview",
   title: "Overview",
-  needs: ["curves", "quality"],
+  needs: ["quality"],
   shown: () => true,
   mount: (root, page) => new Overview(root, page),
 };
@@ -25,7 +22,6 @@ export const overviewView = {
 class Overview {
   constructor(root, page) {
     this.page = page;
-    this.chartAt = -CHART_EVERY_MS;
     this.percent = h("span", { class: "figure" });
     this.left = h("span", { class: "soft" });
     this.buttons = h("div", { class: "buttons" });
@@ -37,11 +33,11 @@ class Overview {
     this.tiles = new Tiles(page);
     this.facts = h("dl", { class: "facts" });
     this.limits = h("section", { class: "card rest", "aria-label": "What limits the run" }, h("h3", {}, "What limits the run"), this.facts);
-    this.chart = new Chart({ title: "Best of any epoch", width: "most", height: 210, pick: (id) => page.go("member", { member: id }) });
+    this.chart = plotChart({ title: "Best of any epoch" }, page.store, { width: "most", height: 210, pick: (id) => page.go("member", { member: id }), isPale: () => false });
     this.notices = h("section", { class: "card", "aria-label": "Last notices" });
     this.made = h("dl", { class: "made" });
     this.failures = h("div", {});
-    fill(root, this.benefit, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.failures, this.chart.card.root, this.limits, this.notices, h("section", { class: "card", "aria-label": "Made with" }, h("h3", {}, "Made with"), this.made)));
+    fill(root, this.benefit, h("div", { class: "grid" }, h("div", {}, progress), h("div", {}, this.tiles.root), this.failures, this.chart.root, this.limits, this.notices, h("section", { class: "card", "aria-label": "Made with" }, h("h3", {}, "Made with"), this.made)));
   }
 
   update(changed) {
@@ -52,7 +48,7 @@ class Overview {
     if (any("run")) this.drawFacts(store);
     if (any("run")) this.drawBenefit(store.run.benefit);
     if (any("run")) this.drawOrigin(store.run);
-    if (any("curves", "run")) this.drawChart(store);
+    if (any("progress")) this.chart.draw(store.progress);
     if (any("notices")) this.drawNotices(store);
   }
 
@@ -101,38 +97,6 @@ class Overview {
     this.known = facts;
     const items = run.facts.map((fact) => h("div", { "data-mark": "fact" }, h("dt", {}, visible(fact.label)), h("dd", { class: fact.tone || null }, longText(fact.text))));
     fill(this.facts, items.length ? items : h("p", { class: "absent" }, "Nothing is known to hold it up."));
-  }
-
-  drawChart(store) {
-    const now = performance.now();
-    if (now - this.chartAt < CHART_EVERY_MS && store.run.ended === null && !store.run.driver && this.chartOf === (store.curves !== null)) return;
-    this.chartAt = now;
-    this.chartOf = store.curves !== null;
-    if (!this.chartOf) this.chart.explain("Reading the curves …");
-    else this.drawBest(listImprovements(store), store.run);
-  }
-
-  drawBest(steps, run) {
-    if (steps.length === 0) {
-      this.chart.explain("No epoch has ended yet.");
-      return;
-    }
-    const start = run.started ?? steps[0][0];
-    const until = Math.max(run.ended ?? run.updated ?? 0, steps.at(-1)[0]);
-    const [scale, unit] = timeUnit(until - start);
-    const objective = visible(run.objective ?? "metric");
-    const [at, best, member] = steps.at(-1);
-    this.chart.read(`${objective} ${score(best)} of ${visible(member)} after ${duration(at - start)}; ${steps.length === 1 ? "set once" : `bettered ${steps.length - 1} times`}.`);
-    const points = steps.map(([t, y, id]) => ({ id, x: (t - start) / scale, y, text: `${visible(id)}\n${objective} ${score(y)}\nafter ${duration(t - start)}` }));
-    this.chart.draw({
-      x: { kind: "linear", values: [0, (until - start) / scale], title: `${unit} since the start` },
-      y: { kind: "linear", values: points.map(({ y }) => y), pad: 0.08 },
-      series: [
-        { colour: SERIES[0], line: "steps", width: 2, still: true, points: [...points, { x: (until - start) / scale, y: best }] },
-        { colour: SERIES[0], shape: "dot", points },
-      ],
-      said: `${objective} ${score(best)}`,
-    });
   }
 
   drawNotices({ notices }) {

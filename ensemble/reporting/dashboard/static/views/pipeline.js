@@ -6,9 +6,7 @@ import { card, roving } from "../card.js";
 import { Plots } from "./task_plots.js";
 
 const MOST_MEMBERS = 24; // members named beside a stream
-const MOST_OPEN = 6; // streams drawn in full; older ones are rows of the table
 const HOLDING = new Set(["placed", "running", "measuring"]);
-const SLOW = [["the members", "members"], ["the links", "links"], ["preparation", "stages"]]; // how a limit begins, and what it means
 const LEVELS = {
   workers: ["workers had work", "of them"], ring: ["the ring was full", "of its samples"], waiting: ["a member waited", "of the time"],
   link: ["links were used", "of the transfers that may be under way"],
@@ -21,31 +19,6 @@ export const pipelineView = {
   shown: () => true,
   mount: (root, page) => new PipelineView(root, page),
 };
-
-/** What limits a stream, of `members`, `links`, `stages`, from the sentence that says so; null where nothing is known. */
-export function slowPart(limit) {
-  return SLOW.find(([begin]) => limit?.startsWith(begin))?.[1] ?? null;
-}
-
-/** The streams of one cohort as one: counts and rates added up, levels averaged. */
-export function merge(streams) {
-  const sum = (name) => {
-    const known = streams.map((each) => each[name]).filter((value) => typeof value === "number");
-    return known.length ? known.reduce((a, b) => a + b, 0) : null;
-  };
-  const levels = {};
-  for (const name of Object.keys(LEVELS)) {
-    const known = streams.map((each) => each.levels?.[name]).filter((value) => typeof value === "number");
-    if (known.length) levels[name] = known.reduce((a, b) => a + b, 0) / known.length;
-  }
-  const sums = ["workers", "prepared", "consumed", "skipped", "restarts", "members", "sent_bytes", "detached", "prepared_per_s", "consumed_per_s"];
-  const [first] = streams;
-  return {
-    ...Object.fromEntries(sums.map((name) => [name, sum(name)])), levels, cohort: first.cohort, capacity: first.capacity, ring_bytes: first.ring_bytes,
-    design: first.design, nodes: [...new Set(streams.flatMap((each) => [each.node, ...(each.nodes ?? [])]))],
-    limit: streams.find((each) => each.limit)?.limit ?? null, lost: streams.map((each) => each.lost).filter(Boolean), caches: streams.map((each) => each.cache).filter(Boolean),
-  };
-}
 
 class PipelineView {
   constructor(root, page) {
@@ -71,31 +44,23 @@ class PipelineView {
     this.plots.update(changed);
     if (changed.size === 1 && (changed.has("clock") || changed.has("hover"))) return;
     const { store } = this;
-    const cohorts = new Map();
-    for (const stream of store.streams) {
-      if (!cohorts.has(stream.cohort)) cohorts.set(stream.cohort, []);
-      cohorts.get(stream.cohort).push(stream);
-    }
+    const shown = store.streams.filter((group) => group.is_shown); // older ones are rows of the table
     setText(this.summary, this.summarize());
-    this.absent.hidden = cohorts.size > 0;
+    this.absent.hidden = shown.length > 0;
     setText(this.absent, this.reason());
-    this.table.root.hidden = cohorts.size === 0;
+    this.table.root.hidden = shown.length === 0;
     this.table.update();
-    const newest = [...cohorts.keys()].sort((a, b) => (b ?? -1) - (a ?? -1));
-    const active = newest.filter((cohort) => cohorts.get(cohort).some((stream) => stream.prepared_per_s !== null || stream.lost));
-    const shown = [...active, ...newest.filter((cohort) => !active.includes(cohort))].slice(0, Math.max(MOST_OPEN, active.length));
-    shown.sort((a, b) => (a ?? -1) - (b ?? -1));
-    shown.forEach((cohort, i) => {
+    shown.forEach((group, i) => {
+      const { cohort } = group;
       if (!this.cards.has(cohort)) this.cards.set(cohort, this.makeCard(cohort));
       const card = this.cards.get(cohort);
-      const streams = cohorts.get(cohort);
       const members = this.membersOf(cohort);
-      const signature = JSON.stringify([streams, store.run.samples, members.map(({ id, waited, private: alone }) => [id, waited, alone, store.colour(id), store.selection.has(id), store.isPale(id)])]);
-      if (card.signature !== signature) this.drawCard(card, streams, members);
+      const signature = JSON.stringify([group, store.run.samples, members.map(({ id, waited, private: alone }) => [id, waited, alone, store.colour(id), store.selection.has(id), store.isPale(id)])]);
+      if (card.signature !== signature) this.drawCard(card, group, members);
       card.signature = signature;
       if (this.list.children[i] !== card.root) this.list.insertBefore(card.root, this.list.children[i] ?? null);
     });
-    for (const [cohort, card] of this.cards) if (!shown.includes(cohort)) [card.root.remove(), this.cards.delete(cohort)];
+    for (const [cohort, card] of this.cards) if (!shown.some((group) => group.cohort === cohort)) [card.root.remove(), this.cards.delete(cohort)];
   }
 
   summarize() {
@@ -124,35 +89,32 @@ class PipelineView {
     return { root, keys: roving(root, "button[data-member]"), signature: null };
   }
 
-  drawCard(card, streams, members) {
-    const whole = merge(streams);
-    const slow = slowPart(whole.limit);
+  drawCard(card, whole, members) {
     const focused = card.root.contains(document.activeElement) ? document.activeElement.dataset.member : null;
     const limit = whole.limit ? `Limited by ${visible(whole.limit)}.` : "What limits it is not known yet.";
     fill(card.root,
       h("div", { class: "figure-head" },
-        h("div", {}, h("h3", {}, whole.cohort === null ? "Stream" : `Stream group ${whole.cohort}`), h("p", { class: slow && slow !== "members" ? "limit warn" : "limit soft" }, limit)),
+        h("div", {}, h("h3", {}, whole.cohort === null ? "Stream" : `Stream group ${whole.cohort}`), h("p", { class: whole.slow && whole.slow !== "members" ? "limit warn" : "limit soft" }, limit)),
         h("p", { class: "soft figures" }, whole.nodes.length > 3 ? count(whole.nodes.length, "node") : whole.nodes.map(visible).join(", "))),
       whole.lost.map((text) => h("p", { class: "lost bad", "data-mark": "lost" }, visible(text))),
-      this.drawFlow(whole, slow, members.length),
+      this.drawFlow(whole, members.length),
       this.drawMembers(whole, members));
     card.keys.refresh();
     if (focused) [...card.root.querySelectorAll("[data-member]")].find((each) => each.dataset.member === focused)?.focus();
   }
 
-  drawFlow(whole, slow, attached) {
-    const { levels } = whole;
+  drawFlow(whole, attached) {
+    const { levels, slow } = whole;
     const samples = this.store.run.samples;
     const reuse = whole.prepared ? whole.consumed / whole.prepared : null;
     const waits = whole.nodes.length > 1;
     const bad = whole.skipped ? h("p", { class: "warn", "data-mark": "bad" }, `${count(whole.skipped, "bad record")} skipped`) : null;
-    const cache = whole.caches.map((each) => `${number(each.samples)} kept (${memory(each.bytes)} of ${memory(each.limit)}${each.expected_bytes > each.limit ? `, all need ${memory(each.expected_bytes)}` : ""}), ${number(each.hits)} read again`).join("; ");
     const members = whole.members || attached;
     return h("ol", { class: "flow" },
       box("source", "Source", samples ? `${number(samples)} samples` : null, [samples ? "an epoch" : "read record by record", bad], null, slow),
       arrow(null, null, 1),
-      box("stages", "Stages", count(whole.workers ?? 0, "worker"), [
-        cache && `cache: ${cache}`, whole.restarts ? h("p", { class: "warn" }, `${count(whole.restarts, "worker")} restarted`) : null,
+      box("preparation", "Stages", count(whole.workers ?? 0, "worker"), [
+        whole.cache && `cache: ${whole.cache}`, whole.restarts ? h("p", { class: "warn" }, `${count(whole.restarts, "worker")} restarted`) : null,
       ], ["workers", levels.workers], slow),
       arrow("prepared", whole.prepared_per_s, 1, whole.prepared),
       waits && [
@@ -180,7 +142,7 @@ class PipelineView {
   }
 
   tabulate() {
-    const rows = this.store.streams.map((each) => ({
+    const rows = this.store.streams.flatMap((group) => group.streams).map((each) => ({
       key: JSON.stringify([each.node, each.cohort]),
       cells: [
         each.node, each.cohort, each.prepared, each.consumed, each.prepared ? each.consumed / each.prepared : null, each.prepared_per_s, each.consumed_per_s,

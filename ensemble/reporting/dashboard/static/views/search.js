@@ -315,10 +315,8 @@ class SearchView {
 
   tabulateTrials(byNumber = false) {
     const { objective } = this.page.store.run;
-    const known = new Set(this.best.map((each) => each.id));
-    const rest = this.trials.filter((each) => !known.has(each.id));
-    const shown = this.trials.length ? new Set(this.trials.map((each) => each.id)) : new Set();
-    const order = [...this.best.filter((each) => shown.has(each.id)), ...rest];
+    const rest = this.trials.filter((each) => each.value === null);
+    const order = [...this.best.filter((each) => this.shown.has(each.id)), ...rest];
     if (byNumber) order.sort((a, b) => a.number - b.number);
     return {
       head: ["trial", [visible(objective), score], "state", "epochs", ...this.params.map((name) => [value(name), value])],

@@ -17,8 +17,9 @@ export function colourAt(place) {
 /** A chart for a plot: `root`, `draw(plot)`, `close()`; a mark of a member selects it. `options` as of `Plots`. */
 export function plotChart(plot, store, options) {
   let shown = plot;
+  options = { names: () => ({}), isShown: () => true, isPale: (id) => store.isPale(id), ...options };
   const table = () => (shown.table ? { head: shown.table.head.map((name) => [name, number]), rows: shown.table.rows } : chart.tabulate());
-  const chart = new Chart({ title: visible(plot.title), width: options.width, height: 320, pick: (id) => store.toggle(id), table });
+  const chart = new Chart({ title: visible(plot.title), height: 320, pick: (id) => store.toggle(id), ...options, table });
   return {
     root: chart.card.root,
     close: () => chart.close(),
@@ -45,7 +46,7 @@ export function plotChart(plot, store, options) {
  */
 export class Plots {
   constructor(page, options) {
-    Object.assign(this, { page, options: { width: "half", names: () => ({}), isShown: () => true, isPale: (id) => page.store.isPale(id), ...options } });
+    Object.assign(this, { page, options: { width: "half", ...options } });
     this.charts = new Map();
     this.root = h("div", { class: "grid" });
   }
