@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: Bytes at the end of a log that are shown at first, and of one message.
 FIRST_BYTES = CHUNK_BYTES = 2**16
 EXCERPT_LINES = 12
-REST_S = 5.0  # without growth, after which a progress bar is shown as it stands
+REST_S = 5.0  # without growth, after which a line without an end is shown as it stands
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ def read_chunk(run_dir: RunDir, member: str, begin: int | None, *, whole_lines: 
     Args:
         begin: byte; None: near the end. A log that has become shorter, and one whose next bytes are left out
             (`ensemble.store.member_log`), is continued near the end.
-        whole_lines: leaves what follows the last line's end for later; so is a progress bar, while it grows. One
-            that has not grown for `REST_S` gets an end of its line: what follows replaces it no more.
+        whole_lines: leaves what follows the last line's end for later, until the log has not grown for `REST_S`. A
+            progress bar gets an end of its line then: what follows replaces it no more.
     """
     file = open_log(run_dir, member)
     if file is None:
@@ -125,8 +125,8 @@ def read_chunk(run_dir: RunDir, member: str, begin: int | None, *, whole_lines: 
         file.seek(begin)
         data = file.read(CHUNK_BYTES)
     if whole_lines and len(data) < CHUNK_BYTES:
-        grows = b"\r" in data and time.time() - status.st_mtime < REST_S
-        data = data[: data.rfind(b"\n") + 1 or (0 if grows else len(data))]
+        rests = time.time() - status.st_mtime > REST_S
+        data = data[: data.rfind(b"\n") + 1 or (len(data) if rests else 0)]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data)
     end = begin + len(data) - len(decoder.getstate()[0])
