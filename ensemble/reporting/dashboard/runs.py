@@ -43,7 +43,7 @@ FIELDS = tuple(RowForm.__annotations__)
 
 NOTES, NO_NOTES = "notes.json", RunNotes().as_dict()
 
-#: Version of `summary.json`, and bytes of one: one of ten thousand members has two million.
+#: Version of `summary.json`, and bytes of one: one of ten thousand members that are all combined has two million.
 SUMMARY_VERSION, MOST_SUMMARY = 1, 2**23
 
 
