@@ -274,6 +274,9 @@ class Session:
             log.warning("refused to %s %s: %s", request["verb"], request.get("member") or "", why)
         if why or done is not None:
             answer = {"request": request["id"], **{name: request.get(name) for name in ("verb", "member", "by")}}
+            named = request.get("members")
+            if isinstance(named, list) and all(isinstance(each, str) for each in named):
+                answer["members"] = list(dict.fromkeys(named))
             self.state.log("request", **answer, done=not why, message=why or done)
 
     def _fulfil(self, request: Mapping[str, Any]) -> str | None:

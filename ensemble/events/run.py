@@ -113,6 +113,7 @@ class RequestAnswered(Event, tag="request"):
 
     Attributes:
         request: its id.
+        members: those that it names, where it is about several.
         message: the answer, for people.
         by: who says to have asked: a user on a host, or a browser of a user's page.
     """
@@ -120,6 +121,7 @@ class RequestAnswered(Event, tag="request"):
     request: str
     verb: str = ""
     member: str | None = None
+    members: list[str] = []
     done: bool = False
     message: str = ""
     by: str | None = None

@@ -32,7 +32,7 @@ from ensemble.store.state import RunState
 KINDS = ("run_failed", "run_ended", "run_stopped", "run_lost", "failed", "diverged", "stalled", "budget")
 LEAST_STALL_S = 60.0  # without a step, however short an epoch is
 SPACING_S = 60.0  # between two alerts of one cause
-FAR = 10.0  # times a member's least training loss, from which on it has diverged
+FAR = 10.0  # times a member's least training loss, from which on it has diverged, if its first was less, too
 LONGEST = 1000  # characters of a text
 BUDGET_S = 15.0  # between two looks at what of a budget is used
 LEVELS = (0.8, 1.0)  # of a budget
@@ -97,7 +97,8 @@ class AlertReader:
         self._stalled_after = stalled_after
         self._moved: dict[str, float] = {}  # when members that are at work made their last step
         self._stalled, self._diverged = set[str](), set[str]()
-        self._least: dict[str, float] = {}  # training loss of each member
+        self._first: dict[str, float] = {}  # training loss of each member
+        self._least: dict[str, float] = {}
         self._levels: dict[str, float] = {}  # of the budget that were said
         self._budget_at = 0.0
 
@@ -196,7 +197,10 @@ class AlertReader:
             what = f"diverged: {objective} is not a number {where}"
         elif loss is not None and math.isfinite(loss):
             least = min(loss, self._least.get(member, math.inf))
-            if 0 < FAR * least < loss:
+            first = self._first.setdefault(member, loss)
+            if (
+                0 < FAR * least < loss and first < loss
+            ):  # one that has fitted its data goes up and down far below it
                 what = f"diverged: a training loss of {loss:.3g} {where}, {FAR:g} times its least"
             self._least[member] = least
         if what is None:
@@ -246,7 +250,11 @@ class AlertGate:
                 self._held.append(each)
 
     def next(self, now: float) -> Alert | None:
-        """The next alert that may pass, with all of its cause that have come meanwhile; None if none may."""
+        """The next alert that may pass, with all of its cause that have come meanwhile; None if none may.
+
+        Args:
+            now: Unix seconds; infinity: nothing is held back any longer.
+        """
         for each in self._held:
             if now - self._sent.get(each.cause, -math.inf) >= self._spacing_s:
                 same = [other for other in self._held if other.cause == each.cause]

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from property_examples import examples
 from test_controller import Simulated, an_ensemble, run, states
 
+from ensemble.reporting.sections.notices import collect_notices
 from ensemble.spec import Search, uniform
 from ensemble.store import RunDir, write_request
+from ensemble.store import read_events as read_typed
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +69,8 @@ def test_several_members_are_asked_of_at_once_and_one_answer_says_for_how_many(t
         ("cancel", False, refused),
         ("pause", False, "`members` must be a list of names"),
     ]
+    notices = [each.text for each in collect_notices(read_typed(RunDir(path).events)) if "asked for" in each.text]
+    assert [text.partition(",")[0] for text in notices] == ["pause 3 members", "resume 1 member"]
 
 
 def test_a_paused_member_frees_its_place_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

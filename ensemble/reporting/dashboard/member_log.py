@@ -10,6 +10,7 @@ import codecs
 import contextlib
 import os
 import stat
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 #: Bytes at the end of a log that are shown at first, and of one message.
 FIRST_BYTES = CHUNK_BYTES = 2**16
 EXCERPT_LINES = 12
+REST_S = 5.0  # without growth, after which a progress bar is shown as it stands
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Chunk:
     """A piece of a log.
 
     Attributes:
-        text: as it was written.
+        text: as it was written; a progress bar that rests has an end of its line.
         begin, end: bytes of the file.
     """
 
@@ -82,9 +84,11 @@ def tidy(text: str) -> str:
         length, many = 1, 1
         for size in (1, 2, 3):
             block, end = lines[at : at + size], at + size
+            if not any(block):
+                continue  # else each of many empty lines would be compared with all that follow
             while lines[end : end + size] == block:
                 end += size
-            if (times := (end - at) // size) > 1 and any(block):
+            if (times := (end - at) // size) > 1:
                 length, many = size, times
                 break
         block = lines[at : at + length]
@@ -104,13 +108,15 @@ def read_chunk(run_dir: RunDir, member: str, begin: int | None, *, whole_lines: 
     Args:
         begin: byte; None: near the end. A log that has become shorter, and one whose next bytes are left out
             (`ensemble.store.member_log`), is continued near the end.
-        whole_lines: leaves what follows the last line's end for later; so is a progress bar, while it grows.
+        whole_lines: leaves what follows the last line's end for later; so is a progress bar, while it grows. One
+            that has not grown for `REST_S` gets an end of its line: what follows replaces it no more.
     """
     file = open_log(run_dir, member)
     if file is None:
         return None
     with file:
-        size = os.fstat(file.fileno()).st_size
+        status = os.fstat(file.fileno())
+        size = status.st_size
         if begin is None or begin > size or size - begin > TAIL_BYTES:
             begin = max(0, size - FIRST_BYTES)
             if begin:
@@ -119,10 +125,13 @@ def read_chunk(run_dir: RunDir, member: str, begin: int | None, *, whole_lines: 
         file.seek(begin)
         data = file.read(CHUNK_BYTES)
     if whole_lines and len(data) < CHUNK_BYTES:
-        data = data[: data.rfind(b"\n") + 1 or (0 if b"\r" in data else len(data))]
+        grows = b"\r" in data and time.time() - status.st_mtime < REST_S
+        data = data[: data.rfind(b"\n") + 1 or (0 if grows else len(data))]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data)
     end = begin + len(data) - len(decoder.getstate()[0])
     if end == begin:
         return None
+    if whole_lines and "\r" in text and "\n" not in text:
+        text += "\n"
     return Chunk(text, begin, end)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import AttemptEvent, Epoch, MemberDeclared, Power, RequestAnswered, RunStarted, Started
 from ensemble.meter import Ledger, LedgerView
-from ensemble.reporting.alerts import Alert, AlertGate, AlertReader
+from ensemble.reporting.alerts import SPACING_S, Alert, AlertGate, AlertReader
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
 from ensemble.reporting.dashboard.history import History, describe_history
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 COST_EVERY_S = 2.0
+RECENT_S = 2 * SPACING_S  # of alerts that a page is told: some were held back
 PROGRESS_EVERY_S = 1.0
-RECENT_S = 60.0  # of alerts that a page is told
 #: Times as long as computing it took, until what is computed from all members is computed again.
 PAUSE = 60.0
 
@@ -133,6 +133,7 @@ class RunView:
         self._said_driver: str | None = None
         self._alerts, self._gate = AlertReader(state=self.state, used=self._used), AlertGate()
         self._passed: list[Alert] = []  # that the next change tells
+        self._recent: list[Alert] = []  # that a page that comes back is told again
         self._excerpts: dict[tuple[str, int], str] = {}  # of logs of members that failed, by member and attempt
         self._touched = Touched()
         self._start_change()
@@ -172,13 +173,14 @@ class RunView:
 
     def look(self, now: float) -> None:
         """Lets the alerts pass that are due at a time in Unix seconds; those of long ago are forgotten."""
-        self._gate.add(self._alerts.look(now))
-        if self.driver is not None:
-            self._gate.add(self._alerts.describe_loss(now))
+        lost = self.driver is not None  # then nobody makes a step, which one alert says
+        self._gate.add(self._alerts.describe_loss(now) if lost else self._alerts.look(now))
         while (alert := self._gate.next(now)) is not None:
             self._gate.confirm(alert, now)
             if now - alert.t < RECENT_S:
                 self._passed.append(alert)
+                self._recent.append(alert)
+        self._recent = [each for each in self._recent if now - each.t < RECENT_S]
 
     def _add_notices(self, event: Event) -> None:
         found = self._collector.apply(event)
@@ -293,7 +295,7 @@ class RunView:
             return None
         change = self._compose(self._touched, due)
         alerts, self._passed = self._passed, []
-        change |= _list("alerts", [{"kind": each.kind, "cause": each.cause, "text": each.text} for each in alerts])
+        change |= _list_alerts(alerts)
         change |= _list("epochs", self._curves.take())
         change |= _list("notices", group_notices(self._notices, self._new_notices))
         later = self._touched.sections - due
@@ -315,7 +317,7 @@ class RunView:
         change |= _list("epochs", self._curves.replay(names))
         begin = self.state.started or 0.0
         missed = [notice for notice in self._notices if begin + notice.at_s >= first - 1e-3]
-        return change | _list("notices", group_notices(self._notices, missed))
+        return change | _list("notices", group_notices(self._notices, missed)) | _list_alerts(self._recent)
 
     def _compose(self, touched: Touched, due: Collection[str]) -> dict[str, Any]:
         members: Mapping[str, Any] = self.state.members
@@ -336,6 +338,13 @@ class RunView:
         }
         change |= {name: make() for name, make in makers.items() if name in due}
         return change | _list("answers", touched.answers) | _list("stale", sorted(touched.analyses))
+
+
+def _list_alerts(alerts: Iterable[Alert]) -> dict[str, Any]:
+    """A page knows by cause and time which of them it has shown."""
+    return _list(
+        "alerts", [{"kind": each.kind, "cause": each.cause, "text": each.text, "t": each.t} for each in alerts]
+    )
 
 
 def _list(name: str, found: Sequence[Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
@@ -196,17 +195,23 @@ class Page:
         if not await feed.call(lambda reader: reader.read() and member in reader.members):
             raise Refused(404, "there is no such member")
         begin, raw = _read_offset(request), "raw" in request.query
-        clean, read = untouched if raw else tidy, functools.partial(read_chunk, whole_lines=not raw)
+
+        def read(at: int | None) -> dict[str, Any] | None:
+            chunk = read_chunk(feed.run_dir, member, at, whole_lines=not raw)
+            if chunk is None:
+                return None
+            text = untouched(chunk.text) if raw else tidy(chunk.text)
+            return {"text": text, "from": chunk.begin, "to": chunk.end}
 
         async def follow() -> AsyncGenerator[bytes, None]:
             at = begin
             while True:
-                chunk = await asyncio.to_thread(read, feed.run_dir, member, at)
-                if chunk is None:
+                found = await asyncio.to_thread(read, at)
+                if found is None:
                     await asyncio.sleep(LOG_S)
                     continue
-                at = chunk.end
-                yield encode_message(encode({"text": clean(chunk.text), "from": chunk.begin, "to": at}), id=at)
+                at = found["to"]
+                yield encode_message(encode(found), id=at)
 
         return await self._stream(request, follow())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -84,16 +85,16 @@ class AlertLogger(Logger):
     def end(self, end: RunEnd, state: RunState) -> dict[str, Any]:
         """Send that the run has ended, and what is left."""
         self._gate.add(self._reader.describe_end())
-        return self._send_all(tries=2)
+        return self._send_all(tries=2, is_last=True)
 
     def lose(self) -> dict[str, Any]:
         """Send that the run's controller is gone."""
         self._gate.add(self._reader.describe_loss(time.time()))
-        return self._send_all(tries=1)
+        return self._send_all(tries=1, is_last=True)
 
-    def _send_all(self, tries: int = TRIES) -> dict[str, Any]:
+    def _send_all(self, tries: int = TRIES, *, is_last: bool = False) -> dict[str, Any]:
         sent = 0
-        while (alert := self._gate.next(time.time())) is not None:
+        while (alert := self._gate.next(math.inf if is_last else time.time())) is not None:
             try:
                 self._deliver(alert, tries)
             except DeliveryError:
@@ -112,7 +113,7 @@ class AlertLogger(Logger):
                 if self.options.get("url") is not None:
                     post(self.options["url"], body)
                 else:
-                    run_command(self.options["command"], body)
+                    run_command(self.options["command"], body + b"\n")
                 return
             except DeliveryError:
                 if left == 0:

@@ -281,7 +281,8 @@ class NoticeCollector:
                 yield "warning", describe_logger(event.logger, event.state, event.detail)
             case events.RequestAnswered() if event.done:
                 whose = "" if event.by is None else f", asked for by {event.by}"
-                yield "info", f"{event.verb} {event.member or 'the run'}{whose}: {event.message}"
+                several = text.count(len(event.members), "member") if event.members else "the run"
+                yield "info", f"{event.verb} {event.member or several}{whose}: {event.message}"
             case events.RunStopped():
                 yield "warning", f"the run was stopped ({event.reason or 'no reason given'})"
             case events.RunStarted():

@@ -325,6 +325,20 @@ def test_a_page_is_told_what_happens_now_and_not_what_has_been() -> None:
     assert [each["kind"] for each in (view.take_change() or {})["alerts"]] == ["run_ended"]
     view.look(events[-1]["t"] + 1)
     assert "alerts" not in (view.take_change() or {})
+    [missed] = view.change_since([])["alerts"]  # by a page whose connection was lost meanwhile
+    assert missed["kind"] == "run_ended" and missed["t"] == events[-1]["t"]
+    view.look(events[-1]["t"] + 3600)
+    assert "alerts" not in view.change_since([])
+
+
+def test_of_a_run_whose_driver_is_lost_no_member_is_said_to_stall() -> None:
+    events = list_run()
+    epochs = [at for at, event in enumerate(events) if event["type"] == "epoch"]
+    for driver, kinds in ((None, {"stalled"}), ("it is gone", {"run_lost"})):
+        view = make_view(events[: epochs[10]])
+        view.driver = driver
+        view.look(events[epochs[10]]["t"] + 3600)
+        assert {each["kind"] for each in (view.take_change() or {})["alerts"]} == kinds
 
 
 def test_a_log_is_shown_without_its_noise() -> None:
@@ -334,6 +348,15 @@ def test_a_log_is_shown_without_its_noise() -> None:
     shown = "red\n99% |####\na.py:3: UserWarning: old\n  f(x)  (× 12)\nend  (× 2)\n\n\nlast"
     assert tidy(given) == shown
     assert untouched("a\rb\r\nc") == "a\nb\nc"
+
+
+@pytest.mark.parametrize(
+    "line", ["\n", "\x1b[0m\n", "\r", "a\r\n", "a\nb\nc\n", "a\n\n\n\n", "a", "\x1b]", "\x1b[0"]
+)
+def test_no_log_takes_long_to_clean(line: str) -> None:
+    began = time.process_time()
+    tidy((line * 2**16)[: 2**16])
+    assert time.process_time() - began < 2.0  # 0.06 s where it is linear, minutes where it is not
 
 
 def test_what_a_member_failed_of_and_what_to_do_is_in_its_row() -> None:

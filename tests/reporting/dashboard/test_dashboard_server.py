@@ -118,6 +118,10 @@ def test_a_members_log_is_followed_from_near_its_end(tmp_path: Path) -> None:
                 assert raw.next()[2]["text"] == "bar\n50%\nold\nold\nhälf\n"
             log.write_text("anew\n")
             assert messages.next()[2] == {"text": "anew\n", "from": 0, "to": 5}
+            whole.write_text("anew\n10%\r20%")  # a bar at which the member was killed long ago
+            os.utime(whole, (0.0, 0.0))
+            whole.rename(log)
+            assert messages.next()[2] == {"text": "20%\n", "from": 5, "to": 12}
         with server.stream(target, Last_Event_ID="2") as messages:
             assert messages.next()[2] == {"text": "ew\n", "from": 2, "to": 5}
         assert server.ask(target.replace("member-0", "member-99"))[0] == 404

@@ -23,7 +23,14 @@ export function makeSwitch(button, page) {
   });
 }
 
+const shown = new Set(); // a page that comes back is told those of the last minutes again
+
 /** Shows new alerts; several pages of a run show each of them once. */
 export function showAlerts(store) {
-  for (const { cause, text } of store.alerts.splice(0)) if (isOn()) new Notification(visible(store.run.name ?? "run"), { body: visible(text), tag: `${store.log} ${cause}` });
+  for (const { cause, text, t } of store.alerts.splice(0)) {
+    const tag = `${store.log} ${cause}`;
+    if (!isOn() || shown.has(`${tag} ${t}`)) continue;
+    shown.add(`${tag} ${t}`);
+    new Notification(visible(store.run.name ?? "run"), { body: visible(text), tag });
+  }
 }
