@@ -93,14 +93,14 @@ def tag_run(options: argparse.Namespace) -> int:
     """Change what people wrote about a run, where an option says so, and show it."""
     from ensemble.reporting.tables import format_table
     from ensemble.store import RunDir, StoreError
-    from ensemble.store.run_notes import edit_notes, read_notes
+    from ensemble.store.run_notes import edit_notes, load_notes
 
     run_dir = RunDir(options.run_dir)
     if not run_dir.events.exists() and not run_dir.info_file.exists():
         raise StoreError(f"there is no run in {run_dir.path}")
     given = {name: getattr(options, name) for name in ("name", "note", "add", "remove")}
     changes = {name: value for name, value in given.items() if value is not None}
-    notes = edit_notes(run_dir, changes) if changes else read_notes(run_dir)
+    notes = edit_notes(run_dir, changes) if changes else load_notes(run_dir)
     rows = [["name", notes.name], ["tags", " ".join(notes.tags)], ["note", notes.note]]
     print_lines(options, *format_table(["", str(run_dir.path)], rows, find_width()).splitlines())
     write_json(options, [{"run_dir": str(run_dir.path), **notes.as_dict()}])

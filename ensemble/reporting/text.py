@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 ABSENT = "–"
+ESTIMATED = "Estimated joules are CPU-seconds with a weight, not measured: not evidence of a saving."
 
 # Of ECMA-48: colours and cursor movements, and what sets titles or links; they say nothing to a reader.
 _SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")

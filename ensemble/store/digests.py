@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ensemble.store.errors import DamagedError
+from ensemble.store.regular_files import open_regular
 
 _BLOCK_BYTES = 2**18
 #: From so many bytes on a file is read by a thread while it is flushed.
@@ -62,13 +63,16 @@ def flush_and_digest(path: Path, descriptor: int) -> str:
 
 
 @contextmanager
-def pin_file(path: str | os.PathLike[str]) -> Iterator[str]:
+def pin_file(path: str | os.PathLike[str], *, follows_link: bool = True) -> Iterator[str]:
     """Yields a name that stays that of the present file at `path`, even if `path` is replaced meanwhile.
 
     For libraries that take a name and open it more than once (safetensors does: header, then data), which would
     mix two versions of a file that is renamed over in between. Linux: proc_pid_fd(5).
+
+    Args:
+        follows_link: see `open_regular`.
     """
-    with open(path, "rb") as file:
+    with open_regular(path, follows_link=follows_link) as file:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
@@ -78,6 +82,8 @@ def open_checked(
     digest: str | None,
     others: Collection[str] = (),
     check: Callable[[], None] = lambda: None,
+    *,
+    follows_link: bool = True,
 ) -> Iterator[str]:
     """Yields a name of a file, good until the end of the block, whose content has a digest; all readers use it.
 
@@ -85,12 +91,13 @@ def open_checked(
         digest: as the log has it; None: it has none, and any content is accepted.
         others: digests that are as good (`RunState.files`).
         check: see `digest_file`.
+        follows_link: see `open_regular`.
 
     Raises:
         FileNotFoundError: there is no such file.
         DamagedError: it has other content.
     """
-    with pin_file(path) as name:
+    with pin_file(path, follows_link=follows_link) as name:
         if digest is not None and (found := digest_file(name, check)) not in (digest, *others):
             raise DamagedError(f"{path} is damaged: its digest is {found}, and was {digest} when it was written")
         yield name

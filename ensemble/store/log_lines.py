@@ -14,6 +14,7 @@ from typing import NamedTuple, cast
 from ensemble.events import VERSION, CodeSaved, Event, RunStarted, Unreadable, decode_event, explain_line
 from ensemble.store.errors import explain_format
 from ensemble.store.files import StoreError, make_read_error
+from ensemble.store.regular_files import open_regular
 
 #: Bytes that are read and parsed together.
 BATCH_BYTES = 2**20
@@ -164,7 +165,7 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
     log, rest = Path(path), b""
     since: float | None = None
     try:
-        with open(log, "rb") as file:
+        with open_regular(log, follows_link=True) as file:
             file.seek(offset)
             while block := file.read(BATCH_BYTES):
                 whole = block.rfind(b"\n") + 1

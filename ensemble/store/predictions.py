@@ -88,7 +88,7 @@ def save_predictions(
 def load_predictions(
     path: str | os.PathLike[str], *, mapped: bool = False, digest: str | None = None
 ) -> Predictions:
-    """Read what `save_predictions` wrote.
+    """Read what `save_predictions` wrote; a symbolic link, a pipe or a device in its place is refused.
 
     Args:
         mapped: whether the arrays are mapped from the file, read only, and not read into memory.
@@ -101,7 +101,10 @@ def load_predictions(
     from safetensors import SafetensorError, safe_open
 
     try:
-        with open_checked(path, digest) as name, safe_open(name, framework="numpy") as file:
+        with (
+            open_checked(path, digest, follows_link=False) as name,
+            safe_open(name, framework="numpy") as file,
+        ):
             text = (file.metadata() or {}).get(_KEY)
             if text is None:
                 raise StoreError(f"{path} holds no predictions of a member (a plain safetensors file)")

@@ -25,13 +25,13 @@ import math
 import os
 import pwd
 import socket
-import stat
 import time
 import uuid
 from pathlib import Path
 from typing import Any
 
 from ensemble.store.files import StoreError, find_other_owner, write_json
+from ensemble.store.regular_files import read_regular
 from ensemble.store.rundir import RunDir
 
 #: A controller refuses what is newer: one that knows no `members` would take all members to be meant.
@@ -107,7 +107,7 @@ def receive_requests(run_dir: str | os.PathLike[str], stuck: set[str]) -> list[d
         if path.stem in stuck:
             continue
         try:
-            found = _validate(json.loads(_read(path)))
+            found = _validate(json.loads(read_regular(path, MOST_BYTES).decode()))
             if not withdraw_request(path):
                 continue
             taken.append((float(found["t"]), {**found, "id": path.stem, "unreadable": None}))
@@ -122,18 +122,6 @@ def receive_requests(run_dir: str | os.PathLike[str], stuck: set[str]) -> list[d
                 stuck.add(path.stem)
             taken.append((0.0, {"id": path.stem, "verb": path.stem.partition("-")[0], "unreadable": why}))
     return [request for _, request in sorted(taken, key=lambda item: item[0])]
-
-
-def _read(path: Path) -> str:
-    """Returns the text of a regular file of at most `MOST_BYTES`; links, pipes and devices are refused."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no regular file")
-        if found.st_size > MOST_BYTES:
-            raise ValueError(f"it has {found.st_size} bytes, more than {MOST_BYTES}")
-        return file.read(MOST_BYTES).decode()
 
 
 def _validate(request: Any) -> dict[str, Any]:

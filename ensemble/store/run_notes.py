@@ -13,18 +13,21 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ensemble.store.errors import StoreError
 from ensemble.store.files import find_other_owner, write_json
+from ensemble.store.regular_files import read_regular
 from ensemble.store.run_paths import RunPaths
 
 VERSION = 1
 MOST_BYTES = 2**16
 MOST_TAGS, LONGEST_TAG, LONGEST_NAME, LONGEST_NOTE = 32, 40, 100, 2000
+#: Seconds that an edit waits for others, and between two looks.
+WAIT_S, LOOK_S = 2.0, 0.01
 
 
 @dataclass(frozen=True)
@@ -90,19 +93,31 @@ def _check_tags(value: Any) -> list[str]:
     return list(value)
 
 
-def read_notes(run_dir: RunPaths) -> RunNotes:
-    """Returns what is written about a run; nothing where there is no file, or none of this form."""
+def load_notes(run_dir: RunPaths) -> RunNotes:
+    """Returns what is written about a run; nothing where there is no file.
+
+    Raises:
+        StoreError: there is one that cannot be read, or of another form.
+    """
     try:
-        descriptor = os.open(run_dir.notes, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-                return RunNotes()
-            given = json.loads(file.read(MOST_BYTES))
-        fields = {name: given[name] for name in ("name", "tags", "note")}
-        return RunNotes().edit(fields) if given["v"] == VERSION else RunNotes()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, StoreError):
+        given = json.loads(read_regular(run_dir.notes, MOST_BYTES))
+        if given["v"] != VERSION:
+            raise ValueError(f"it has the format {given['v']!r:.20}, and this version reads {VERSION}")
+        return RunNotes().edit({name: given[name] for name in ("name", "tags", "note")})
+    except FileNotFoundError:
         return RunNotes()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, StoreError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
+        raise StoreError(
+            f"{run_dir.notes} cannot be read ({why:.200}): mend or remove it, it is not written over"
+        ) from None
+
+
+def read_notes(run_dir: RunPaths) -> RunNotes:
+    """Returns what is written about a run, for lists: nothing where that cannot be read."""
+    with contextlib.suppress(StoreError):
+        return load_notes(run_dir)
+    return RunNotes()
 
 
 def explain_no_notes(run_dir: RunPaths) -> str | None:
@@ -123,13 +138,14 @@ def edit_notes(run_dir: RunPaths, changes: Mapping[str, Any]) -> RunNotes:
         changes: see `RunNotes.edit`.
 
     Raises:
-        StoreError: this user may not, or the changes are none.
+        StoreError: this user may not, the changes are none, what is written cannot be read and would be lost, or
+            somebody else holds the lock for too long.
         WriteError: it cannot be written.
     """
     if (why := explain_no_notes(run_dir)) is not None:
         raise StoreError(why)
     with _hold(run_dir):
-        notes = read_notes(run_dir).edit(changes)
+        notes = load_notes(run_dir).edit(changes)
         if notes != RunNotes():
             write_json(run_dir.notes, {"v": VERSION, **notes.as_dict()}, like=run_dir.path)
         else:
@@ -139,11 +155,26 @@ def edit_notes(run_dir: RunPaths, changes: Mapping[str, Any]) -> RunNotes:
 
 @contextlib.contextmanager
 def _hold(run_dir: RunPaths) -> Iterator[None]:
-    """Keeps other edits of a run waiting, where its file system has locks of directories."""
+    """Keeps other edits of a run waiting, where its file system has locks of directories.
+
+    Whoever may read the directory can lock it: nobody is waited for without end.
+    """
     descriptor = os.open(run_dir.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        end = time.monotonic() + WAIT_S
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while not _lock(descriptor):
+                if time.monotonic() > end:
+                    raise StoreError(f"another process has kept {run_dir.path} locked for {WAIT_S:g} s: try again")
+                time.sleep(LOOK_S)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

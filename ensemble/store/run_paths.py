@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble.events import NOT_COMBINED
-from ensemble.store.errors import DamagedError
+from ensemble.store.errors import DamagedError, StoreError
 
 if TYPE_CHECKING:
     from ensemble.store.member import MemberState
@@ -72,8 +72,12 @@ class RunPaths:
         return str(self.path)
 
     def member(self, id: str) -> Path:
-        """The directory of one member."""
-        return self.path / "members" / id
+        """The directory of one member.
+
+        Raises:
+            StoreError: its name is none of a directory: a log or a request may have any text there.
+        """
+        return self.path / "members" / _check_name("member", id)
 
     def checkpoint(self, id: str, attempt: int, epoch: int, step: int) -> Path:
         """The checkpoint that an attempt of a member writes at a position.
@@ -123,9 +127,13 @@ class RunPaths:
         return self.path / "feeders" / f"cohort-{cohort}"
 
     def predictions(self, id: str, split: str, attempt: int | None = None) -> Path:
-        """The member's predictions on a split, `valid` or `test`; `attempt`: of one that has not finished yet."""
+        """The member's predictions on a split, `valid` or `test`; `attempt`: of one that has not finished yet.
+
+        Raises:
+            StoreError: a name leads elsewhere.
+        """
         of = "" if attempt is None else f"-{attempt}"
-        return self.member(id) / f"predictions-{split}{of}.safetensors"
+        return self.member(id) / f"predictions-{_check_name('split', split)}{of}.safetensors"
 
     def remove_unfinished_predictions(self, id: str) -> None:
         """Remove the predictions of a member's attempts that ended without finishing; none may still run."""
@@ -138,3 +146,9 @@ class RunPaths:
         if state.mode != "search":  # a search may keep its study elsewhere
             found.append(self.journal)
         return found + ([self.uncertainty_csv] if (state.combined or NOT_COMBINED).metrics else [])
+
+
+def _check_name(what: str, name: str) -> str:
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise StoreError(f"{name[:100]!r} is no name of a {what}: it is not one part of a path")
+    return name

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ import run_events
 import ensemble
 from ensemble import SpecError
 from ensemble.cli.parser import main
+from ensemble.reporting.comparison.declarations import read_declared
 from ensemble.reporting.comparison.result import format_comparison
 from ensemble.reporting.dashboard import comparing
 from ensemble.reporting.dashboard.comparing import Comparisons
+from ensemble.reporting.dashboard.comparison_document import Compared, describe_comparison
 from ensemble.reporting.dashboard.feed import encode
-from ensemble.reporting.dashboard.runs import RunList, make_key
+from ensemble.reporting.dashboard.runs import MOST_SUMMARY, RunList, make_key
 from ensemble.store import RunDir, StoreError, load_predictions, save_predictions
 from ensemble.store.digests import digest_file
 
@@ -352,6 +355,118 @@ def test_a_comparison_is_made_in_parts_that_each_take_a_limited_time(
     monkeypatch.undo()
     found = compare_on_the_page(folder, *names, comparisons=comparisons)
     assert found == compare_on_the_page(folder, *names)
+
+
+def write_over_summary(run: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Changes the summary of a run, as whoever may write into its directory can."""
+    summary = json.loads((run / "summary.json").read_text())
+    change(summary)
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_what_a_summary_names_leads_nowhere_outside_the_run(folder: Path, tmp_path: Path) -> None:
+    for name in ("first", "slow"):
+        shutil.copytree(folder / name, tmp_path / name)
+    own = tmp_path / "first" / "members" / "member-0" / "predictions-test.safetensors"
+    (tmp_path / "outside").mkdir()
+    shutil.copy(own, tmp_path / "outside")
+
+    def lead_outside(summary: dict[str, Any]) -> None:
+        summary["record"]["combined"] |= {
+            "weights": {"../../outside": 1.0},
+            "candidates": None,
+            "method": "average",
+        }
+        summary["record"]["members"] = {"../../outside": [0, None, None]}
+
+    write_over_summary(tmp_path / "slow", lead_outside)
+    ((_, why),) = find_table(compare_on_the_page(tmp_path, "first", "slow"), "apart")
+    assert "'../../outside' is no name of a member" in why
+
+    shutil.copy(folder / "slow" / "summary.json", tmp_path / "slow")
+    file = tmp_path / "slow" / "members" / "member-0" / own.name
+    for replace, said in ((lambda: os.mkfifo(file), "no regular file"), (lambda: file.symlink_to(own), "links")):
+        file.unlink()
+        replace()
+        ((_, why),) = find_table(compare_on_the_page(tmp_path, "first", "slow"), "apart")
+        assert said in why, "it is neither waited for nor followed"
+
+
+def test_a_summary_of_another_form_is_none_and_takes_down_neither_list_nor_comparison(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparing, "BUDGET_S", 600.0)
+    for name in ("first", "slow"):
+        shutil.copytree(folder / name, tmp_path / name)
+    expected = compare_on_the_page(tmp_path, "first", "slow")
+    deep: Any = 1
+    for _ in range(900):
+        deep = [deep]
+    for where, value in (
+        (("row", "best"), 5),
+        (("row", "counts"), {"finished": "x"}),
+        (("row", "state"), {}),
+        (("row", "objective"), "x" * 5000),
+        (("record", "curves", "best"), [[n, 0.5] for n in range(300)]),
+        (("record", "curves", "quartiles"), [[1, "a", 0.5, 0.5]]),
+        (("record", "combined", "metrics"), {"ensemble": 5}),
+        (("record", "combined", "task"), {"kind": "quantiles"}),
+        (("record", "combined", "split"), "../test"),
+        (("record", "data"), {"samples": 1}),
+        (("record", "declaration", "name"), deep),
+        (("record", "reached"), [[0.0, 0.5, " " * MOST_SUMMARY]]),
+    ):
+
+        def change(summary: dict[str, Any], where: Any = where, value: Any = value) -> None:
+            summary["record"]["standing"]["wall_s"] = 12345.0
+            at = summary
+            for name in where[:-1]:
+                at = at[name]
+            at[where[-1]] = value
+
+        write_over_summary(tmp_path / "slow", change)
+        assert compare_on_the_page(tmp_path, "first", "slow") == expected, where
+        shutil.copy(folder / "slow" / "summary.json", tmp_path / "slow")
+    write_over_summary(tmp_path / "slow", lambda summary: summary["record"]["standing"].update(wall_s=12345.0))
+    assert compare_on_the_page(tmp_path, "first", "slow") != expected, "one of this form counts"
+
+
+def test_a_front_is_of_runs_that_have_ended_and_were_measured_on_the_same_samples(
+    folder: Path, tmp_path: Path
+) -> None:
+    def read_fronts(*names: str) -> list[tuple[str, list[int]]]:
+        plots = compare_on_the_page(tmp_path, *names)["plots"][2:]
+        lines = [[len(s["points"]) for s in plot["series"] if s["of"] == "reference"] for plot in plots]
+        return [(plot["reading"], line) for plot, line in zip(plots, lines, strict=True)]
+
+    for name in ("first", "slow", "other-test"):
+        shutil.copytree(folder / name, tmp_path / name)
+    shutil.copytree(folder / "first", tmp_path / "going")
+    (tmp_path / "going" / "summary.json").unlink()
+    log = (folder / "first" / "events.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "going" / "events.jsonl").write_bytes(b"".join(e for e in log if b"run_finished" not in e))
+    assert all("joins the Pareto front" in reading and line for reading, line in read_fronts("first", "slow"))
+    for reading, line in read_fronts("first", "other-test"):
+        assert "No Pareto front is drawn: the test samples of the runs are not known" in reading and not line
+    for reading, line in read_fronts("slow", "going"):
+        assert "Runs that have not ended take no part" in reading and line == [1]
+
+
+def test_a_difference_without_an_interval_is_not_called_better(folder: Path) -> None:
+    runs = [Compared(name, name, "finished", "", read_declared(folder / name)) for name in ("first", "slow")]
+    rows = find_table(describe_comparison(runs, {"slow": {"": True}}), "pairs")
+    assert rows and {tuple(row[-2:]) for row in rows} == {("", "")}
+
+
+def test_what_is_kept_of_models_has_a_limit_in_bytes_and_all_pairs_are_compared_all_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, comparisons = ("first", "slow", "nll", "other-data"), Comparisons()
+    expected = compare_on_the_page(folder, *names)
+    monkeypatch.setattr(comparing, "MOST_KEPT_BYTES", 1)
+    monkeypatch.setattr(comparing, "BUDGET_S", 0.0)
+    found = [compare_on_the_page(folder, *names, comparisons=comparisons) for _ in range(9)]
+    assert found[-1] == expected and len(comparisons._models) == 2
 
 
 def test_a_run_that_was_combined_by_a_function_does_not_run_it_for_the_page(folder: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from event_dicts import collect_notices, fold, ledger, project
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ensemble.reporting import text
 from ensemble.reporting.ranking import front_members, pareto_front
 from ensemble.reporting.sections.training import summarize_search
 from ensemble.reporting.summary import summary_lines
@@ -74,8 +75,8 @@ def test_the_front_s_members_are_beaten_by_none_and_the_others_by_one_of_them(di
 @pytest.mark.parametrize("origin", ["estimated", "attributed"])
 def test_the_summary_shows_the_front_and_the_notices_say_what_an_estimated_joule_is(origin: str) -> None:
     events = minimizing("energy_j", origin=origin)
-    words = "an estimated joule is a weighted CPU-second"
-    assert len([each for each in collect_notices(events) if words in each.text]) == (origin == "estimated")
+    said = [each for each in collect_notices(events) if text.ESTIMATED in each.text]
+    assert len(said) == (origin == "estimated")
     lines = dict(summary_lines(project(events)))
     front = front_members(fold(events))
     names = ", ".join(f"{member.id} {member.cost.energy_j:.0f} J" for member in front if member.cost)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ensemble.store import RunDir, StoreError
+from ensemble.store import RunDir, StoreError, run_notes
 from ensemble.store.run_notes import MOST_BYTES, RunNotes, edit_notes, read_notes
 
 ROOT = Path(__file__).parents[2]
@@ -71,18 +72,38 @@ def test_a_file_that_somebody_else_wrote_is_read_as_nothing_where_it_is_none(run
     run.notes.unlink()
     run.notes.symlink_to(tmp_path / "elsewhere")
     assert read_notes(run) == RunNotes(), "nothing outside the directory is read"
-    edit_notes(run, {"name": "own"})
-    assert read_notes(run).name == "own" and "secret" in (tmp_path / "elsewhere").read_text()
     run.notes.unlink()
     os.mkfifo(run.notes)
     assert read_notes(run) == RunNotes(), "and nothing is waited for"
 
 
+@pytest.mark.parametrize("change", [{"v": 2}, {"tags": ["two words"]}, {"name": ["x"]}])
+def test_what_cannot_be_read_is_not_lost_by_an_edit(run: RunDir, change: dict[str, Any]) -> None:
+    written = json.dumps({"v": 1, "name": "x", "tags": ["a"], "note": "long"} | change)
+    run.notes.write_text(written)
+    with pytest.raises(StoreError, match=r"notes\.json cannot be read \(.+\): mend or remove it"):
+        edit_notes(run, {"name": "own"})
+    assert run.notes.read_text() == written
+
+
+def test_an_edit_waits_only_a_while_for_a_lock_that_anybody_who_can_read_can_take(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_notes, "WAIT_S", 0.05)
+    descriptor = os.open(run.path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with pytest.raises(StoreError, match="locked"):
+        edit_notes(run, {"name": "own"})
+    os.close(descriptor)
+    assert edit_notes(run, {"name": "own"}).name == "own"
+
+
 def test_edits_at_the_same_time_lose_nothing_of_each_other(run: RunDir) -> None:
     code = """
 import sys
-from ensemble.store import RunDir
+from ensemble.store import RunDir, run_notes
 from ensemble.store.run_notes import edit_notes
+run_notes.WAIT_S = 60.0
 for number in range(10):
     edit_notes(RunDir(sys.argv[1]), {"add": [f"{sys.argv[2]}{number}"]})
 """

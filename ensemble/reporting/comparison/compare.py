@@ -23,6 +23,7 @@ from ensemble.store.run_notes import read_notes
 
 if TYPE_CHECKING:
     from ensemble.combine.bootstrap import DrawnFigures
+    from ensemble.combine.metrics import Array
     from ensemble.combine.prediction_matrix import PredictionMatrix
 
 MODELS = {"combined": "the combined model", "best": "the best member"}
@@ -150,6 +151,11 @@ class ComparedModel:
         one = self.predictions
         assert one.target is not None
         return draw_figures(find_math(one.task).statistics(one.values[0], one.target), len(one.target))
+
+    def list_arrays(self) -> list[Array]:
+        """The arrays that it keeps, after `drop_values`."""
+        drawn = [] if self.predictions.target is None else list(self.figures.drawn.values())
+        return [each for each in (self.predictions.index, self.predictions.target, *drawn) if each is not None]
 
     def drop_values(self) -> None:
         """Draws the figures, and lets go of the predicted values, of which only their shape is needed then."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED, Combined, Epoch, RunStarted
+from ensemble.reporting.comparison.record import MOST_BEST, MOST_POINTS, MOST_VALUES, CombinedForm
+from ensemble.reporting.model_figures import compare, describe_figure
 from ensemble.reporting.ranking import finite_or_none, rank_members, rounded
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
@@ -31,12 +33,7 @@ OPTIONS = (
     "compression", "communicator", "weights", "early_stopping", "keep", "averaging", "compile", "mixup", "seed",
 )  # fmt: skip
 #: Of the `combined` event, what says how the members were combined, and how good that is.
-COMBINED = (
-    "method", "members", "split", "declared", "weights", "candidates", "task", "calibration", "metrics",
-    "intervals", "noise", "best_member", "code", "reason",
-)  # fmt: skip
-#: Points of a curve; members that are told of; different values of members that a summary keeps.
-MOST_POINTS, MOST_BEST, MOST_VALUES = 200, 3, 20
+COMBINED = tuple(CombinedForm.__annotations__)
 RECORD_VERSION = 1
 
 Record = dict[str, Any]
@@ -60,8 +57,8 @@ class Declared:
         """A run of which there is a record: its state has what its combined model and its best member take.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is no record of this version.
-            LookupError: members were evaluated out of fold, which takes all of the log.
+            LookupError: it is of another version, or members were evaluated out of fold, which takes the log.
+            ArithmeticError, AttributeError, TypeError, ValueError: what it says cannot be compared.
         """
         if record["v"] != RECORD_VERSION or any(is_out_of_fold(each[2]) for each in record["members"].values()):
             raise LookupError("this takes the log")
@@ -73,7 +70,23 @@ class Declared:
             state.members[name] = MemberState(
                 name, number, {"weights": weights}, "finished", predictions=predictions
             )
-        return cls(run_dir, record, state)
+        return cls(run_dir, record, state).check()
+
+    def check(self) -> Declared:
+        """Returns it, if it can be compared: somebody else may have written the files that it was read from.
+
+        Raises:
+            ArithmeticError, AttributeError, LookupError, TypeError, ValueError: it cannot.
+        """
+        from ensemble.train.data_identity import describe_moves, is_identified, why_unsure
+
+        ranking, data = (self.state.objective, self.state.direction), self.state.header.data
+        describe_figure(self.state.objective, self.task, ranking)
+        compare(self.state.combined, ranking)
+        if is_identified(data):
+            why_unsure(data, data)
+            describe_moves(data, data)
+        return self
 
     @property
     def split(self) -> str:

@@ -1,7 +1,8 @@
 """Reads the runs of a comparison for the page, and compares the models of pairs of them.
 
 What was read of a run is kept for as long as its log does not change, and so are the figures of its combined model
-in each draw of the samples: which run the others are compared with changes nothing that takes long. A call takes
+in each draw of the samples, those that were used last: which run the others are compared with changes nothing that
+takes long. How two models differ is kept as well, when one of them no longer is. A call takes
 a limited time: what was not reached by then is left for the next one, and the document says how much that is. Code
 of a run is never executed here.
 """
@@ -26,16 +27,18 @@ from ensemble.store.event_handlers import EVENT_ERRORS
 if TYPE_CHECKING:
     from ensemble.combine.metrics import Array
 
-#: Runs in a comparison; runs that are remembered.
-MOST_RUNS, MOST_KEPT = 50, 200
+#: Runs in a comparison; runs, and pairs of them, that are remembered.
+MOST_RUNS, MOST_KEPT, MOST_PAIRS = 50, 200, 2500
 #: Seconds that a call may take before it leaves the rest to the next one.
 BUDGET_S = 0.5
 #: Times as long as reading a log took, until one that grows is read again.
 PAUSE = 10.0
-#: Of the saved predictions of a run's combined model, that are read.
-MOST_BYTES = 256 * 2**20
+#: Of the saved predictions of a run's combined model, that are read; of what is kept of all runs' models.
+MOST_BYTES, MOST_KEPT_BYTES = 256 * 2**20, 256 * 2**20
 
 Stamp = tuple[int, ...]
+#: A run, with the log that it was read from.
+ModelKey = tuple[Path, Stamp]
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Comparisons:
 
     def __init__(self) -> None:
         self._runs: dict[Path, _Recalled] = {}
-        self._models: dict[tuple[Path, Stamp], ComparedModel | str] = {}
+        self._models: dict[ModelKey, ComparedModel | str] = {}  # those that were used last are at the end
+        self._pairs: dict[tuple[ModelKey, ModelKey], Pair] = {}
         self._until, self._has_worked = 0.0, False
 
     def compare(self, paths: Mapping[str, Path], rows: Mapping[str, Mapping[str, Any]]) -> Document:
@@ -70,9 +74,9 @@ class Comparisons:
         for run in runs:
             self._recall(run, paths[run.key])
         pairs = self._compare_pairs(runs, [paths[run.key] for run in runs])
-        for kept in (self._runs, self._models):
-            while len(kept) > MOST_KEPT:
-                kept.pop(next(iter(kept)))  # type: ignore[call-overload]
+        _drop_first(self._runs, MOST_KEPT)
+        _drop_first(self._models, MOST_KEPT)
+        _drop_first(self._pairs, MOST_PAIRS)
         return describe_comparison(runs, pairs)
 
     def _may_work(self) -> bool:
@@ -100,25 +104,36 @@ class Comparisons:
             run.declared = known.declared if known is not None else None
 
     def _compare_pairs(self, runs: Sequence[Compared], paths: Sequence[Path]) -> dict[str, Pair | None]:
-        models = [self._find_model(run, path) for run, path in zip(runs, paths, strict=True)]
         found = dict[str, Pair | None]()
-        for run, model in zip(runs[1:], models[1:], strict=True):
+        for run, path in zip(runs[1:], paths[1:], strict=True):
             if runs[0].declared is None or run.declared is None:
                 continue
-            known = models[0] is not None and model is not None
-            found[run.key] = _subtract(runs[0].declared, models[0], run.declared, model) if known else None
+            key = (paths[0], self._runs[paths[0]].stamp), (path, self._runs[path].stamp)
+            if key not in self._pairs:
+                ours = self._find_model(runs[0].declared, key[0])
+                theirs = None if ours is None else self._find_model(run.declared, key[1])
+                if ours is not None and theirs is not None:
+                    self._pairs[key] = _subtract(runs[0].declared, ours, run.declared, theirs)
+            found[run.key] = self._pairs.get(key)
         return found
 
-    def _find_model(self, run: Compared, path: Path) -> ComparedModel | str | None:
+    def _find_model(self, run: Declared, key: ModelKey) -> ComparedModel | str | None:
         """What the combined model of a run predicted, or why that is not known; None where there was no time."""
-        if run.declared is None:
-            return None
-        key = (path, self._runs[path].stamp)
-        if key not in self._models and self._may_work():
-            model = self._models[key] = _read_combined(run.declared)
+        model = self._models.pop(key, None)
+        if model is None and self._may_work():
+            model = _read_combined(run)
             if isinstance(model, ComparedModel):
                 self._share_samples(model)
-        return self._models.get(key)
+        if model is not None:
+            self._models[key] = model
+            while len(self._models) > 2 and self._count_bytes() > MOST_KEPT_BYTES:  # a pair is needed
+                self._models.pop(next(iter(self._models)))
+        return model
+
+    def _count_bytes(self) -> int:
+        """Of all models; arrays that several share count once."""
+        models = (model for model in self._models.values() if isinstance(model, ComparedModel))
+        return sum({id(array): array.nbytes for model in models for array in model.list_arrays()}.values())
 
     def _share_samples(self, model: ComparedModel) -> None:
         """Has models that predicted the same samples hold one array of them, and one of their targets."""
@@ -128,6 +143,11 @@ class Comparisons:
             if other is not own and _is_same(own.index, other.index) and _is_same(own.target, other.target):
                 model.predictions = replace(own, index=other.index, target=other.target)
                 return
+
+
+def _drop_first(kept: dict[Any, Any], most: int) -> None:
+    while len(kept) > most:
+        kept.pop(next(iter(kept)))
 
 
 def _is_same(one: Array | None, other: Array | None) -> bool:
@@ -150,11 +170,11 @@ def _make_unique(runs: Sequence[Compared], paths: Mapping[str, Path]) -> None:
 def _read_combined(run: Declared) -> ComparedModel | str:
     """What the combined model of a run predicted; or why that is not known here."""
     combined = run.state.combined or NOT_COMBINED
-    files = [run.run_dir.predictions(member, run.split) for member in combined.weights]
-    size = sum(path.stat().st_size for path in files if path.exists())
-    if size > MOST_BYTES:
-        return f"the predictions of {run.run_dir.path} have {size >> 20} MiB; `ensemble compare` reads them"
     try:
+        files = [run.run_dir.predictions(member, run.split) for member in combined.weights]
+        size = sum(path.stat().st_size for path in files if path.exists())
+        if size > MOST_BYTES:
+            return f"the predictions of {run.run_dir.path} have {size >> 20} MiB; `ensemble compare` reads them"
         model = read_model(run, "combined", runs_code=False)
         if isinstance(model, ComparedModel):
             model.drop_values()
@@ -163,10 +183,7 @@ def _read_combined(run: Declared) -> ComparedModel | str:
         return f"the predictions of {run.run_dir.path} cannot be read: {type(error).__name__}: {error}"
 
 
-def _subtract(
-    first: Declared, ours: ComparedModel | str | None, other: Declared, theirs: ComparedModel | str | None
-) -> Pair:
-    assert ours is not None and theirs is not None
+def _subtract(first: Declared, ours: ComparedModel | str, other: Declared, theirs: ComparedModel | str) -> Pair:
     try:
         return find_differences(first, ours, other, theirs)
     except Exception as error:

@@ -15,16 +15,18 @@ from ensemble.events import NOT_COMBINED
 from ensemble.reporting import text
 from ensemble.reporting.comparison.compare import explain_differences, make_rows
 from ensemble.reporting.comparison.declarations import Declared, list_differences
+from ensemble.reporting.dashboard.plots import draw_axis, draw_plot, draw_reference, draw_series
 from ensemble.reporting.model_figures import ModelComparison, compare, describe_figure
-from ensemble.reporting.ranking import pareto_front, rounded
+from ensemble.reporting.ranking import finite_or_none, pareto_front
 from ensemble.reporting.sections import Cell, Table
 
 Document = dict[str, Any]
 #: The intervals of the differences of a pair of runs, by figure; or why there are none.
 Pair = Mapping[str, Any] | str
 
-ESTIMATED = " Estimated joules are CPU-seconds with a weight, not measured: not evidence of a saving."
 COSTS = {"cpu_s": "CPU-seconds", "energy_j": "joules", "wall_s": "seconds of the run"}
+#: States of runs that have ended: what they cost is known.
+ENDED = ("finished", "finished, with failures", "failed", "stopped")
 LONGEST = 120  # letters of a declared value
 LOG_SPAN = 30.0  # from which ratio of costs on their axis is logarithmic
 MOST_NOTES = 4  # above the charts
@@ -115,40 +117,26 @@ def _plot_group(group: _Group, *, many: bool) -> Iterator[Document]:
     """The charts of the runs of one objective."""
     of = f": {group}" if many else ""
     y = describe_figure(group.objective, ranking=(group.objective, group.direction)).title
-    best = [_series(at, one.record["curves"]["best"]) for at, _, one in group.runs]
-    title = f"Best member of each run{of}"
-    yield _plot(
-        title, "The objective on the validation split after each epoch of the best member.", "epoch", y, best
-    )
+    best = [_draw_curve(at, one.record["curves"]["best"]) for at, _, one in group.runs]
+    reading = "The objective on the validation split after each epoch of the best member."
+    yield _plot(f"Best member of each run{of}", reading, draw_axis("epoch"), y, best)
     quartiles = [
-        _series(at, [[row[0], row[k]] for row in one.record["curves"]["quartiles"]], name)
+        _draw_curve(at, [[row[0], row[k]] for row in one.record["curves"]["quartiles"]], name)
         for at, _, one in group.runs
         for k, name in ((2, "50 %"), (1, "25 %"), (3, "75 %"))
     ]
     reading = "The same of all members that came so far: the median, dashed the quartiles."
-    yield _plot(f"Median of the members{of}", reading, "epoch", y, quartiles)
+    yield _plot(f"Median of the members{of}", reading, draw_axis("epoch"), y, quartiles)
     for name, what in COSTS.items() if len(group.runs) > 1 else ():
         yield from _plot_cost(group, name, what, of)
 
 
-def _plot(title: str, reading: str, x: str, y: str, series: list[Document], kind: str = "linear") -> Document:
-    axes = {
-        "x": {"title": x, "range": None, "kind": kind, "whole": x == "epoch"},
-        "y": {"title": y, "range": None, "kind": "linear"},
-    }
-    return {
-        "id": title,
-        "title": title,
-        "reading": reading,
-        "absent": None,
-        "table": None,
-        **axes,
-        "series": [s for s in series if s["points"]],
-    }
+def _plot(title: str, reading: str, x: Document, y: str, series: Sequence[Document]) -> Document:
+    return draw_plot(title, title, reading, x, draw_axis(y), [each for each in series if each["points"]])
 
 
-def _series(at: int | str, points: Sequence[Sequence[Any]], name: str | None = None) -> Document:
-    return {"of": at, "name": name, "shape": None, "line": True, "still": False, "points": list(points)}
+def _draw_curve(at: int, points: Sequence[Sequence[Any]], name: str | None = None) -> Document:
+    return draw_series(at, points, shape=None, line=True, name=name)
 
 
 def _plot_cost(group: _Group, name: str, what: str, of: str) -> Iterator[Document]:
@@ -158,42 +146,55 @@ def _plot_cost(group: _Group, name: str, what: str, of: str) -> Iterator[Documen
     is_combined = (
         len(splits) == 1 and None not in splits and all(each["combined"] is not None for each in standings)
     )
-    quality = "combined" if is_combined else "best"
-    points = [
-        (at, run.name, each[name], each[quality], each["energy_origin"])
-        for (at, run, _), each in zip(group.runs, standings, strict=True)
-        if each[name] is not None and each[quality] is not None
+    quality, split = ("combined", splits.pop()) if is_combined else ("best", "valid")
+    shown = [
+        (at, run, one, x, y)
+        for at, run, one in group.runs
+        if (x := finite_or_none(one.record["standing"][name])) is not None
+        and (y := finite_or_none(one.record["standing"][quality])) is not None
     ]
-    if not points:
+    if not shown:
         return
-    origins = {origin for *_, origin in points} if name == "energy_j" else {"measured"}
+    origins = {one.record["standing"]["energy_origin"] for _, _, one, *_ in shown}
+    origins = origins if name == "energy_j" else {"measured"}
+    ended = [each for each in shown if each[2].record["standing"]["state"] in ENDED]
+    why = _explain_unranked([one for _, _, one, *_ in ended], split)
+    why = "how the joules are known differs" if len(origins) > 1 else why
     sign = -1.0 if group.direction == "max" else 1.0
-    front = pareto_front([(x, sign * y) for _, _, x, y, _ in points]) if len(origins) == 1 else []
-    model = f"the combined model on the {splits.pop()} split" if is_combined else "the best member in validation"
-    reading = f"{group.objective} of {model}. "
-    reading += (
-        "The dashed line joins the Pareto front: the runs than which no other is better and costs less."
-        if front
-        else "How the joules are known differs, so that no front is drawn."
-    )
-    xs = [x for _, _, x, *_ in points]
+    front = [ended[i] for i in pareto_front([(x, sign * y) for *_, x, y in ended])] if why is None else []
+    model = f"the combined model on the {split} split" if is_combined else "the best member in validation"
+    reading = [f"{group.objective} of {model}."]
+    if why is not None:
+        reading.append(f"No Pareto front is drawn: {why}.")
+    else:
+        reading.append("The dashed line joins the Pareto front: than these no other is better and costs less.")
+    if why is None and len(ended) < len(shown):
+        reading.append("Runs that have not ended take no part in it: their costs grow.")
+    xs = [x for *_, x, _ in shown]
     kind = "log" if min(xs) > 0 and max(xs) > LOG_SPAN * min(xs) else "linear"
     title = f"{what} ({' + '.join(sorted(origins))})" if name == "energy_j" else what
     series = [
-        {
-            "of": at,
-            "name": None,
-            "shape": "dot",
-            "line": False,
-            "points": [
-                [rounded(x), rounded(y), {"size": 6.5 if i in front else 4.5, "text": _say(run, title, x, y)}]
-            ],
-        }
-        for i, (at, run, x, y, _) in enumerate(points)
+        draw_series(at, [(x, y, {"size": 6.5 if each in front else 4.5, "text": _say(run.name, title, x, y)})])
+        for each in shown
+        for at, run, _, x, y in [each]
     ]
-    series.append(_series("reference", [[rounded(points[i][2]), rounded(points[i][3])] for i in front]))
-    reading += ESTIMATED if "estimated" in origins else ""
-    yield _plot(f"Quality over {what}{of}", reading, title, group.objective, series, kind)
+    series.append(draw_reference([(x, y) for *_, x, y in front]))
+    reading += [text.ESTIMATED] if "estimated" in origins else []
+    yield _plot(
+        f"Quality over {what}{of}", " ".join(reading), draw_axis(title, kind=kind), group.objective, series
+    )
+
+
+def _explain_unranked(runs: Sequence[Declared], split: str) -> str | None:
+    """Why the figures of runs on a split do not rank them; None where they do."""
+    if not runs:
+        return "no run has ended yet, and until then what it costs grows"
+    if len({one.task for one in runs if one.state.combined is not None}) > 1:
+        return "the runs predict different tasks"
+    samples = {tuple((one.record["data"].get("splits") or {}).get(split) or (0, None)) for one in runs}
+    if len(runs) > 1 and (len(samples) > 1 or any(fingerprint is None for _, fingerprint in samples)):
+        return f"the {split} samples of the runs are not known to be the same"
+    return None
 
 
 def _say(run: str, cost: str, x: float, y: float) -> str:
@@ -288,11 +289,8 @@ def _tabulate_pairs(first: Compared, others: _Known, pairs: Mapping[str, Pair | 
             is_better = describe_figure(row["metric"], first.declared.task, ranking).is_better(
                 *row["values"][::-1]
             )
-            said = (
-                "within noise"
-                if against["within_noise"]
-                else {True: "better", False: "worse", None: ""}[is_better]
-            )
+            words = {True: "within noise", False: {True: "better", False: "worse", None: ""}[is_better], None: ""}
+            said = words[against["within_noise"]]
             low_high = against["interval"]
             between = "" if low_high is None else f"{low_high[0]:+.4g} … {low_high[1]:+.4g}"
             values = [text.score(value) for value in row["values"]]
@@ -301,7 +299,7 @@ def _tabulate_pairs(first: Compared, others: _Known, pairs: Mapping[str, Pair | 
     head += [("95 % interval", ""), ("", "text")]
     about = (
         f"The combined model of each run less that of {first.name}, on the same samples, drawn in pairs "
-        "(bootstrap). An interval that holds 0 is within noise."
+        "(bootstrap). An interval that holds 0 is within noise; without one nothing is called better."
     )
     yield Table("pairs", f"Differences to {first.name}", about, head, rows)
     about = f"Why the combined model of a run is not compared with that of {first.name}."

@@ -28,10 +28,6 @@ MOST = 400  # points of a series in the document; up to twice as many are kept
 MOST_SERIES = 16  # in a figure, those that use most
 MOST_KEPT = 64  # series of a figure, the first that are heard of
 FEEDER_GAP_S = 120.0
-ESTIMATED = (
-    "Estimated joules are CPU-seconds with a weight, from how busy the processors were. They were not measured: "
-    "not evidence of a saving."
-)
 NO_POWER = "There is no power reading: no node has a source that could be read, or none has reported yet."
 #: Of each level of a stream: what the figure is called, how to read it.
 _LEVELS = {
@@ -172,7 +168,7 @@ def _plot_power(nodes: Sequence[Mapping[str, Any]], begin: float, scale: float, 
         "title": "Power over time",
         "reading": f"Of whole nodes, {origins}."
         + (f" The {len(known)} of {len(measured)} that draw most." if len(measured) > len(known) else "")
-        + (f" Dashed: estimated. {ESTIMATED}" if "estimated" in origins else "")
+        + (f" Dashed: estimated. {text.ESTIMATED}" if "estimated" in origins else "")
         + (" Dotted: what a node would have drawn while nothing ran." if has_idle else ""),
         "absent": None if known else NO_POWER,
         "said": "; ".join(said),

@@ -54,6 +54,7 @@ class Runs:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="runs")
         self._analyst = ThreadPoolExecutor(1, thread_name_prefix="analysis")
         self._comparer = ThreadPoolExecutor(1, thread_name_prefix="comparisons")
+        self._noter = ThreadPoolExecutor(1, thread_name_prefix="notes")
         self._comparisons = Comparisons()
         self._feeds: OrderedDict[str, Feed] = OrderedDict()
         self.samples = SamplePages()
@@ -104,7 +105,7 @@ class Runs:
         """
         run_dir = RunDir(self._list.paths[key])
         loop = asyncio.get_running_loop()
-        return (await loop.run_in_executor(self._comparer, edit_notes, run_dir, changes)).as_dict()
+        return (await loop.run_in_executor(self._noter, edit_notes, run_dir, changes)).as_dict()
 
     def feed(self, key: str) -> Feed:
         """The feed of a run.
@@ -158,5 +159,5 @@ class Runs:
         """Ends all threads."""
         for feed in self._feeds.values():
             feed.close()
-        for thread in (self._thread, self._analyst, self._comparer):
+        for thread in (self._thread, self._analyst, self._comparer, self._noter):
             thread.shutdown(wait=False, cancel_futures=True)

@@ -4,10 +4,10 @@ A figure is a JSON document:
 
 - `id`, `title`, `reading`: one line on how to read it. `absent`: why there is none, else None.
 - `x`, `y`: `title`, and `range` [low, high] where it is given, `kind`: "linear" or "category".
-- `series`: `of` ("best", "combined" or "reference"), `name` of a line among several of one model, else None,
-  `label` in the legend (None: the model's name), `shape` ("dot", "bar" or None), `line` (whether the points are
-  joined), `dashed`, `points` [[x, y], ...]; a third element of a point may have `text` (of its tip), `size` (px)
-  and `member`, which it selects.
+- `series`: `of` ("best", "combined", "reference", or the place of a run), `name` of a line among several of one
+  model, else None, `label` in the legend (None: the model's name), `shape` ("dot", "bar" or None), `line` (whether
+  the points are joined), `dashed`, `points` [[x, y], ...]; a third element of a point may have `text` (of its
+  tip), `size` (px) and `member`, which it selects.
 - `said`: the figure in words; None: the names of its models. `table`: `head` and `rows`; None: its points.
 """
 
@@ -45,7 +45,7 @@ RELIABILITY = {
 
 
 def draw_series(
-    of: str,
+    of: str | int,
     points: Iterable[Sequence[Any]],
     *,
     shape: str | None = "dot",

@@ -16,14 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ensemble.reporting import text
 from ensemble.reporting.comparison.declarations import Declared, limit_record, make_record, read_declared
+from ensemble.reporting.comparison.record import RecordForm, RowForm, SummaryForm
 from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
 from ensemble.store import RunDir, RunStatus, StoreError
 from ensemble.store.event_handlers import EVENT_ERRORS
 from ensemble.store.files import write_bytes
+from ensemble.store.regular_files import open_regular, read_regular
 from ensemble.store.run_notes import RunNotes, read_notes
 
 LEVELS = 2
@@ -33,18 +37,14 @@ MOST_DIRECTORIES, READ_S = 10_000, 0.5
 
 #: Of a log, by which one is told from another.
 HEAD_BYTES = 256
-
 #: What the list shows, from the section `run` of a run's document.
-FIELDS = (
-    "name", "state", "started", "updated", "counts", "done", "best", "objective", "combined_value",
-    "combined_split", "wall_s", "used",
-)  # fmt: skip
+FIELDS = tuple(RowForm.__annotations__)
 
 
 NOTES, NO_NOTES = "notes.json", RunNotes().as_dict()
 
-#: Version of `summary.json`.
-SUMMARY_VERSION = 1
+#: Version of `summary.json`, and bytes of one: one of ten thousand members that are all combined has two million.
+SUMMARY_VERSION, MOST_SUMMARY = 1, 2**23
 
 
 def write_summary(run_dir: RunDir, run: RunProjection, reached: Sequence[tuple[float, float]]) -> None:
@@ -68,24 +68,27 @@ def write_summary(run_dir: RunDir, run: RunProjection, reached: Sequence[tuple[f
 def _read_summary(run_dir: RunDir, log_bytes: int) -> dict[str, Any] | None:
     """The summary of a run; None where there is none of a log of so many bytes."""
     try:
-        found = json.loads(run_dir.summary.read_bytes())
-        is_valid = found["v"] == SUMMARY_VERSION and found["log_bytes"] == log_bytes
-        return dict(found) if is_valid and set(FIELDS) <= set(found["row"]) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        found = msgspec.convert(json.loads(read_regular(run_dir.summary, MOST_SUMMARY)), SummaryForm)
+    except (OSError, ValueError, RecursionError):
         return None
+    return dict(found) if (found["v"], found["log_bytes"]) == (SUMMARY_VERSION, log_bytes) else None
 
 
 def recall_declared(run_dir: RunDir, log_bytes: int) -> Declared:
     """A run for a comparison: from its summary where that is of a log of so many bytes, else from its log.
 
     Raises:
-        StoreError: its log cannot be read.
+        StoreError: its log cannot be read, or says what cannot be compared.
     """
     found = _read_summary(run_dir, log_bytes)
-    with contextlib.suppress(LookupError, TypeError, ValueError, AttributeError):
+    with contextlib.suppress(*EVENT_ERRORS):
         return Declared.from_record(run_dir, (found or {})["record"])
     read = read_declared(run_dir.path)
-    return Declared(run_dir, limit_record(read.record), read.state)
+    try:
+        record = msgspec.convert(limit_record(read.record), RecordForm)
+        return Declared(run_dir, {**record}, read.state).check()
+    except EVENT_ERRORS as error:
+        raise StoreError(f"what its log says cannot be compared: {error}") from None
 
 
 def is_run(path: Path) -> bool:
@@ -263,7 +266,7 @@ class RunList:
             stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
             if stamp == known.stamp and known.status is None:  # nothing follows before the log changes
                 return
-            with open(run_dir.events, "rb") as file:
+            with open_regular(run_dir.events, follows_link=True) as file:
                 head = file.read(HEAD_BYTES)
             if known.status is None and (summary := _read_summary(run_dir, stamp[1])) is not None:
                 known.row = {**summary["row"], "key": key, "dir": str(path)}

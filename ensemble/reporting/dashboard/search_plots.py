@@ -31,7 +31,6 @@ FEWEST = 6  # trials of a contour
 MOST_PASSED = 1000  # rings beside what was pruned
 SPREADS = 4.0  # of the middle half, beyond which values are outliers
 DECADES = 1.5  # from which on positive values lie on a logarithmic axis
-ESTIMATED = "Estimated joules are CPU-seconds with a weight, not measured: not evidence of a saving."
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ def _plot_fronts(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Document
             "id": f"front {name}",
             "title": f"Pareto front, {title}" if several else "Pareto front",
             "reading": f"Each finished trial by two of its objectives. {beaten}"
-            + (f" {ESTIMATED}" if is_estimated else ""),
+            + (f" {text.ESTIMATED}" if is_estimated else ""),
             "absent": None if judged else "No trial has finished with all objectives yet.",
             "said": f"{len(front)} of {len(judged)} trials on the front",
             "table": table,

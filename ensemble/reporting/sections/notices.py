@@ -18,7 +18,6 @@ from ensemble.store.verification import describe_hole
 
 MOST_NAMED = 12  # of those of whom a notice says the same
 MOST_SAID = 80  # characters of an error that is said in full elsewhere
-ESTIMATED = "an estimated joule is a weighted CPU-second"
 
 
 @dataclass(frozen=True)
@@ -219,7 +218,7 @@ class NoticeCollector:
                 yield "info", f"{member} and those like it get {more} for each worker from here on"
             case events.Cost() if self._minimizes_energy and event.energy_origin == "estimated":
                 self._minimizes_energy = False  # once is enough
-                yield "info", f"the search minimizes joules that are estimated: {ESTIMATED}"
+                yield "info", f"the search minimizes joules that are estimated. {text.ESTIMATED}"
             case events.UnusedHyperparameters():
                 yield "warning", f"{hyperparameters.describe_unused(event.params, event.meant)} ({member})"
             case events.Finished() if event.early_stopping:

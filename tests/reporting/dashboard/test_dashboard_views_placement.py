@@ -41,7 +41,7 @@ def test_members_lie_on_cores_by_share_and_what_is_free_is_seen(tab: Any, open_p
     assert percent(tab, f"{PIECE}[data-member=member-1]") == 25.0
     assert percent(tab, f"{VIEW} [data-node='node-0'] [data-mark=free]") == 25.0
     assert "6 of 8 cores reserved" in tab.locator(f"{VIEW} [data-node='node-0']").inner_text()
-    assert "3 members on 2 nodes; 10 of 16 cores" in tab.locator(f"{VIEW} figcaption").inner_text()
+    assert "3 members on 2 nodes; 10 of 16 cores" in tab.locator(f"{VIEW} figcaption").first.inner_text()
 
 
 def test_gpus_show_who_uses_them_memory_use_watts_quarantine_and_nodes_that_are_gone(

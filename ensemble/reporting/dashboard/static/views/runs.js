@@ -23,10 +23,10 @@ const COLUMNS = [
     show: (cell, run) => [fill(cell, h("a", { href: `#overview?run=${run.key}`, title: visible(run.dir) }, visible(run.cells.name))), cell.classList.add("clip", "name")] },
   { id: "done", title: "progress", width: 108, value: (run) => run.done, show: (cell, run) => fill(cell, stateBar(run.counts), h("span", { class: "soft small" }, share(run.done))) },
   plain("best", "best", 80), plain("combined", "combined", 104),
+  { id: "started", title: "started", width: 160, value: (run) => run.started, show: (cell, run) => setText(cell, moment(run.started)) },
   { id: "state", title: "state", width: 196, text: true, value: (run) => run.state.word, show: (cell, run) => fill(cell, h("span", { class: `pill ${run.state.tone}` }, run.state.word)) },
   plain("tag", "tags", 110, true), plain("declared", "declared as", 140, true), plain("members", "members", 92), plain("failed", "failed", 74), plain("objective", "objective", 106, true),
   plain("cpu_s", "CPU time", 104), plain("energy_j", "energy", 166),
-  { id: "started", title: "started", width: 160, value: (run) => run.started, show: (cell, run) => setText(cell, moment(run.started)) },
   plain("took_s", "took", 116), plain("note", "note", 220, true),
 ];
 
