@@ -239,7 +239,7 @@ def test_symbolic_links_in_a_run_lead_nowhere(tmp_path: Path) -> None:
         (members / member).mkdir(parents=True)
     (members / "member-0").symlink_to(outside / "member-0")
     (members / "member-1" / "log.txt").symlink_to(outside / "member-0" / "log.txt")
-    (members / "member-2" / "log.txt").write_text("its own")
+    (members / "member-2" / "log.txt").write_text("its own\n")
     (replaced / "members").symlink_to(outside)
     with serve(tmp_path) as server, contextlib.ExitStack() as stack:
 
@@ -248,7 +248,7 @@ def test_symbolic_links_in_a_run_lead_nowhere(tmp_path: Path) -> None:
             return stack.enter_context(server.stream(f"/api/runs/{key}/members/{member}/log"))
 
         secret = [follow(linked, "member-0"), follow(linked, "member-1"), follow(replaced, "member-0")]
-        assert follow(linked, "member-2").next()[2]["text"] == "its own", "what is no link is read"
+        assert follow(linked, "member-2").next()[2]["text"] == "its own\n", "what is no link is read"
         server.process.terminate()
         assert [messages.next()[0] for messages in secret] == ["end"] * 3
 
