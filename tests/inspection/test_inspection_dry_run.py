@@ -57,8 +57,8 @@ def list_tree(folder: Path) -> dict[str, int]:
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "spec.py").write_text(SPEC)
-    return tmp_path / "spec.py"
+    (tmp_path / "dry_spec.py").write_text(SPEC)
+    return tmp_path / "dry_spec.py"
 
 
 def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(
@@ -289,7 +289,7 @@ def missing(sample: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_command_writes_nothing(spec: Path) -> None:
     before = list_tree(spec.parent)
-    command = [sys.executable, "-m", "ensemble", "run", "spec.py", "--dry-run", "--executor", "inline", "--json"]
+    command = [sys.executable, "-m", "ensemble", "run", "dry_spec.py", "--dry-run", "--executor", "inline", "--json"]
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(ensemble.__file__).parents[1]),
