@@ -109,11 +109,13 @@ class _Sum:
     in_progress: int = 0
 
     def add(self, run: RunProjection, impact: Impact) -> None:
+        """Adds a run."""
         self.used.append(run.used)
         self.impacts.append(impact)
         self.in_progress += run.state.ended is None
 
     def as_row(self, currency: str) -> dict[str, object]:
+        """Returns `FIGURES` by their names."""
         energy = [each for each in self.used if each.energy_j is not None]
         energy_j, without_energy = _add(each.energy_j for each in self.used)
         emissions_g, without_emissions = _add(each.emissions.total for each in self.impacts)

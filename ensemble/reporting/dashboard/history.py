@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Feeder, Power
 from ensemble.reporting import text
+from ensemble.reporting.dashboard.plots import Document
 from ensemble.reporting.dashboard.power_series import GAP_S, Point, thin
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from ensemble.meter.usage_records import PowerInterval
     from ensemble.store.state import RunState
 
-Document = dict[str, Any]
 #: What a series is of: the figure, the place, and what of it.
 Key = tuple[str, str, str]
 

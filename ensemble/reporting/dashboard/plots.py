@@ -55,7 +55,7 @@ def draw_series(
     dashed: bool = False,
 ) -> Document:
     """Returns a series; numbers of its points have six digits."""
-    rounded = [[*(_round(value) for value in point[:2]), *point[2:]] for point in points]
+    rounded = [[*(shorten(value) for value in point[:2]), *point[2:]] for point in points]
     look = {"shape": shape, "line": line, "dashed": dashed}
     return {"of": of, "name": name, "label": label, **look, "points": rounded}
 
@@ -76,7 +76,8 @@ def draw_plot(id: str, title: str, reading: str, x: Document, y: Document, serie
     return {**words, "x": x, "y": y, "series": series}
 
 
-def _round(value: Any) -> float | int | str:
+def shorten(value: Any) -> float | int | str:
+    """Returns a value as it stands in a figure: numbers have six digits."""
     return value if isinstance(value, (str, int)) else float(f"{float(value):.6g}")
 
 

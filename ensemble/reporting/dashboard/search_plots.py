@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ensemble.reporting import text
+from ensemble.reporting.dashboard.plots import Document, shorten
 from ensemble.reporting.model_figures import describe_figure
 from ensemble.reporting.ranking import finite_or_none, front_members
 
 if TYPE_CHECKING:
     from ensemble.store import RunState
-
-Document = dict[str, Any]
 
 MOST_CONTOURS = 3  # pairs of the most important hyperparameters
 CELLS = 24  # of a contour, along each axis
@@ -56,7 +55,7 @@ class Trial:
         more: Document = {"member": self.id, "text": "\n".join((text.visible(self.id), *words))}
         if aside:
             more["aside"] = round(self.number * 0.6180339887 % 1 - 0.5, 3)
-        return [_short(x), _short(y), more]
+        return [shorten(x), shorten(y), more]
 
     def describe(self) -> list[str]:
         """How far it came, with what."""
@@ -280,7 +279,7 @@ def _plot_contours(trials: Sequence[Trial], info: SearchInfo) -> Iterator[Docume
 
 def _interpolate(
     axes: Sequence[Sequence[float]], kinds: Sequence[str], values: np.ndarray[Any, Any]
-) -> list[tuple[float, float, list[float], float]]:
+) -> list[tuple[Any, Any, list[Any], float]]:
     """Cells near trials: lower corner, upper corner, value; none where the trials span no area."""
     from scipy.interpolate import LinearNDInterpolator  # type: ignore[import-untyped]
     from scipy.spatial import QhullError, cKDTree  # type: ignore[import-untyped]
@@ -312,13 +311,9 @@ def _interpolate(
     for k in np.flatnonzero(np.isfinite(found) & (away < REACH)):
         i, j = divmod(int(k), CELLS)
         cells.append(
-            (_short(across[i]), _short(up[j]), [_short(across[i + 1]), _short(up[j + 1])], float(found[k]))
+            (shorten(across[i]), shorten(up[j]), [shorten(across[i + 1]), shorten(up[j + 1])], float(found[k]))
         )
     return cells
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.6g}")
 
 
 def _describe_pair(trial: Trial, names: Sequence[str]) -> list[str]:

@@ -76,9 +76,9 @@ export class Plots {
   }
 }
 
-function axis({ title, range, kind, zero }, series, at) {
+function axis({ title, range, kind, zero, whole }, series, at) {
   const values = series.flatMap(({ points }) => points.flatMap((point) => [point[at], ...(point[2]?.to ? [point[2].to[at]] : [])]).filter((value) => value !== null));
-  return { kind, values: range ?? (kind === "category" ? values : extent(values)), title: visible(title), whole: kind === "linear" && values.every(Number.isInteger), zero, pad: range === null && kind === "linear" ? 0.04 : 0 };
+  return { kind, values: range ?? (kind === "category" ? values : extent(values)), title: visible(title), whole: whole ?? (kind === "linear" && values.every(Number.isInteger)), zero, pad: range === null && kind === "linear" ? 0.04 : 0 };
 }
 
 function drawn(series, plot, names, models, isLabelled, store, { isShown, isPale }) {
