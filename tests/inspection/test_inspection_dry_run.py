@@ -289,7 +289,8 @@ def missing(sample: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_command_writes_nothing(spec: Path) -> None:
     before = list_tree(spec.parent)
-    command = [sys.executable, "-m", "ensemble", "run", "dry_spec.py", "--dry-run", "--executor", "inline", "--json"]
+    options = ["--dry-run", "--executor", "inline", "--json"]
+    command = [sys.executable, "-m", "ensemble", "run", "dry_spec.py", *options]
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(ensemble.__file__).parents[1]),
