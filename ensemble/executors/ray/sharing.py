@@ -31,7 +31,7 @@ _EPSILON = 1e-6
 
 
 class Shared(NamedTuple):
-    """What a run declares of itself, see `Ensemble`, and the quantum (`ensemble.schedule.fairness`) of its cluster."""
+    """What a run declares of itself (see `Ensemble`), and the quantum of `ensemble.schedule.fairness`."""
 
     run: str = ""
     priority: int = 0
