@@ -51,7 +51,11 @@ class Amount(NamedTuple):
 
     def fits_in(self, other: Amount) -> bool:
         """Whether the other one has as much of each."""
-        return all(mine <= its + _EPSILON for mine, its in zip(self, other, strict=True))
+        return (  # no loop: it is asked for each node and gang
+            self.gpus <= other.gpus + _EPSILON
+            and self.cpus <= other.cpus + _EPSILON
+            and self.memory_gb <= other.memory_gb + _EPSILON
+        )
 
 
 NOTHING = Amount(0.0, 0.0, 0.0)
@@ -256,7 +260,11 @@ class _Board:
     def _make_room(self, run: str, parts: tuple[Amount, ...], part: Amount) -> str | None:
         """Have others give back what a part needs on one node: that on which it is least, and can be first."""
         best: tuple[tuple[float, ...], str, list[_Given]] | None = None
-        for node in sorted(self._left):
+        richest = {
+            node: max((self._levels[owner] for owner, _ in there), default=0.0)
+            for node, there in self._held.items()
+        }
+        for node in sorted(self._left, key=lambda node: (-richest[node], node)):
             found = self._plan_room(run, parts, part, node)
             if found is None:
                 continue
@@ -265,6 +273,8 @@ class _Board:
             key = (len(late), len(busy), len(found), -max(self._levels[each.run] for each in found))
             if best is None or key < best[0]:
                 best = key, node, found
+            if not late and len(found) == 1:
+                break  # none is better: those with the highest levels come first
         if best is None:
             return None
         is_alone = len(parts) == len(best[2]) == 1
@@ -280,7 +290,7 @@ class _Board:
         """What others give back on a node so that a part has room there; None: they need not give so much."""
         levels, left, found = dict(self._levels), self._left[node], list[_Given]()
         there = [each for each in self._held[node].items() if each[0] not in self._given and each[0][0] != run]
-        if not part.fits_in(sum_amounts([left, *(holding.parts[node] for _, holding in there)])):
+        if not there or not part.fits_in(sum_amounts([left, *(holding.parts[node] for _, holding in there)])):
             return None
         there.sort(key=lambda each: self._order_of_loss(*each))
         while not part.fits_in(left):

@@ -198,10 +198,15 @@ def decode_rows(answer: list[tuple[float, bytes]]) -> list[RunRow]:
     """The rows of this `VERSION`, in a fixed order, each with its age."""
     rows = []
     for age_s, text in answer:
-        if msgspec.json.decode(text, type=_Version).version == VERSION:
+        try:
+            if msgspec.json.decode(text, type=_Version).version != VERSION:
+                continue
             row = _decoder.decode(text)
-            row.age_s = age_s
-            rows.append(row)
+        except msgspec.MsgspecError as error:
+            log.debug("a row of another run cannot be read: %s", error)
+            continue
+        row.age_s = age_s
+        rows.append(row)
     return sorted(rows, key=lambda row: row.run_id)
 
 
