@@ -94,7 +94,7 @@ class Want(Struct, frozen=True):
     count: int = 1
 
 
-class Claim(Struct, frozen=True, kw_only=True):
+class RunClaim(Struct, frozen=True, kw_only=True):
     """What a run holds and wants.
 
     Attributes:
@@ -122,7 +122,7 @@ class Claim(Struct, frozen=True, kw_only=True):
         return held
 
 
-class Grant(NamedTuple):
+class GangGrant(NamedTuple):
     """A run may take these parts, on these nodes, once what the debts for it name is given back."""
 
     run: str
@@ -148,10 +148,10 @@ class Debt(NamedTuple):
     is_pause_due: bool = False
 
 
-class Division(NamedTuple):
+class ClusterDivision(NamedTuple):
     """The answer of `divide`."""
 
-    grants: list[Grant]
+    grants: list[GangGrant]
     debts: list[Debt]
 
     def sum_on_node(self, node: str, run: str) -> tuple[Amount, Amount]:
@@ -164,7 +164,9 @@ class Division(NamedTuple):
         return sums[True], sums[False]
 
 
-def divide(claims: Sequence[Claim], free: Mapping[str, Amount], quantum_s: float = QUANTUM_S) -> Division:
+def divide(
+    claims: Sequence[RunClaim], free: Mapping[str, Amount], quantum_s: float = QUANTUM_S
+) -> ClusterDivision:
     """Decide which runs may take what, and what others give back for it.
 
     Args:
@@ -183,7 +185,7 @@ def divide(claims: Sequence[Claim], free: Mapping[str, Amount], quantum_s: float
             waiting[run] = [each for each in waiting[run] if each.parts != want.parts]
         else:
             made[run] += needs_room
-    return Division(board.grants, board.list_debts())
+    return ClusterDivision(board.grants, board.list_debts())
 
 
 class _Given(NamedTuple):
@@ -208,12 +210,12 @@ class _Given(NamedTuple):
 class _Board:
     """What runs hold and are granted while it is decided."""
 
-    def __init__(self, claims: Sequence[Claim], free: Mapping[str, Amount], quantum_s: float) -> None:
+    def __init__(self, claims: Sequence[RunClaim], free: Mapping[str, Amount], quantum_s: float) -> None:
         self._claims = {claim.run: claim for claim in claims}
         self._quantum_s = quantum_s
         self._left = dict(free)  # of each node, without what is granted
         self._held: dict[str, dict[tuple[str, str], Holding]] = {node: {} for node in free}
-        self.grants: list[Grant] = []
+        self.grants: list[GangGrant] = []
         self._given: dict[tuple[str, str], _Given] = {}
         held = {claim.run: claim.sum_held() for claim in claims}
         there = [part for parts in held.values() for node, part in parts.items() if node in free]
@@ -236,7 +238,7 @@ class _Board:
         return -claim.priority, round(self._levels[run], 6), -claim.waited_s, run
 
     def grant(self, run: str, parts: tuple[Amount, ...], *, may_displace: bool) -> bool | None:
-        """Grant a gang to a run; returns whether others give something back for it. None: there is no room."""
+        """GangGrant a gang to a run; returns whether others give something back for it. None: there is no room."""
         left, given, levels = dict(self._left), dict(self._given), dict(self._levels)
         nodes: list[str] = []
         for part in parts:
@@ -248,7 +250,7 @@ class _Board:
                 return None
             self._left[node] = self._left[node].minus(part)
             nodes.append(node)
-        self.grants.append(Grant(run, parts, tuple(nodes)))
+        self.grants.append(GangGrant(run, parts, tuple(nodes)))
         self._levels[run] += self._weigh(run, parts)
         return len(self._given) > len(given)
 
