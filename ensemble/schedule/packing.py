@@ -14,7 +14,9 @@ free, unless its compute mode admits one process at a time. So is a node's memor
 | cuda | above 0, or not declared | refused | one GPU a rank |
 
 A member that selects nodes, or GPUs of some type or memory, is placed there alone (`Identity.nodes`); one that
-selects GPUs is refused on the CPU, whatever else is declared. Where there was never a GPU, "auto" is "cpu" (`resolve_devices`). A member on several nodes has GPUs for all of its
+selects GPUs is refused on the CPU, whatever else is declared.
+
+Where there was never a GPU, "auto" is "cpu" (`resolve_devices`). A member on several nodes has GPUs for all of its
 ranks or for none. One that declared no share, with "auto", tries in turn: one node's GPUs or one without GPUs,
 several nodes' GPUs, the CPU of a node that has GPUs, several nodes without GPUs. One that declared 0 is placed on
 nodes without GPUs first, so that the cores beside GPUs stay with those that use them.

@@ -64,8 +64,8 @@ def decide_starts(cluster: ClusterSnapshot) -> list[Start]:
     """Decide which members start now; the state is left unchanged.
 
     Returning members are placed first. A new cohort of a fixed list opens when all waiting members fit at once, or
-    nothing runs, or at least half of all places are free, where a place is what one of these members takes: each time
-    of members that select the same nodes.
+    nothing runs, or at least half of all places are free, where a place is what one of these members takes.
+    Members that select different nodes are looked at apart.
     """
 
     free = cluster.free_capacity()

@@ -33,13 +33,14 @@ def is_selected(selection: Selection, node: Node) -> bool:
 def find_gpus(selection: Selection, node: Node) -> list[bool]:
     """Of each GPU of a node, whether it is of the type and has the memory that a selection asks for.
 
-    What is not known of a GPU's memory, before a process runs on its node, fits unless no GPU of its type has as much.
+    Before a process runs on a node, the memory of its GPUs is not known: they fit unless none of their type does.
     """
     wanted = dict(selection)
     kind, least = wanted.get(GPU_TYPE), wanted.get(GPU_MEMORY, 0.0)
     known = node.gpu_memory_gb if len(node.gpu_memory_gb) == len(node.gpus) else (None,) * len(node.gpus)
     return [
-        (kind is None or _is_of_type(kind, node, model)) and _has_memory(least, gb, node.labels.get(GPU_TYPE, model))
+        (kind is None or _is_of_type(kind, node, model))
+        and _has_memory(least, gb, node.labels.get(GPU_TYPE, model))
         for model, gb in zip(node.gpus, known, strict=True)
     ]
 
@@ -108,10 +109,8 @@ def explain_unselected(selection: Selection, nodes: Sequence[Node]) -> str:
     for item in selection:
         if not any(is_selected((item,), node) for node in nodes):
             return f"no node has {describe_selection((item,))} ({_list_found(item[0], nodes)})"
-    lacking = (
-        f"{node.name} lacks {describe_selection(tuple(each for each in selection if not is_selected((each,), node)))}"
-        for node in nodes
-    )
+    missing = [(node.name, tuple(each for each in selection if not is_selected((each,), node))) for node in nodes]
+    lacking = (f"{name} lacks {describe_selection(items)}" for name, items in missing)
     return f"no node has all of {describe_selection(selection)} ({_abbreviate(lacking, '; ')})"
 
 

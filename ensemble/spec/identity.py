@@ -107,7 +107,12 @@ class Identity:
         """The fields that determine the weights, except `first_epoch`; `lineage` only of a warm clone."""
         ignored = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
         ignored |= {"suggested"}  # `params` follows from it
-        ignored |= {"widened_from", "epochs_before", "span_nodes", "nodes"}  # width and epochs themselves are compared
+        ignored |= {
+            "widened_from",
+            "epochs_before",
+            "span_nodes",
+            "nodes",
+        }  # width and epochs themselves are compared
         if "workers" in self.auto:
             ignored.add("workers")
         fields = {name: value for name, value in self.as_dict().items() if name not in ignored}

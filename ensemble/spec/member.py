@@ -32,9 +32,9 @@ class Resources:
         span_nodes: whether the workers of a member may be on several nodes. True: where no single node has room
             for all of them, and `workers` is a number; "auto": also where that is measured to be faster; False:
             never.
-        nodes: on which nodes its workers may be: a dict of `gpu_type`, `gpu_memory_gb`, `spot` and of labels of nodes
-            (`ensemble.spec.nodes`), such as `{"gpu_type": "in(H100,H200)", "spot": False, "team": "vision"}`. With a
-            type or memory of GPUs it trains on GPUs alone.
+        nodes: on which nodes its workers may be: a dict of `gpu_type`, `gpu_memory_gb`, `spot` and labels of nodes
+            (`ensemble.spec.nodes`), such as `{"gpu_type": "in(H100,H200)", "spot": False, "team": "vision"}`. One
+            that selects GPUs by type or memory trains on GPUs alone.
     """
 
     workers: int | Literal["auto"] = 1
@@ -77,8 +77,8 @@ class Member:
         threads: as in `Resources`.
         memory_gb: as in `Resources`.
         span_nodes: as in `Resources`.
-        nodes: as in `Resources`; beside those of the ensemble's, label by label in their place. None as a value: what
-            the ensemble says of that label does not count.
+        nodes: as in `Resources`, beside what the ensemble's say; for each label its own value counts, and None
+            leaves out the ensemble's.
         seed: the ensemble's seed + the member's number unless given.
         precision: as in `Ensemble`, like all that follow but `start`.
         epochs: as in `Ensemble`.

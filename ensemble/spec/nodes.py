@@ -1,9 +1,9 @@
 """On which nodes a member may train: labels of nodes, the type and memory of GPUs.
 
 A *selection* is a dict of labels and, for each, a selector as Ray has them: `value`, `!value`, `in(a,b)` or
-`!in(a,b)`. A node without the label has no value of it: it fits `!value` and `!in(...)` alone. Short words stand for
-the usual ones: `gpu_type` for a selector of the label `ray.io/accelerator-type`, `spot` (True or False) for `spot` or
-`!spot` of `ray.io/market-type`. `gpu_memory_gb` is no label: the least memory of a GPU, as vendors count it.
+`!in(a,b)`. A node without the label fits `!value` and `!in(...)` alone. Short words stand for the usual ones:
+`gpu_type` for a selector of the label `ray.io/accelerator-type`, `spot` (True or False) for `spot` or `!spot` of
+`ray.io/market-type`. `gpu_memory_gb` is no label: the least memory of a GPU, as vendors count it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ NODE_GROUP = "ray.io/node-group"
 
 #: The least and the most memory in GB with which GPUs are sold, by what Ray calls their type.
 SIZES_GB = {
-    **{"K80": (12, 12), "P4": (8, 8), "P100": (12, 16), "T4": (16, 16), "V100": (16, 32), "A10G": (24, 24)},
-    **{"L4": (24, 24), "L40S": (48, 48), "A100": (40, 80), "H100": (80, 94), "H20": (96, 141), "H200": (141, 141)},
-    **{"B200": (180, 192), "B300": (270, 288), "GB200": (184, 192), "GB300": (270, 288), "RTX-PRO-6000": (96, 96)},
-}
+    "P4": (8, 8), "K80": (12, 12), "P100": (12, 16), "T4": (16, 16), "V100": (16, 32), "L4": (24, 24),
+    "A10G": (24, 24), "A100": (40, 80), "L40S": (48, 48), "RTX-PRO-6000": (96, 96), "H20": (96, 141),
+    "H100": (80, 94), "H200": (141, 141), "B200": (180, 192), "GB200": (184, 192), "B300": (270, 288), "GB300": (270, 288),
+}  # fmt: skip
 
 #: The items of a selection, sorted: labels with selectors, and `GPU_MEMORY` with a number.
 Selection = tuple[tuple[str, Any], ...]
@@ -59,7 +59,7 @@ def as_selection(where: str, given: object) -> dict[str, Any]:
         raise SpecError(f"{where} must be a dict such as {{'gpu_type': 'H100', 'spot': False}}, got {given!r:.60}")
     found: dict[str, Any] = {}
     for word, value in given.items():
-        _check_word(where, word)
+        word = _check_word(where, word)
         key = _SHORT.get(word, word)
         if key in found:
             raise SpecError(f"{where} has {word!r} and another word for the same: give one of them")
@@ -67,7 +67,7 @@ def as_selection(where: str, given: object) -> dict[str, Any]:
     return found
 
 
-def _check_word(where: str, word: object) -> None:
+def _check_word(where: str, word: object) -> str:
     if not isinstance(word, str) or not _KEY.fullmatch(word) or len(word.rpartition("/")[0]) > 253:
         raise SpecError(f"{where} has {word!r}, which is neither one of {', '.join(_SHORT)} nor a node's label")
     if word == NODE_ID:
@@ -75,6 +75,7 @@ def _check_word(where: str, word: object) -> None:
     near = difflib.get_close_matches(word.lower(), _OF_RAY if "/" in word else _SHORT, 1, 0.75)
     if near and near[0] != word:
         raise SpecError(f"{where} has no {word!r}; did you mean {near[0]!r}?")
+    return word
 
 
 def _check_value(where: str, word: str, value: Any) -> Any:
@@ -90,7 +91,9 @@ def _check_value(where: str, word: str, value: Any) -> Any:
     return value.replace(" ", "")
 
 
-def merge_selections(ensemble: Mapping[str, Any] | None, member: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def merge_selections(
+    ensemble: Mapping[str, Any] | None, member: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
     """The selection of a member: the ensemble's, and in place of it, label by label, its own; None for none."""
     return {**(ensemble or {}), **(member or {})} or None
 
@@ -100,13 +103,15 @@ def check_selection(where: str, nodes: Mapping[str, Any] | None, gpus_per_worker
     selection = as_items(nodes)
     if gpus_per_worker == 0 and selects_gpus(selection):
         raise SpecError(
-            f"{where} asks for GPUs ({describe_selection(selection)}), and gpus_per_worker=0 or devices='cpu' for none:"
-            " leave one of them out (a member leaves out what its ensemble selects by None)"
+            f"{where} asks for GPUs ({describe_selection(selection)}), and gpus_per_worker=0 or devices='cpu' for "
+            "none: leave one of them out (a member leaves out what its ensemble selects by None)"
         )
     items = dict(selection)
     if GPU_TYPE in items and GPU_MEMORY in items:
         excludes, kinds = parse_selector(items[GPU_TYPE])
-        if not excludes and all(SIZES_GB.get(kind, (0, items[GPU_MEMORY]))[1] < items[GPU_MEMORY] for kind in kinds):
+        if not excludes and all(
+            SIZES_GB.get(kind, (0, items[GPU_MEMORY]))[1] < items[GPU_MEMORY] for kind in kinds
+        ):
             sizes = ", ".join(f"{kind} has {SIZES_GB[kind][1]} GB" for kind in kinds)
             raise SpecError(f"{where}: no GPU has {describe_selection(selection)} ({sizes})")
 
@@ -130,4 +135,6 @@ def _describe_item(item: tuple[str, Any]) -> str:
     key, value = item
     if key == MARKET_TYPE and value in ("spot", "!spot"):
         return f"spot={value == 'spot'}"
-    return f"gpu_type={value}" if key == GPU_TYPE else f"{key}={value:g}" if key == GPU_MEMORY else f"{key}={value}"
+    return (
+        f"gpu_type={value}" if key == GPU_TYPE else f"{key}={value:g}" if key == GPU_MEMORY else f"{key}={value}"
+    )

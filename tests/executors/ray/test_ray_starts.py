@@ -210,9 +210,9 @@ def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_repo
     asked: list[float] = []
     clock = [0.0]
 
-    def is_growing() -> bool:
+    def find_growing() -> int:
         asked.append(clock[0])
-        return False
+        return 0
 
     def sleep(seconds: float) -> None:
         clock[0] += seconds
@@ -221,7 +221,7 @@ def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_repo
     monkeypatch.setattr("ensemble.executors.ray.executor.time", simulated)
     monkeypatch.setattr("ensemble.executors.ray.loop.time", simulated)
     monkeypatch.setattr(agent_link, "time", simulated)
-    monkeypatch.setattr(_compat, "is_cluster_growing", is_growing)
+    monkeypatch.setattr(_compat, "find_growing_autoscaler", find_growing)
     executor, declared = RayExecutor(), an_ensemble(devices="cpu", resources=Resources(cpus_per_worker=64))
     model = executor._model = ClusterModel(LeaseManager("run", "cpu", []))
     head = SimpleNamespace(ask=lambda call, *given: call(*given))
