@@ -66,7 +66,7 @@ class Host:
 
 
 class Cluster:
-    """Nodes (cores, GiB, GPUs; labels, memory of a GPU), and what is reserved there: a group whole or not at all."""
+    """Nodes (cores, GiB, GPUs; labels, memory of a GPU), what is reserved there: groups whole or not at all."""
 
     def __init__(self, hosts: Sequence[tuple[Any, ...]]) -> None:
         self.clock = 1000.0

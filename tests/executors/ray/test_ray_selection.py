@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
+from ray._private.label_utils import validate_label_selector
 from ray_model import Run, World, fits_alone, list_pending, make_member, replace_ray
 
 from ensemble.executors.ray.lease_manager import KEPT_S
 from ensemble.schedule import Node
 from ensemble.schedule.selection import explain_unselected, is_selected
-from ensemble.spec import Identity
+from ensemble.spec import Identity, SpecError
 from ensemble.spec.nodes import as_items, as_selection
 
 TYPE = "ray.io/accelerator-type"
@@ -154,6 +155,20 @@ def test_a_gpu_that_turns_out_to_be_too_small_is_given_back_and_no_other_of_its_
     world.cluster, run.cluster.total["node-1"] = run.cluster, new
     settle(run, 10)
     assert [one.node for one in run.running] == ["node-1"]
+
+
+@examples(300)
+@given(st.from_regex(r"!{0,2}(in)?[(]?[A-Za-z_.-]{0,3}(, {0,2}[a-c]{0,2})?[)]?", fullmatch=True))
+def test_selectors_are_what_ray_takes_for_selectors(text: str) -> None:
+    def is_valid(check: Any) -> bool:
+        try:
+            return check() is None
+        except SpecError:
+            return False
+
+    ours = is_valid(lambda: as_selection("nodes", {"team": text}) and None)
+    rays = is_valid(lambda: validate_label_selector({"team": text}))
+    assert ours == (rays and text not in ("", "!") and text.lstrip("!")[0] != "("), "what Ray does not document"
 
 
 def make_node(name: str, *models: str, gb: Sequence[float] = (), **labels: str) -> Node:
