@@ -241,12 +241,14 @@ class Planner:
         fixed = sum(
             one.cpus_per_worker * one.workers for one in running.values() if one.member not in self._shares
         )
+        selections = {compute_need(one).selection for one in (*together, *running.values())}
+        usable = [node for node in cluster.nodes if any(is_selected(each, node) for each in selections)]
         found = share_cores(
             [
                 rate_member(one, profile, self._ensemble.samples, one.member in running or self._has_begun(one))
                 for one, profile in known
             ],
-            cores=max(LEAST_SHARE, sum(node.cpus for node in cluster.nodes) - fixed),
+            cores=max(LEAST_SHARE, sum(node.cpus for node in usable) - fixed),
             widest=_max_workers_per_node(cluster, on_gpus=False),
             prepare_s=max(profile.prepare_s for _, profile in known) * self._ensemble.samples,
         )
