@@ -33,6 +33,7 @@ from ensemble.schedule import (
 )
 from ensemble.schedule.cpu_sharing import LEAST_SHARE, share_cores
 from ensemble.schedule.needs import compute_need, uses_gpus
+from ensemble.schedule.placement import has_node
 from ensemble.schedule.profiles import MemoryCap, estimate_capacity, rate_member, rate_members
 from ensemble.schedule.selection import is_selected
 from ensemble.spec import Ensemble, Identity
@@ -140,7 +141,7 @@ class Planner:
             parted = new if cluster.streaming else self._split_by_rate(new, cluster)
             found, returning = found + old + parted, ()
             left = names - {start.placement.member for start in new}
-            if any(_has_node(one, cluster) for one in flotilla if one.member in left):
+            if any(has_node(one, cluster.nodes) for one in flotilla if one.member in left):
                 break
             if not cluster.streaming:
                 cohort = max([cohort, *(start.cohort + 1 for start in parted if start.cohort is not None)])
@@ -321,11 +322,6 @@ class Planner:
         return max(1, int(known.identity["epochs"]) - known.epoch)
 
 
-def _has_node(identity: Identity, cluster: ClusterSnapshot) -> bool:
-    """Whether some node fits what a member selects, so that it only waits for a place there."""
-    return any(is_selected(compute_need(identity).selection, node) for node in cluster.nodes)
-
-
 def _choose_profiling_node(
     cluster: ClusterSnapshot, wanted: Sequence[Identity]
 ) -> tuple[Node | None, Sequence[Identity]]:
@@ -335,7 +331,7 @@ def _choose_profiling_node(
         The node, None where nobody may be on any, and those that may be there; others are measured later.
     """
     running = Counter(placement.node for placement in cluster.running)
-    wanted = [one for one in wanted if _has_node(one, cluster)]
+    wanted = [one for one in wanted if has_node(one, cluster.nodes)]
     if not wanted:
         return None, ()
     widest = max(wanted, key=lambda one: (one.workers, one.workers * one.cpus_per_worker))

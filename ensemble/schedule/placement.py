@@ -10,11 +10,12 @@ as it fits. A member that is retried returns to its own cohort.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ensemble.schedule.needs import Node, Placement, compute_need
 from ensemble.schedule.packing import FreeCapacity
+from ensemble.schedule.selection import is_selected
 from ensemble.spec import Identity
 from ensemble.spec.nodes import Selection
 
@@ -103,10 +104,16 @@ def _find_late(new: Sequence[Placement], free: FreeCapacity, cluster: ClusterSna
     return late
 
 
+def has_node(identity: Identity, nodes: Iterable[Node]) -> bool:
+    """Whether some node fits what a member selects, so that it only waits for a place there."""
+    return any(is_selected(compute_need(identity).selection, node) for node in nodes)
+
+
 def count_placeable(example: Identity, most: int, cluster: ClusterSnapshot) -> int:
-    """How many members like `example`, up to `most`, fit beside all that run, wait or return."""
+    """How many members like `example`, up to `most`, fit beside all that run, wait for a place or return."""
     free = cluster.free_capacity()
     ahead = [*cluster.waiting, *(identity for identity, _ in cluster.returning)]
+    ahead = [each for each in ahead if has_node(each, cluster.nodes)]
     placed = free.place(ahead, cluster.limits, cluster.tenants)
     copies = free.place([example] * most, cluster.limits, cluster.tenants) if len(placed) == len(ahead) else []
     free.release(*placed, *copies)

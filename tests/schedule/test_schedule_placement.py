@@ -79,6 +79,8 @@ def test_trials_start_as_soon_as_one_fits() -> None:
 
 
 def test_room_counts_only_what_nobody_waits_for() -> None:
+    elsewhere = ClusterSnapshot(nodes=FOUR, waiting=[identity(1, nodes={"rack": "9"})])
+    assert count_placeable(identity(9), 10, elsewhere) == 4, "it waits for another node"
     assert count_placeable(identity(9), 10, ClusterSnapshot(nodes=FOUR)) == 4
     assert count_placeable(identity(9), 3, ClusterSnapshot(nodes=FOUR)) == 3
     assert (

@@ -150,7 +150,8 @@ def describe_offer(
     if agent is not None and agent.described is not None:
         seen = agent.described
         cpus, memory_gb, host = min(cpus, seen["cpus"]), min(memory_gb, seen["memory_gb"]), seen["host"]
-        models, sizes = tuple(seen["gpus"][:gpus]), _find_least_memory(seen) * gpus
+        models = tuple(seen["gpus"][:gpus])
+        sizes = _find_least_memory(seen) * len(models)
     if len(set(models)) > 1:  # its label is of one of them
         labels.pop(GPU_TYPE, None)
         models = ("GPUs of several models",) * gpus

@@ -67,7 +67,7 @@ def queue_members(
     """
     alike = shapes if any(shape.gpus for shape in shapes) else shapes + Counter(gone)
     found = Counter[ResourceRequest]()
-    for selection in {compute_need(one).selection for one in (*on_gpus, *on_cores)}:
+    for selection in dict.fromkeys(compute_need(one).selection for one in (*on_gpus, *on_cores)):
         here, there = ([o for o in many if compute_need(o).selection == selection] for many in (on_gpus, on_cores))
         asked = _queue_gpus(here, alike) + _queue_cores(there, shapes, devices)
         found += _select_nodes(asked, selection, offers) if selection else asked
