@@ -9,6 +9,7 @@ from typing import Any
 from ensemble.reporting.text import count
 from ensemble.spec import Ensemble, Member, Recipe, SpecError, unknown_name
 from ensemble.spec.identity import field_defaults, select_warm
+from ensemble.spec.nodes import merge_selections
 from ensemble.spec.options import OPTIMIZERS, SCHEDULES
 from ensemble.spec.recipe import has_own_loop
 from ensemble.spec.sample_weights import from_record
@@ -27,6 +28,7 @@ _KEPT = (
     "keep",
     "validate_every",
     "mixup",
+    "nodes",
 )
 
 
@@ -70,6 +72,8 @@ def declare_clone(
             raise SpecError(f"{name}={value} is not a number, but {name} is one in {parent.id}: {before!r}")
     fields = {field.name: getattr(given, field.name) for field in dataclasses.fields(Member)}
     fields = {name: value for name, value in fields.items() if name != "params" and value is not None}
+    if given.nodes is not None:
+        fields["nodes"] = merge_selections(base.nodes, given.nodes)
     made = dataclasses.replace(base, params={**base.params, **given.params}, **fields)
     # A parent that began warm has other weights than its declaration gives.
     began_warm = select_warm(parent.identity.get("lineage")) is not None

@@ -163,6 +163,7 @@ def exclude_avoided(
 ) -> list[Node]:
     """The nodes without the avoided ones; all of them where a waiting member fits on no other node."""
     rest = [node for node in nodes if node.name not in avoided]
-    if len(rest) < len(nodes) and any(explain_unplaceable(identity, rest, devices) for identity in wanted):
-        return list(nodes)
-    return rest
+    if len(rest) == len(nodes):
+        return rest
+    stuck = [identity for identity in wanted if explain_unplaceable(identity, rest, devices)]
+    return list(nodes) if any(not explain_unplaceable(one, nodes, devices) for one in stuck) else rest

@@ -32,8 +32,10 @@ from ensemble.schedule import (
     revise,
 )
 from ensemble.schedule.cpu_sharing import LEAST_SHARE, share_cores
-from ensemble.schedule.needs import uses_gpus
+from ensemble.schedule.needs import compute_need, uses_gpus
+from ensemble.schedule.placement import has_node
 from ensemble.schedule.profiles import MemoryCap, estimate_capacity, rate_member, rate_members
+from ensemble.schedule.selection import is_selected
 from ensemble.spec import Ensemble, Identity
 
 MAX_WAITING_CONSIDERED = 256  # waiting members that a decision about a straggler takes into account
@@ -97,8 +99,8 @@ class Planner:
         if not self._profiler.is_busy and cluster.nodes:
             crowded = bool(self._shares)
             wanted = self._profiler.select_members(new, cluster.nodes, coming, crowded, cluster.devices)
-            if wanted:
-                node = _choose_profiling_node(cluster, wanted)
+            node, wanted = _choose_profiling_node(cluster, wanted)
+            if node is not None:
                 self._profiler.start(wanted, node, self._session.now, cluster.nodes, cluster.devices)
         if self._profiler.is_busy or not cluster.nodes:
             return list(waiting), list(returning)
@@ -138,7 +140,8 @@ class Planner:
             old = [start for start in some if start.placement.member not in names]
             parted = new if cluster.streaming else self._split_by_rate(new, cluster)
             found, returning = found + old + parted, ()
-            if len(new) < len(flotilla):
+            left = names - {start.placement.member for start in new}
+            if any(has_node(one, cluster.nodes) for one in flotilla if one.member in left):
                 break
             if not cluster.streaming:
                 cohort = max([cohort, *(start.cohort + 1 for start in parted if start.cohort is not None)])
@@ -239,12 +242,14 @@ class Planner:
         fixed = sum(
             one.cpus_per_worker * one.workers for one in running.values() if one.member not in self._shares
         )
+        selections = {compute_need(one).selection for one in (*together, *running.values())}
+        usable = [node for node in cluster.nodes if any(is_selected(each, node) for each in selections)]
         found = share_cores(
             [
                 rate_member(one, profile, self._ensemble.samples, one.member in running or self._has_begun(one))
                 for one, profile in known
             ],
-            cores=max(LEAST_SHARE, sum(node.cpus for node in cluster.nodes) - fixed),
+            cores=max(LEAST_SHARE, sum(node.cpus for node in usable) - fixed),
             widest=_max_workers_per_node(cluster, on_gpus=False),
             prepare_s=max(profile.prepare_s for _, profile in known) * self._ensemble.samples,
         )
@@ -317,16 +322,27 @@ class Planner:
         return max(1, int(known.identity["epochs"]) - known.epoch)
 
 
-def _choose_profiling_node(cluster: ClusterSnapshot, wanted: Sequence[Identity]) -> Node:
-    """Where members are measured: where all find room, on devices that they will train on, beside the fewest."""
+def _choose_profiling_node(
+    cluster: ClusterSnapshot, wanted: Sequence[Identity]
+) -> tuple[Node | None, Sequence[Identity]]:
+    """Where members are measured: where all find room, on devices that they will train on, beside the fewest.
+
+    Returns:
+        The node, None where nobody may be on any, and those that may be there; others are measured later.
+    """
     running = Counter(placement.node for placement in cluster.running)
+    wanted = [one for one in wanted if has_node(one, cluster.nodes)]
+    if not wanted:
+        return None, ()
     widest = max(wanted, key=lambda one: (one.workers, one.workers * one.cpus_per_worker))
 
-    def merit(node: Node) -> tuple[bool, bool, int]:
+    def merit(node: Node) -> tuple[bool, bool, bool, int]:
         holds = bool(pack([widest], [], [node], cluster.devices))
-        return not holds, cluster.devices != "cpu" and not any(node.gpu_free), running[node.name]
+        is_full = cluster.devices != "cpu" and not any(node.gpu_free)
+        return not is_selected(compute_need(widest).selection, node), not holds, is_full, running[node.name]
 
-    return min(cluster.nodes, key=merit)
+    node = min(cluster.nodes, key=merit)
+    return node, [one for one in wanted if is_selected(compute_need(one).selection, node)]
 
 
 def _max_workers_per_node(cluster: ClusterSnapshot, *, on_gpus: bool) -> int:

@@ -18,8 +18,10 @@ from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import PendingRetry
 from ensemble.spec import Ensemble, Identity, Member, SpecError, unknown_name
 from ensemble.spec.identity import make_lineage, select_warm
+from ensemble.spec.member import as_member
+from ensemble.spec.nodes import merge_selections
 from ensemble.spec.search_space import sample_space
-from ensemble.store import RunDir
+from ensemble.store import MemberState, RunDir
 from ensemble.store.member import ENDED
 
 #: Of a request about several members: what is done, refusals that are named, answers where nothing is to be done.
@@ -69,12 +71,23 @@ class MemberQueue:
             if member.id in redeclared:
                 self._declare(redeclared[member.id])
             if member.state == "waiting":
-                first_epoch = {"first_epoch": member.first_epoch}
-                self._waitlist.add(_identity(member.identity | first_epoch))
+                nodes = self._select_nodes(member)
+                identity = _identity(member.identity | {"first_epoch": member.first_epoch, "nodes": nodes})
+                if nodes != member.identity.get("nodes"):
+                    self._log("member", **identity.as_dict())
+                self._waitlist.add(identity)
         for name, why in unstartable.items():
             self.give_up(name, why)
         if not self._streaming:
             self.propose(self._waitlist.trials_left)
+
+    def _select_nodes(self, member: MemberState) -> dict[str, Any] | None:
+        """The nodes that a member selects, as they are declared now: a resume may declare other ones."""
+        listed = self._ensemble.members
+        if member.identity.get("added") or (listed is not None and member.number >= len(listed)):
+            return member.identity.get("nodes")
+        own = None if listed is None else as_member(member.number, listed[member.number]).nodes
+        return merge_selections(self._ensemble.resources.nodes, own)
 
     def count_trials_left(self) -> int:
         """The trials that may be proposed now: none while the whole run is paused."""

@@ -51,12 +51,15 @@ def list_declared(ensemble: Ensemble) -> Iterator[Identity]:
         yield ensemble.identify(number, {} if listed is None else None)
 
 
-def check_fit(ensemble: Ensemble, nodes: Sequence[Node], *, has_gpus: bool = False) -> None:
+def check_fit(
+    ensemble: Ensemble, nodes: Sequence[Node], *, has_gpus: bool = False, is_cluster: bool = True
+) -> None:
     """Check that each declared member can be placed; say that shares of GPUs do not count where there is none.
 
     Args:
         nodes: with all that they could ever offer the run.
         has_gpus: whether the run has known any GPU before: its members wait for one.
+        is_cluster: whether these are the nodes of the run; else members are taken to select none.
 
     Raises:
         SpecError: one can never be; the message says what would fit.
@@ -65,7 +68,8 @@ def check_fit(ensemble: Ensemble, nodes: Sequence[Node], *, has_gpus: bool = Fal
     nodes = [node.without_others() for node in nodes]
     devices = resolve_devices(ensemble.devices, has_gpus=any(node.gpus for node in nodes))
     ignores_shares = devices == "cpu" and ensemble.devices == "auto" and not has_gpus
-    for identity in list_declared(ensemble):
+    for declared in list_declared(ensemble):
+        identity = declared if is_cluster else dataclasses.replace(declared, nodes=None)
         if (need := compute_need(identity)) not in fitting:
             reason = explain_beyond_limits(identity, ensemble.limits, devices)
             reason = reason or explain_unplaceable(identity, nodes, devices)

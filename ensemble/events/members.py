@@ -50,6 +50,7 @@ class MemberDeclared(MemberEvent, tag="member"):
     gpus_per_worker: float | None = None
     memory_gb: float | None = None
     span_nodes: bool | str | None = None
+    nodes: Json | None = None
     lineage: Json | None = None
     auto: list[str] = []
     added: bool = False

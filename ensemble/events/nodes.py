@@ -11,6 +11,7 @@ class NodeChanged(Event, tag="node"):
     """A node joins, or what it offers changes.
 
     Attributes:
+        labels: that it has in a Ray cluster.
         memory_left_gb: what others leave of it; null: all.
         power: `source`, `origin`, `cores`, `idle`: `origin`, `watts` by part, `reason`.
     """
@@ -29,6 +30,7 @@ class NodeChanged(Event, tag="node"):
     gpu_parents: list[int | str] = []
     gpu_exclusive: list[bool] = []
     no_gpus: str = ""
+    labels: dict[str, str] = {}
     power: Json | None = None
 
 

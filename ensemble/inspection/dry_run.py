@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIGURES = ("step_s", "memory_gb", "gpu_memory_gb", "cpus")
+MOST_SELECTIONS = 3
 STEPS_S = (0.5, 6.0)
 """Seconds of steps to measure, at most: of each architecture, and of all together."""
 
@@ -76,6 +77,8 @@ def dry_run(
     node = describe_host("local", places=1 if executor == "inline" else None, feeds=executor != "inline")
     stream = _check_start(ensemble, state, executor, node)
     identities = _list_members(ensemble)
+    if executor == "ray":  # which nodes they select is checked in the cluster
+        identities = [dataclasses.replace(each, nodes=None) for each in identities]
     fields, labels = describe_first_batch(ensemble, identities[0])
     notes = _list_notes(ensemble, executor, state, code)
     with _make_folder() as folder, _open_meter(ensemble, notes) as meter:
@@ -139,7 +142,7 @@ def _check_start(ensemble: Ensemble, state: RunState, executor: str, node: Node)
         check_widths(ensemble)
     stream = SharedStream(ensemble)
     stream.check()
-    check_fit(ensemble, [node])
+    check_fit(ensemble, [node], is_cluster=executor != "ray")
     check_starts(ensemble, state)
     search = ensemble.search
     if search is None or search.storage is None:  # a storage of the user's would get a study
@@ -294,9 +297,17 @@ def _read_power(meter: Any) -> dict[str, Any]:
 
 
 def _list_notes(ensemble: Ensemble, executor: str, state: RunState, code: Code) -> list[str]:
+    from ensemble.controller.starts import list_declared
+    from ensemble.schedule.needs import compute_need
+    from ensemble.spec.nodes import describe_selection
+
     notes = [describe_overlap(row) for row in ensemble.list_overlaps()]
     if executor == "ray":
         notes.append("measured and estimated for this machine; a Ray cluster may offer more nodes, or other ones")
+        selected = {compute_need(each).selection for each in list_declared(ensemble)} - {()}
+        if selected:
+            asked = "; ".join(sorted(map(describe_selection, selected))[:MOST_SELECTIONS])
+            notes.append(f"whether the cluster has nodes with {asked} is checked when the run starts")
     if ensemble.search is not None:
         some = "" if ensemble.search.has_trials else " (as many as the budget allows; estimated for these)"
         count = ensemble.search.trials if ensemble.search.has_trials else ensemble.search.expected_trials

@@ -8,7 +8,9 @@ from dataclasses import replace
 from ensemble.schedule.needs import UNITS, Node, compute_need, needs_gpu
 from ensemble.schedule.packing import FreeCapacity, pack
 from ensemble.schedule.placement import ClusterSnapshot
+from ensemble.schedule.selection import explain_unselected, find_gpus, is_selected
 from ensemble.spec import Identity
+from ensemble.spec.nodes import Selection, describe_selection, selects_gpus
 
 _ROUNDING = 1e-9  # ten members of 0.1 cores fit on one core, whatever binary fractions add up to
 
@@ -19,9 +21,13 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
         return None
     asked, need = _describe_request(identity), compute_need(identity)
     wants_gpu = needs_gpu(need, devices)
-    usable = [node for node in nodes if not wants_gpu or node.gpus]
     if not nodes:
         return f"{identity.member} {asked}: there is no node"
+    selected = [_select_gpus(need.selection, node) for node in nodes if is_selected(need.selection, node)]
+    if not selected:
+        return f"{identity.member} {asked}: {explain_unselected(need.selection, nodes)}"
+    nodes = selected
+    usable = [node for node in nodes if not wants_gpu or node.gpus]
     if not usable:
         why = f"no node has a GPU ({_describe_node(nodes[0])})"
         if devices == "cuda":
@@ -82,6 +88,11 @@ def explain_memory_wait(cluster: ClusterSnapshot) -> str | None:
     return f"{first.member} {_describe_request(first)}, and {'; '.join(held[:3])}"
 
 
+def _select_gpus(selection: Selection, node: Node) -> Node:
+    """The node with the GPUs that are selected."""
+    return node.select_gpus(find_gpus(selection, node).__getitem__) if selects_gpus(selection) else node
+
+
 def _max_workers(identity: Identity, node: Node, devices: str) -> int:
     """The number of workers with the same shares that the empty node could hold."""
     most = int((node.cpus + _ROUNDING) // identity.cpus_per_worker)
@@ -101,7 +112,8 @@ def _describe_request(identity: Identity) -> str:
         text += f", {identity.gpus_per_worker:g} GPU"
     if identity.memory_gb is not None:
         text += f", {identity.memory_gb:g} GiB"
-    return text
+    selection = compute_need(identity).selection
+    return f"{text}, on nodes with {describe_selection(selection)}" if selection else text
 
 
 def _describe_node(node: Node) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ensemble.spec import Identity
+from ensemble.spec.nodes import Selection, as_items, selects_gpus
 
 UNITS = 10**12  # integer units of a core, a GPU, a GiB, so that ten tenths of a core are exactly one core
 SLACK = 1000  # units: what rounding may add up to, a billionth of a core
@@ -38,6 +39,7 @@ class Node:
         gpu_exclusive: whether each GPU admits one process at a time (compute mode EXCLUSIVE_PROCESS).
         no_gpus: why it offers less than its GPUs; empty otherwise.
         memory_left_gb: what processes of others leave of its host memory in GiB; None: all of it.
+        labels: what a Ray cluster calls it by; a node without Ray has none.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Node:
     gpu_exclusive: tuple[bool, ...] = ()
     no_gpus: str = field(default="", compare=False)
     memory_left_gb: float | None = None
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         gpus = len(self.gpus)
@@ -73,14 +76,14 @@ class Node:
         """The fields of its `node` event: plain JSON values."""
         fields = {name: value for name, value in vars(self).items() if name not in ("name", "places")}
         fields |= {name: list(fields[name]) for name in OF_GPUS}
-        return {"node": self.name, **fields, "power": dict(self.power)}
+        return {"node": self.name, **fields, "power": dict(self.power), "labels": dict(self.labels)}
 
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Node:
         """The inverse of `as_event`."""
         known: dict[str, Any] = {name: event[name] for name in ("cpus", "memory_gb", "host", "interface", "power")}
         known |= {name: tuple(event[name]) for name in OF_GPUS}
-        known["memory_left_gb"] = event["memory_left_gb"]
+        known |= {"memory_left_gb": event["memory_left_gb"], "labels": event["labels"]}
         return cls(name=event["node"], no_gpus=event["no_gpus"], **known)
 
     @property
@@ -129,6 +132,7 @@ class Need(NamedTuple):
 
     `requires_gpu`: it declared a share; `cpu_only`: it declared none, `gpus_per_worker=0`; neither: the share is a
     guess. `spans_nodes`: its ranks may be on several nodes; `spreads`: better on two than on one.
+    `selection`: on which nodes it may be (`ensemble.schedule.selection`).
     """
 
     workers: int
@@ -140,6 +144,7 @@ class Need(NamedTuple):
     cpu_only: bool = False
     spans_nodes: bool = False
     spreads: bool = False
+    selection: Selection = ()
 
     @property
     def size(self) -> tuple[int, int, int]:
@@ -227,12 +232,15 @@ def resolve_devices(devices: str, *, has_gpus: bool) -> str:
 
 def needs_gpu(need: Need, devices: str) -> bool:
     """Whether a member is placed on GPUs or not at all; `devices` as `resolve_devices` returns it."""
-    return devices != "cpu" and not need.cpu_only and (devices == "cuda" or need.requires_gpu)
+    if need.cpu_only or selects_gpus(need.selection):
+        return not need.cpu_only
+    return devices != "cpu" and (devices == "cuda" or need.requires_gpu)
 
 
 def uses_gpus(identity: Identity, devices: str) -> bool:
     """Whether a member may be placed on GPUs; `devices` as `resolve_devices` returns it."""
-    return devices != "cpu" and not compute_need(identity).cpu_only
+    need = compute_need(identity)
+    return needs_gpu(need, devices) or (devices != "cpu" and not need.cpu_only)
 
 
 def compute_need(identity: Identity) -> Need:
@@ -248,6 +256,7 @@ def compute_need(identity: Identity) -> Need:
         # a width that was chosen for one node stays there
         identity.workers > 1 and identity.span_nodes is not False and "workers" not in auto,
         identity.workers > 1 and identity.span_nodes == "spread",
+        as_items(identity.nodes),
     )
 
 
@@ -261,6 +270,7 @@ def _need(
     guessed_gpus: bool,
     spans_nodes: bool,
     spreads: bool,
+    selection: Selection,
 ) -> Need:
     return Need(
         workers=workers,
@@ -272,4 +282,5 @@ def _need(
         cpu_only=not gpus and not guessed_gpus,
         spans_nodes=spans_nodes,
         spreads=spreads,
+        selection=selection,
     )

@@ -13,6 +13,9 @@ free, unless its compute mode admits one process at a time. So is a node's memor
 | auto | not declared | CPU | one GPU a rank; a member with more ranks than there are GPUs: CPU |
 | cuda | above 0, or not declared | refused | one GPU a rank |
 
+A member that selects nodes, or GPUs of some type or memory, is placed there alone (`Identity.nodes`); one that
+selects GPUs is refused on the CPU, whatever else is declared.
+
 Where there was never a GPU, "auto" is "cpu" (`resolve_devices`). A member on several nodes has GPUs for all of its
 ranks or for none. One that declared no share, with "auto", tries in turn: one node's GPUs or one without GPUs,
 several nodes' GPUs, the CPU of a node that has GPUs, several nodes without GPUs. One that declared 0 is placed on
@@ -38,7 +41,9 @@ import numpy.typing as npt
 
 from ensemble.schedule.gpu_choice import choose_gpus
 from ensemble.schedule.needs import SLACK, UNITS, Need, Node, Placement, compute_need, needs_gpu
+from ensemble.schedule.selection import find_gpus, is_selected
 from ensemble.spec import Identity
+from ensemble.spec.nodes import Selection, selects_gpus
 
 _UNLIMITED = int(np.iinfo(np.int64).max)
 
@@ -78,6 +83,7 @@ class FreeCapacity:
             self._offered[i, : len(free)] = free
             if any(node.gpu_exclusive):
                 self._most_tenants[i, : len(free)] = [1 if one else _UNLIMITED for one in node.gpu_exclusive]
+        self._selected: dict[Selection, tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]] = {}
         self._with_instances = [i for i, node in enumerate(self.nodes) if node.physical_gpus < len(node.gpus)]
         self._reset()
         self._apply(running, 1)
@@ -87,6 +93,16 @@ class FreeCapacity:
         self._members = np.zeros(len(self.nodes), np.int64)
         self._shares = self._offered.copy()
         self._tenants = np.zeros_like(self._shares)
+
+    def _find_selected(self, selection: Selection) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Masks of the nodes that fit a selection, and of their GPUs, bool [nodes, GPUs]."""
+        if selection not in self._selected:
+            gpus = np.zeros(self._offered.shape, np.bool_)
+            for i, node in enumerate(self.nodes):
+                gpus[i, : len(node.gpus)] = find_gpus(selection, node)
+            nodes = np.array([is_selected(selection, node) for node in self.nodes], np.bool_)
+            self._selected[selection] = nodes, gpus
+        return self._selected[selection]
 
     def reserve(self, *placements: Placement) -> None:
         """Take places of members that start."""
@@ -205,13 +221,17 @@ class _PlaceFinder:
                 self._most[i, device] = min(tenants.get(kind, _UNLIMITED), self._most[i, device])
         # [w, i]: what the (w + 1)th of the node's physical GPUs has left, by share: what w + 1 ranks may each take
         left = np.where(free._tenants < self._most, free._shares, -UNITS)
-        self._by_rank = -np.sort(-left).T.copy()
-        for i in free._with_instances:
-            self._by_rank[:, i] = free.nodes[i].sort_by_gpu(left[i].tolist(), -UNITS)
+        needs = list(needs)
+        selections = {need.selection for need in needs if need.selection}
+        self._open_to = {key: free._find_selected(key)[0] for key in selections}
+        self._gpus_for = {key: free._find_selected(key)[1] for key in selections if selects_gpus(key)}
+        self._by_rank_for = {
+            key: self._sort_by_rank(np.where(mask, left, -UNITS)) for key, mask in self._gpus_for.items()
+        }
+        self._by_rank = self._sort_by_rank(left)
         # a member of at most so many ranks that declared no share is nowhere placed on the CPU
         self._gpu_only_workers = int(free._gpus.min(initial=_UNLIMITED))
         self._unplaceable: set[Need] = set()
-        needs = list(needs)
         # of each, the least that anybody needs: cores, memory, a GPU's share
         self._least = (
             min((0 if need.guessed_cpus else need.cpus for need in needs), default=0),
@@ -220,11 +240,17 @@ class _PlaceFinder:
         )
         self._update_bounds()
 
+    def _sort_by_rank(self, left: Int64Array) -> Int64Array:
+        by_rank: Int64Array = -np.sort(-left).T.copy()
+        for i in self._free._with_instances:
+            by_rank[:, i] = self._free.nodes[i].sort_by_gpu(left[i].tolist(), -UNITS)
+        return by_rank
+
     def list_kinds(self, need: Need) -> list[bool]:
         """Whether a member may have GPUs, in the order in which it is tried."""
-        if self._free.devices == "cpu" or need.cpu_only:
-            return [False]
-        return [True] if needs_gpu(need, self._free.devices) else [True, False]
+        if needs_gpu(need, self._free.devices):
+            return [True]
+        return [False] if self._free.devices == "cpu" or need.cpu_only else [True, False]
 
     def _is_never_on_cpu(self, need: Need) -> bool:
         kinds = self.list_kinds(need)
@@ -333,8 +359,11 @@ class _PlaceFinder:
             most = np.minimum(most, by_cpus)
         if rank.memory:
             most = np.minimum(most, np.maximum(free._memory + SLACK, 0) // rank.memory)
+        if need.selection:
+            most = np.where(self._open_to[need.selection], most, 0)
         if on_gpus:
-            most = np.minimum(most, (self._by_rank + SLACK >= need.share).sum(axis=0, dtype=np.int64))
+            by_rank = self._by_rank_for.get(need.selection, self._by_rank)
+            most = np.minimum(most, (by_rank + SLACK >= need.share).sum(axis=0, dtype=np.int64))
         elif free.devices != "cpu" and not need.cpu_only:  # on the CPU only where there is no GPU
             most = np.where(free._gpus > 0, 0, most)
         return np.where(free._members < self._places, most, 0)
@@ -350,14 +379,17 @@ class _PlaceFinder:
         open_nodes: npt.NDArray[np.bool_] = (free._cpus + SLACK >= cpus) & (free._members < self._places)
         if need.memory:
             open_nodes &= free._memory + SLACK >= need.memory
+        if need.selection:
+            open_nodes &= self._open_to[need.selection]
         kinds = self.list_kinds(need)
         if kinds == [False]:
             return open_nodes
         elsewhere = free._gpus < (need.workers if beside_gpus else 1)
         if kinds == [True]:
             elsewhere[:] = False
-        if need.workers <= len(self._by_rank):
-            elsewhere |= self._by_rank[need.workers - 1] + SLACK >= need.share
+        by_rank = self._by_rank_for.get(need.selection, self._by_rank)
+        if need.workers <= len(by_rank):
+            elsewhere |= by_rank[need.workers - 1] + SLACK >= need.share
         open_nodes &= elsewhere
         return open_nodes
 
@@ -384,10 +416,15 @@ class _PlaceFinder:
         free = self._free
         shares, tenants = free._shares[i].tolist(), free._tenants[i].tolist()
         node, most = free.nodes[i], self._most[i].tolist()
-        chosen = choose_gpus(node, need, count, shares, tenants, most)
+        allowed = self._gpus_for.get(need.selection)
+        limits = most if allowed is None else [n if fits else 0 for n, fits in zip(most, allowed[i], strict=True)]
+        chosen = choose_gpus(node, need, count, shares, tenants, limits)
         free._shares[i], free._tenants[i] = shares, tenants
         left = [share if tenants[d] < most[d] else -UNITS for d, share in enumerate(shares)]
         self._by_rank[:, i] = node.sort_by_gpu(left, -UNITS)
+        for key, mask in self._gpus_for.items():
+            some = [share if fits else -UNITS for share, fits in zip(left, mask[i], strict=True)]
+            self._by_rank_for[key][:, i] = node.sort_by_gpu(some, -UNITS)
         return chosen
 
 

@@ -10,12 +10,14 @@ as it fits. A member that is retried returns to its own cohort.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ensemble.schedule.needs import Node, Placement, compute_need
 from ensemble.schedule.packing import FreeCapacity
+from ensemble.schedule.selection import is_selected
 from ensemble.spec import Identity
+from ensemble.spec.nodes import Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ def decide_starts(cluster: ClusterSnapshot) -> list[Start]:
 
     Returning members are placed first. A new cohort of a fixed list opens when all waiting members fit at once, or
     nothing runs, or at least half of all places are free, where a place is what one of these members takes.
+    Members that select different nodes are looked at apart.
     """
 
     free = cluster.free_capacity()
@@ -72,20 +75,45 @@ def decide_starts(cluster: ClusterSnapshot) -> list[Start]:
     starts = [Start(placement, cohorts[placement.member]) for placement in back]
     new = free.place(cluster.waiting, cluster.limits, cluster.tenants)
     if not cluster.streaming and len(new) < len(cluster.waiting):
-        busy = free.held_needs - Counter(placement.need for placement in new)
-        enough = 2 * len(new) + 1
-        everyone = busy + Counter(compute_need(identity) for identity in cluster.waiting)
-        if busy and free.count_if_empty(everyone, cluster.limits, cluster.tenants, most=enough) == enough:
-            free.release(*new)
-            new = []
+        late = _find_late(new, free, cluster)
+        free.release(*(placement for placement in new if placement.need.selection in late))
+        new = [placement for placement in new if placement.need.selection not in late]
     free.release(*back, *new)  # the caller reserves the places of the members that it starts
     return starts + [Start(placement, cluster.next_cohort) for placement in new]
 
 
+def _find_late(new: Sequence[Placement], free: FreeCapacity, cluster: ClusterSnapshot) -> set[Selection]:
+    """The selections of waiting members for which a new cohort is not worth it yet; `new` hold their places.
+
+    Members that select other nodes are looked at apart: they do not wait for the same places.
+    """
+    late = set[Selection]()
+    asked = Counter(compute_need(identity) for identity in cluster.waiting)
+    held = free.held_needs - Counter(placement.need for placement in new)
+    for selection in {need.selection for need in asked}:
+        busy = Counter({need: count for need, count in held.items() if need.selection == selection})
+        alike = Counter({need: count for need, count in asked.items() if need.selection == selection})
+        starting = sum(placement.need.selection == selection for placement in new)
+        enough, everyone = 2 * starting + 1, busy + alike
+        if (
+            busy
+            and starting < alike.total()
+            and free.count_if_empty(everyone, cluster.limits, cluster.tenants, most=enough) == enough
+        ):
+            late.add(selection)
+    return late
+
+
+def has_node(identity: Identity, nodes: Iterable[Node]) -> bool:
+    """Whether some node fits what a member selects, so that it only waits for a place there."""
+    return any(is_selected(compute_need(identity).selection, node) for node in nodes)
+
+
 def count_placeable(example: Identity, most: int, cluster: ClusterSnapshot) -> int:
-    """How many members like `example`, up to `most`, fit beside all that run, wait or return."""
+    """How many members like `example`, up to `most`, fit beside all that run, wait for a place or return."""
     free = cluster.free_capacity()
     ahead = [*cluster.waiting, *(identity for identity, _ in cluster.returning)]
+    ahead = [each for each in ahead if has_node(each, cluster.nodes)]
     placed = free.place(ahead, cluster.limits, cluster.tenants)
     copies = free.place([example] * most, cluster.limits, cluster.tenants) if len(placed) == len(ahead) else []
     free.release(*placed, *copies)

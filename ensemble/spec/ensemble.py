@@ -30,6 +30,7 @@ from ensemble.spec.loops import (
 )
 from ensemble.spec.member import Member, Resources, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
+from ensemble.spec.nodes import check_selection, merge_selections
 from ensemble.spec.objectives import Implied, Mode, check_direction, check_ranking, resolve_ranking
 from ensemble.spec.options import TRAINING_OPTIONS, NamedOptions, check_fields, resolve_training_options
 from ensemble.spec.out_of_fold import check_folds, check_same_records, make_evaluated, mark_out_of_fold
@@ -406,6 +407,7 @@ class Ensemble(MemberPipelines):
             return default if value is None else value
 
         needs = {f.name: value_of(f.name, getattr(self.resources, f.name)) for f in dataclasses.fields(Resources)}
+        needs["nodes"] = merge_selections(self.resources.nodes, member.nodes)
         auto = [name for name in _UNMEASURED if needs[name] in (None, "auto")]
         names = ("precision", "epochs", "batch_size", "loss_scale", "accumulate", *TRAINING_OPTIONS)
         training = {name: value_of(name, getattr(self, name)) for name in names}
@@ -414,6 +416,7 @@ class Ensemble(MemberPipelines):
             functions = {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
         try:
             Resources(**needs)
+            check_selection("nodes", needs["nodes"], 0.0 if self.devices == "cpu" else None)
             weighting = value_of("weights", self.weights)
             weights = as_record(weighting, number, self.seed, self.records)
             if weights is not None and weights["kind"] == "classes" and weights["field"] is None:

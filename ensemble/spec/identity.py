@@ -47,6 +47,7 @@ class Identity:
             that, the `size`, the number of `generations`, and the `epochs` of the whole training, by which its
             schedules go while it ends with its generation; else None.
         span_nodes: see `ensemble.spec.member.Resources`; "spread" where two nodes were measured to be faster.
+        nodes: on which nodes it may be, as `ensemble.spec.nodes.as_selection` returns it; None: on all.
         lineage: of a clone: the member that it is cloned `from`, and whether it is `warm`, so that it starts with
             the weights that this one had at the end of `step` steps of its own `epoch` (`weights_sha256`; None
             where it is not warm). `code`: fingerprint of other code that they were trained with, or None. Of a
@@ -91,6 +92,7 @@ class Identity:
     lineage: dict[str, Any] | None = None
     epochs_before: int | None = None
     population: dict[str, Any] | None = None
+    nodes: dict[str, Any] | None = None
 
     @property
     def scheduled_epochs(self) -> int:
@@ -105,7 +107,12 @@ class Identity:
         """The fields that determine the weights, except `first_epoch`; `lineage` only of a warm clone."""
         ignored = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
         ignored |= {"suggested"}  # `params` follows from it
-        ignored |= {"widened_from", "epochs_before", "span_nodes"}  # width and epochs themselves are compared
+        ignored |= {
+            "widened_from",
+            "epochs_before",
+            "span_nodes",
+            "nodes",
+        }  # width and epochs themselves are compared
         if "workers" in self.auto:
             ignored.add("workers")
         fields = {name: value for name, value in self.as_dict().items() if name not in ignored}

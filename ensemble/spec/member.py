@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ensemble.spec.fields import MEMBER_FIELDS, NEEDS
 from ensemble.spec.identity import Precision
 from ensemble.spec.loops import Averaging, Compile, EarlyStop, Keep
+from ensemble.spec.nodes import as_selection, check_selection
 from ensemble.spec.options import NamedOptions, check_fields
 from ensemble.spec.sample_weights import Weighting
 from ensemble.spec.validation import SpecError, as_json_value, check_choice, check_number, option_class
@@ -31,6 +32,9 @@ class Resources:
         span_nodes: whether the workers of a member may be on several nodes. True: where no single node has room
             for all of them, and `workers` is a number; "auto": also where that is measured to be faster; False:
             never.
+        nodes: on which nodes its workers may be: a dict of `gpu_type`, `gpu_memory_gb`, `spot` and labels of nodes
+            (`ensemble.spec.nodes`), such as `{"gpu_type": "in(H100,H200)", "spot": False, "team": "vision"}`. One
+            that selects GPUs by type or memory trains on GPUs alone.
     """
 
     workers: int | Literal["auto"] = 1
@@ -39,8 +43,12 @@ class Resources:
     threads: int = 1
     memory_gb: float | None = None
     span_nodes: bool | Literal["auto"] = True
+    nodes: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
+        if self.nodes is not None:
+            object.__setattr__(self, "nodes", as_selection("Resources.nodes", self.nodes))
+            check_selection("Resources.nodes", self.nodes, self.gpus_per_worker)
         if self.span_nodes not in (True, False, "auto"):
             raise SpecError(f"Resources.span_nodes must be True, False or 'auto', got {self.span_nodes!r}")
         if isinstance(self.workers, str):
@@ -69,6 +77,8 @@ class Member:
         threads: as in `Resources`.
         memory_gb: as in `Resources`.
         span_nodes: as in `Resources`.
+        nodes: as in `Resources`, beside what the ensemble's say; for each label its own value counts, and None
+            leaves out the ensemble's.
         seed: the ensemble's seed + the member's number unless given.
         precision: as in `Ensemble`, like all that follow but `start`.
         epochs: as in `Ensemble`.
@@ -98,6 +108,7 @@ class Member:
     threads: int | None = None
     memory_gb: float | None = None
     span_nodes: bool | Literal["auto"] | None = None
+    nodes: Mapping[str, Any] | None = None
     seed: int | None = None
     precision: Precision | None = None
     epochs: int | None = None
@@ -122,6 +133,8 @@ class Member:
             raise SpecError(f"Member.params must be a dict of hyperparameters, got {self.params!r}")
         object.__setattr__(self, "params", as_json_value("params", self.params))
         check_fields(self, MEMBER_FIELDS)
+        if self.nodes is not None:
+            object.__setattr__(self, "nodes", as_selection("Member.nodes", self.nodes))
         if self.start is not None:
             if not isinstance(self.start, str | os.PathLike) or not os.fspath(self.start):
                 raise SpecError(f"Member.start must be a file of weights or RUN_DIR/MEMBER, got {self.start!r}")

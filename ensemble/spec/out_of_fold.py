@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 #: Fields of an identity by which members of one configuration may differ.
 _OWN = {"member", "number", "seed", "weights", "lineage", "first_epoch", "auto", "added", "outside", "suggested"}
 _OWN |= {"workers", "threads", "cpus_per_worker", "gpus_per_worker", "memory_gb", "widened_from", "span_nodes"}
+_OWN |= {"nodes"}
 
 
 def cross_validated(members: Sequence[Member | Mapping[str, Any]], folds: Folds) -> list[Member]:

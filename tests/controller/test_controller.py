@@ -401,6 +401,25 @@ def test_a_stopped_run_goes_on_and_finished_members_are_not_trained_again(tmp_pa
     assert state.header.resumed
 
 
+def test_a_resume_selects_nodes_as_they_are_declared_then(tmp_path: Path) -> None:
+    def declare(rack: str) -> Ensemble:
+        return an_ensemble(resources=replace(DECLARED, nodes={"rack": rack}))
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch":
+            write_request(tmp_path / "run", "stop")
+
+    first, second = Simulated(before=stop), Simulated()
+    first.node, second.node = (
+        replace(each.node, labels={"rack": str(n)}) for n, each in enumerate((first, second), 1)
+    )
+    state = run(tmp_path / "run", declare("1"), first)
+    assert "waiting" in states(state).values()
+    second.done = first.done
+    state = run(tmp_path / "run", declare("2"), second)
+    assert set(states(state).values()) == {"finished"}
+
+
 @pytest.mark.parametrize("in_process", [False, True])
 def test_a_silent_member_is_killed_and_tried_again(
     in_process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -184,3 +184,4 @@ def test_a_member_that_fits_nowhere_else_goes_to_the_node_all_the_same() -> None
     assert [node.name for node in exclude_avoided(nodes, {"a"}, [wanting(2)])] == ["b"]
     assert [node.name for node in exclude_avoided(nodes, {"a"}, [wanting(2), wanting(4)])] == ["a", "b"]
     assert [node.name for node in exclude_avoided(nodes, set(), [wanting(9)])] == ["a", "b"]
+    assert [node.name for node in exclude_avoided(nodes, {"a"}, [wanting(9)])] == ["b"], "it fits nowhere"

@@ -219,6 +219,40 @@ def test_members_are_measured_where_others_leave_some_of_a_gpu(tmp_path: Path) -
     assert len(cluster.sessions) == 1 and {node for _, _, node, _ in cluster.launched} == {"b"}
 
 
+def test_members_are_measured_and_train_on_nodes_that_they_select_and_keep_nobody_waiting(tmp_path: Path) -> None:
+    class Recorded(Cluster):
+        def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
+            for each in [jobs[0].identity] if jobs[0].profile is None else jobs[0].profile.members:
+                on.add((each.params["rate"], jobs[0].node))
+            super().launch(jobs, devices)
+
+    on = set[tuple[float, str]]()
+    fast = replace(gpus("b", 1), gpus=("NVIDIA H100 80GB HBM3",))
+    members = [{"rate": 10.0}, Member({"rate": 20.0}, nodes={"gpu_type": "H100"}), {"rate": 30.0}]
+    absent = [Member({"rate": 40.0}, nodes={"rack": "7"})]
+    cluster = Recorded(gpus("a", 1), fast)
+    cluster.cluster = [*cluster.nodes, replace(gpus("c", 1), labels={"rack": "7"})]
+    state, _ = run(tmp_path / "run", an_ensemble([], members=members, resources=Resources()), cluster)
+    assert {member.state for member in state.members.values()} == {"finished"}
+    assert {node for rate, node in on if rate == 20.0} == {"b"}
+
+    class Ended(Exception):
+        pass
+
+    class Waiting(Recorded):
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            if not self.coming:
+                raise Ended
+            return super().events(timeout_s)
+
+    again = Waiting(*cluster.nodes)
+    again.cluster = cluster.cluster
+    with pytest.raises(Ended):
+        run(tmp_path / "waits", an_ensemble([], members=[*absent, *members], resources=Resources()), again)
+    events = read_events(tmp_path / "waits" / "events.jsonl")
+    assert {event["member"] for event in of(events, "finished")} == {"member-1", "member-2", "member-3"}
+
+
 def test_on_gpus_widths_even_out_the_rates_of_members_that_train_together(tmp_path: Path) -> None:
     cluster = Cluster(gpus("a", 5))
     run(tmp_path / "run", an_ensemble([10, 40]), cluster)

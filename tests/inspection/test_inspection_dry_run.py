@@ -113,6 +113,20 @@ def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(
     assert again.run_state == "3 finished" and any("continued" in note for note in again.notes)
 
 
+def test_nodes_that_members_select_are_looked_for_here_or_in_the_cluster_at_the_start(
+    tmp_path: Path,
+) -> None:
+    declared = inspected_runs.declare(resources=Resources(nodes={"team": "vision", "spot": False}))
+    said = r"member-0 asks for .*no node has team=vision \(local: no such label; labels are of the nodes of a Ray"
+    for executor in ("local", "inline"):
+        with pytest.raises(SpecError, match=said):
+            ensemble.dry_run(declared, tmp_path / "run", executor=executor)
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="ray")
+    assert found.run["seconds"] > 0
+    asked = "whether the cluster has nodes with spot=False, team=vision is checked when the run starts"
+    assert asked in found.notes
+
+
 def test_the_energy_is_that_of_the_present_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", "7")
     found = ensemble.dry_run(inspected_runs.declare(), tmp_path / "run", executor="inline")

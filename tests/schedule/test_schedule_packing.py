@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,23 @@ from ensemble.spec import Identity
 KINDS = ("A", "B")
 
 
+def has_labels(member: Identity, at: Node) -> bool:
+    rack = (member.nodes or {}).get("rack")
+    return rack is None or {"1": at.labels.get("rack") == "1", "!1": at.labels.get("rack") != "1"}[rack]
+
+
+def asks_for_gpus(member: Identity) -> bool:
+    return not {"gpu_memory_gb", "ray.io/accelerator-type"}.isdisjoint(member.nodes or {})
+
+
+def is_asked_for(member: Identity, at: Node, which: int) -> bool:
+    """Whether a GPU is of the type and memory that a member asks for; a B has 40 GB, an A 16."""
+    asked = member.nodes or {}
+    return at.gpus[which] in asked.get("ray.io/accelerator-type", "in(A,B)") and (
+        at.gpus[which] == "B" or asked.get("gpu_memory_gb", 0) <= 16
+    )
+
+
 def slowly(
     waiting: Sequence[Identity],
     running: Sequence[Placement],
@@ -47,6 +65,8 @@ def slowly(
     def kinds(member: Identity) -> list[bool]:
         """Whether it may be on GPUs, in the order in which it tries."""
         guess = "gpus_per_worker" in member.auto
+        if asks_for_gpus(member):
+            return [True]
         if devices == "cpu" or (member.gpus_per_worker == 0 and not guess):
             return [False]
         return [True, False] if devices == "auto" and guess else [True]
@@ -66,6 +86,8 @@ def slowly(
         ]
 
     def found(member: Identity, at: Node) -> Placement | None:
+        if not has_labels(member, at):
+            return None
         here = on(at)
         most = [n for n in (at.places, limits.get(at.name)) if n is not None]
         if most and len(here) >= min(most):
@@ -85,7 +107,8 @@ def slowly(
         room: dict[str, str] = {}  # one a physical GPU
         for d in by_load:
             which = at.gpu_ids.index(d)
-            fits = 0 < at.gpu_free[which] >= load[d][0] + member.gpus_per_worker - 1e-9
+            fits = is_asked_for(member, at, which)
+            fits &= 0 < at.gpu_free[which] >= load[d][0] + member.gpus_per_worker - 1e-9
             most_there = min(tenants.get(at.gpus[which], 10**9), 1 if at.gpu_exclusive[which] else 10**9)
             if fits and load[d][1] < most_there:
                 room.setdefault(at.gpu_parents[which], d)
@@ -149,6 +172,22 @@ def slowly(
     return [p for member in waiting for p in placed if p.identity is member]
 
 
+#: As they are recorded.
+SELECTIONS: list[dict[str, Any]] = [
+    {"rack": "1"},
+    {"rack": "!1"},
+    {"ray.io/accelerator-type": "B"},
+    {"gpu_memory_gb": 24.0},
+    {"ray.io/accelerator-type": "in(A,B)", "gpu_memory_gb": 40.0, "rack": "1"},
+]
+
+
+def allow(asked: dict[str, Any]) -> dict[str, Any]:
+    """What may be declared: whoever takes no GPU selects none."""
+    is_on_cpu = asked["gpus_per_worker"] == 0 and "gpus_per_worker" not in asked["auto"]
+    return asked | ({"nodes": None} if is_on_cpu else {})
+
+
 autos = st.lists(st.sampled_from(["cpus_per_worker", "gpus_per_worker", "memory_gb"]), unique=True)
 members = st.lists(
     st.builds(
@@ -159,9 +198,10 @@ members = st.lists(
         memory_gb=st.sampled_from([None, None, 1.0, 5.0]),
         auto=autos,
         span_nodes=st.sampled_from([False, True, "spread"]),
+        nodes=st.sampled_from([*[None] * 6, *SELECTIONS]),
     ),
     max_size=16,
-).map(lambda many: [identity(i, **asked) for i, asked in enumerate(many)])
+).map(lambda many: [identity(i, **allow(asked)) for i, asked in enumerate(many)])
 gpus = st.lists(
     st.tuples(
         st.sampled_from(KINDS),
@@ -173,11 +213,13 @@ gpus = st.lists(
 )
 
 
-def with_gpus(at: Node, offers: Sequence[tuple[str, float, bool, str | None]]) -> Node:
+def with_gpus(at: Node, offers: Sequence[tuple[str, float, bool, str | None]], rack: str | None = None) -> Node:
     """A node with GPUs, each with its model, the part that is free, its compute mode and its physical GPU."""
     models, free, exclusive, parents = (tuple(each) for each in zip(*offers, strict=True)) if offers else [()] * 4
     known = tuple(str(i) if parent is None else parent for i, parent in enumerate(parents))
-    return replace(at, gpus=models, gpu_ids=(), gpu_free=free, gpu_exclusive=exclusive, gpu_parents=known)
+    sizes = tuple({"A": 15.0, "B": 39.4}[model] for model in models)
+    found = replace(at, gpus=models, gpu_ids=(), gpu_free=free, gpu_exclusive=exclusive, gpu_parents=known)
+    return replace(found, gpu_memory_gb=sizes, labels={} if rack is None else {"rack": rack})
 
 
 clusters = st.lists(
@@ -186,12 +228,13 @@ clusters = st.lists(
         gpus,
         st.sampled_from([4, 16]),
         st.sampled_from([None, None, 1, 3]),
+        st.sampled_from([None, None, "1", "2"]),
     ),
     max_size=4,
 ).map(
     lambda many: [
-        with_gpus(node(f"n{i}", cpus, (), memory_gb, places), offers)
-        for i, (cpus, offers, memory_gb, places) in enumerate(many)
+        with_gpus(node(f"n{i}", cpus, (), memory_gb, places), offers, rack)
+        for i, (cpus, offers, memory_gb, places, rack) in enumerate(many)
     ]
 )
 modes = st.sampled_from(["auto", "auto", "cpu", "cuda"])
@@ -219,7 +262,11 @@ def check_fair(placements: list[Placement], nodes: list[Node], devices: str) -> 
             for device in used:
                 load[device] += p.identity.gpus_per_worker
             is_guess = "gpus_per_worker" in p.identity.auto
-            if devices == "cpu" or (p.identity.gpus_per_worker == 0 and not is_guess):
+            assert has_labels(p.identity, at)
+            assert all(is_asked_for(p.identity, at, at.gpu_ids.index(device)) for device in used if device)
+            if asks_for_gpus(p.identity):
+                assert len(used) == p.count_ranks(at.name), "never on the CPU"
+            elif devices == "cpu" or (p.identity.gpus_per_worker == 0 and not is_guess):
                 assert not used
             elif devices == "cuda" or not is_guess:
                 assert len(used) == p.count_ranks(at.name)

@@ -48,6 +48,18 @@ def test_a_later_cohort_waits_until_it_is_worth_a_feeder() -> None:
     assert last[0].cohort == 1
 
 
+def test_members_that_select_other_nodes_wait_for_other_places() -> None:
+    there = Node("b", 1, (), 16, "b", labels={"rack": "1"})
+    waiting = [identity(n, nodes={"rack": "1"}) for n in (7, 8)]
+
+    def start(*more: Placement) -> list[str]:
+        cluster = ClusterSnapshot(nodes=(*FOUR, there), waiting=waiting, running=[*running(0, 1, 2), *more])
+        return [start.placement.member for start in decide_starts(cluster)]
+
+    assert start() == ["member-7"], "the place there is for nobody else"
+    assert start(Placement(identity(6, nodes={"rack": "1"}), "b", (None,))) == []
+
+
 def test_a_member_tried_again_goes_back_to_its_own_cohort_before_others() -> None:
     cluster = ClusterSnapshot(
         nodes=FOUR,
@@ -67,6 +79,8 @@ def test_trials_start_as_soon_as_one_fits() -> None:
 
 
 def test_room_counts_only_what_nobody_waits_for() -> None:
+    elsewhere = ClusterSnapshot(nodes=FOUR, waiting=[identity(1, nodes={"rack": "9"})])
+    assert count_placeable(identity(9), 10, elsewhere) == 4, "it waits for another node"
     assert count_placeable(identity(9), 10, ClusterSnapshot(nodes=FOUR)) == 4
     assert count_placeable(identity(9), 3, ClusterSnapshot(nodes=FOUR)) == 3
     assert (

@@ -156,8 +156,10 @@ def list_draining_nodes(timeout_s: float) -> dict[str, float | None]:
     return {ray_id: milliseconds / 1000 or None for ray_id, milliseconds in found.items()}
 
 
-def is_cluster_growing() -> bool:
-    """Whether an autoscaler is adding nodes.
+def find_growing_autoscaler() -> int:
+    """The version of the autoscaler that is adding nodes, 1 or 2; 0: none is.
+
+    The first one does not know labels: it adds nodes that have what is asked for, whatever their labels are.
 
     The one of Ray 1 and 2 reports to the key `__autoscaling_status`, which only
     `ray.experimental.internal_kv._internal_kv_get` reads; the one of "autoscaler v2" to the head.
@@ -172,9 +174,10 @@ def is_cluster_growing() -> bool:
     try:
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
     except ray.exceptions.RpcError:  # a head that is busy; whether it is lost is found out elsewhere
-        return False
-    pending = (report.get("pending_launches"), report.get("pending_nodes"), status.pending_launches)
-    return any((*pending, status.pending_nodes))
+        return 0
+    if status.pending_launches or status.pending_nodes:
+        return 2
+    return int(bool(report.get("pending_launches") or report.get("pending_nodes")))
 
 
 @contextlib.contextmanager

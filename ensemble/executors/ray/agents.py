@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.executors.ray.agent import Command
 from ensemble.schedule import Node
 from ensemble.schedule.needs import OF_GPUS
+from ensemble.spec.nodes import GPU_TYPE, NODE_ID
 from ensemble.train.job import PROFILE, Job
 
 if TYPE_CHECKING:
@@ -124,18 +125,48 @@ def name_nodes(records: Sequence[dict[str, Any]], known: dict[str, str]) -> dict
     return names
 
 
-def describe_offer(record: dict[str, Any], name: str, agent: Agent | None, *, on_gpus: bool) -> Node:
-    """A node with all that Ray could ever give of it, as far as the agent, if there is one, sees it too."""
+def _read_labels(record: Mapping[str, Any]) -> dict[str, str]:
+    """The labels of a node, without its id."""
+    return {key: value for key, value in record.get("Labels", {}).items() if key != NODE_ID}
+
+
+def describe_offer(
+    record: dict[str, Any], name: str, agent: Agent | None, *, on_gpus: bool, before: Node | None = None
+) -> Node:
+    """A node with all that Ray could ever give of it, as far as the agent, if there is one, sees it too.
+
+    Which of its GPUs Ray will give is not known: all are described as the least of them.
+
+    Args:
+        before: as it was described when it had an agent.
+    """
     resources = record["Resources"]
     gpus = int(resources.get("GPU", 0)) if on_gpus else 0
     kind = next((key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")), "GPU")
     cpus, memory_gb, host = resources.get("CPU", 0.0), resources.get("memory", 0.0) / 2**30, name
-    models = (kind,) * gpus
+    labels, models, sizes = _read_labels(record), (kind,) * gpus, tuple[float, ...]()
+    if before is not None and len(before.gpus) == gpus:
+        models, sizes = before.gpus, before.gpu_memory_gb
     if agent is not None and agent.described is not None:
         seen = agent.described
         cpus, memory_gb, host = min(cpus, seen["cpus"]), min(memory_gb, seen["memory_gb"]), seen["host"]
         models = tuple(seen["gpus"][:gpus])
-    return Node(name=name, cpus=cpus, gpus=models, memory_gb=memory_gb, host=host)
+        sizes = _find_least_memory(seen) * len(models)
+    if len(set(models)) > 1:  # its label is of one of them
+        labels.pop(GPU_TYPE, None)
+        models = ("GPUs of several models",) * gpus
+    return Node(
+        name=name, cpus=cpus, gpus=models, memory_gb=memory_gb, host=host, gpu_memory_gb=sizes, labels=labels
+    )
+
+
+def _find_least_memory(seen: Mapping[str, Any]) -> tuple[float, ...]:
+    """The memory in GiB of the largest instance of that GPU whose largest one is the smallest; () if unknown."""
+    largest: dict[str, float] = {}
+    parents = seen.get("gpu_parents") or seen["gpu_ids"]
+    for parent, gb in zip(parents, seen.get("gpu_memory_gb", ()), strict=False):
+        largest[parent] = max(gb, largest.get(parent, 0.0))
+    return (min(largest.values()),) if largest else ()
 
 
 def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool) -> Node:
@@ -165,4 +196,5 @@ def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool
     chosen = {key: tuple(seen[key][i] for i in usable) for key in OF_GPUS if seen.get(key)}
     return Node(
         **{**seen, **chosen, "cpus": min(cpus, seen["cpus"]), "memory_gb": min(memory_gb, seen["memory_gb"])}
+        | {"labels": _read_labels(agent.record)}
     )

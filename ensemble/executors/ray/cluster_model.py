@@ -105,7 +105,8 @@ class ClusterModel:
         offers = []
         for ray_id, record in self.records.items():
             name = self._names[ray_id]
-            node = describe_offer(record, name, self.agents.get(name), on_gpus=self._on_gpus)
+            agent, before = self.agents.get(name), self._known_nodes.get(name)
+            node = describe_offer(record, name, agent, on_gpus=self._on_gpus, before=before)
             offers.append(Offer(ray_id, node, (free or {}).get(ray_id, {})))
         # A node that is gone may be replaced by another like it, so members that fitted there wait for that.
         self._known_nodes |= {offer.node.name: offer.node for offer in offers}

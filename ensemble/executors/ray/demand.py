@@ -24,7 +24,9 @@ from ensemble.executors.ray.queued_demand import Shape, join_parts, make_bundle,
 from ensemble.executors.ray.request import Offer, RequestPart, ResourceRequest
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need, needs_gpu, uses_gpus
+from ensemble.schedule.selection import is_selected
 from ensemble.spec import Identity
+from ensemble.spec.nodes import Selection
 
 _BYTE = 2**30 / UNITS  # of a unit of memory
 _PARTS = 8  # of a node's cores
@@ -40,9 +42,10 @@ def plan_requests(
         devices: as `ensemble.schedule.needs.resolve_devices` returns it.
         gone: nodes with GPUs that were lost: others like them may take their place.
     """
-    nodes = [_NodeState(offer, devices) for offer in offers]
-    shapes = Counter(sorted(node.shape for node in nodes))
     needs = [compute_need(identity) for identity in waiting]
+    selections = sorted({need.selection for need in needs})
+    nodes = [_NodeState(offer, devices, selections) for offer in offers]
+    shapes = Counter(sorted(node.shape for node in nodes))
     is_for_gpus = {need: _is_for_gpus(need, shapes, devices) for need in set(needs)}
     on_gpus = [identity for identity, need in zip(waiting, needs, strict=True) if is_for_gpus[need]]
     on_cores = [identity for identity, need in zip(waiting, needs, strict=True) if not is_for_gpus[need]]
@@ -58,8 +61,8 @@ def plan_requests(
     cores_left += _place_across(guesses, without_gpus, "cpu", found)
     found += _request_widths(on_gpus, with_gpus, on_gpus=True)
     found += _request_widths(on_cores, nodes, on_gpus=False)
-    lost = [_make_shape(node) for node in gone]
-    return found + queue_members(gpus_left, cores_left, shapes, devices, lost)
+    lost = [_make_shape(node, selections) for node in gone]
+    return found + queue_members(gpus_left, cores_left, shapes, devices, lost, offers)
 
 
 def is_width_open(identity: Identity) -> bool:
@@ -87,7 +90,7 @@ def _is_for_gpus(need: Need, shapes: Counter[Shape], devices: str) -> bool:
         return True
     if False in found or (need.spans_nodes and on_cores >= need.workers):
         return False
-    return need.workers <= max((shape.gpus for shape in shapes), default=0)
+    return need.workers <= max((shape.gpus for shape in shapes if need.selection in shape.fits), default=0)
 
 
 # -- what nodes have free -----------------------------------------------------------------------------------------
@@ -96,11 +99,10 @@ def _is_for_gpus(need: Need, shapes: Counter[Shape], devices: str) -> bool:
 class _NodeState:
     """A node: what is free of it, cores and memory in `UNITS`, and the members that are planned there."""
 
-    def __init__(self, offer: Offer, devices: str) -> None:
-        gpus, free = () if devices == "cpu" else offer.node.gpus, offer.free
-        self.ray_id = offer.ray_id
-        self.node = dataclasses.replace(offer.node, name=offer.ray_id, gpus=gpus, gpu_ids=())
-        self.shape = _make_shape(self.node)
+    def __init__(self, offer: Offer, devices: str, selections: Sequence[Selection]) -> None:
+        self.ray_id, free = offer.ray_id, offer.free
+        self.node = dataclasses.replace(offer.node.select_gpus(lambda i: devices != "cpu"), name=offer.ray_id)
+        self.shape = _make_shape(self.node, selections)
         self.cpus = _clip(round(free.get("CPU", 0.0) * UNITS), self.shape.cpus)
         self.memory = _clip(round(free.get("memory", 0.0) / _BYTE), self.shape.memory)
         self.gpus = _clip(int(free.get("GPU", 0.0)), self.shape.gpus)
@@ -108,7 +110,7 @@ class _NodeState:
 
     def describe_free_gpus(self) -> Node:
         """The node without the GPUs that others hold."""
-        return dataclasses.replace(self.node, gpus=self.node.gpus[: self.gpus], gpu_ids=())
+        return self.node.select_gpus(lambda i: i < self.gpus)
 
     def describe_taken(self, example: Identity) -> Placement:
         """The cores and memory that are not free, as a member."""
@@ -166,6 +168,7 @@ class _NodeState:
 
     def is_usable(self, needs: Iterable[Need]) -> bool:
         """Whether one of these members on the CPU could use the cores that are left."""
+        needs = [need for need in needs if need.selection in self.shape.fits]
         here = {each.need for each in self.placed if is_width_open(each.identity)}
         has_room = any(need in here or need.cpus_on(self.shape.cpus) <= self.cpus for need in needs)
         return has_room and not self.shape.gpus and self.cpus > SLACK
@@ -176,8 +179,9 @@ class _NodeState:
         return ResourceRequest(make_bundle(cpus, memory), self.ray_id)
 
 
-def _make_shape(node: Node) -> Shape:
-    return Shape(round(node.cpus * UNITS), round(node.memory_gb * UNITS), len(node.gpus))
+def _make_shape(node: Node, selections: Iterable[Selection]) -> Shape:
+    fits = tuple(selection for selection in selections if is_selected(selection, node))
+    return Shape(round(node.cpus * UNITS), round(node.memory_gb * UNITS), len(node.gpus), fits)
 
 
 def _place(identities: Sequence[Identity], nodes: Sequence[_NodeState], devices: str) -> Sequence[Identity]:
@@ -258,7 +262,9 @@ def _request_widths(
     needs = [compute_need(identity) for identity in identities if is_width_open(identity)]
     found, cpus = Counter[ResourceRequest](), max((need.cpus for need in needs), default=0)
     usable = (
-        [node for node in nodes if node.gpus] if on_gpus else [node for node in nodes if node.is_usable(needs)]
+        [node for node in nodes if node.gpus and any(need.selection in node.shape.fits for need in needs)]
+        if on_gpus
+        else [node for node in nodes if node.is_usable(needs)]
     )
     usable.sort(key=lambda node: (bool(node.shape.gpus), -node.gpus, -node.cpus))
     for node in usable[: len(needs)]:

@@ -48,6 +48,11 @@ _ASK_S = 1.0  # how often an autoscaler is asked
 _REACTS_S = 15.0  # time limit for an autoscaler to react to a request: it looks every five seconds
 _GROW_S = 1200.0  # time limit for the nodes that it adds to join
 
+BLIND = (
+    "the cluster's autoscaler is of version 1, which does not know labels: it may add other nodes than those that "
+    "members select; start the head with RAY_enable_autoscaler_v2=1"
+)
+
 log = logging.getLogger(__name__)
 
 
@@ -162,9 +167,11 @@ class RayExecutor:
             now = time.monotonic()
             if now >= ask_at:
                 ask_at = now + _ASK_S
-                if _compat.is_cluster_growing():
+                if version := _compat.find_growing_autoscaler():
                     if grew == began:
                         log.warning("waiting for the cluster's autoscaler: %s", reason)
+                        if version == 1 and any(each.nodes for each in list_declared(ensemble)):
+                            log.warning("%s", BLIND)
                     grew = now
             if now - grew > _REACTS_S or now - began > _GROW_S:
                 break

@@ -21,7 +21,9 @@ from ensemble.executors.ray.sharing import ALONE, Pause, Shared, Sharing, as_amo
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.fairness import RunClaim
 from ensemble.schedule.needs import resolve_devices
+from ensemble.schedule.selection import explain_unselected, is_selected
 from ensemble.spec import Identity
+from ensemble.spec.nodes import describe_selection
 
 REST_S, MOST_REST_S = 60.0, 900.0  # for which nothing is asked of a node where nothing starts; doubled each time
 KEPT_S = 10.0  # for which a lease is kept that no member uses
@@ -229,8 +231,17 @@ class LeaseManager:
         known = (lease.devices or (() if lease.is_unusable else lease.gpus) for lease in leases)
         gpus = tuple(itertools.chain.from_iterable(known))
         cpus, memory_gb = sum(lease.cpus for lease in leases), sum(lease.memory_gb for lease in leases)
-        name = offer.node.name
-        return Node(name=name, cpus=cpus, gpus=("",) * len(gpus), memory_gb=memory_gb, host=name, gpu_ids=gpus)
+        name, alike = offer.node.name, len(gpus) if offer.node.gpus else 0  # all of its GPUs are described alike
+        return Node(
+            name=name,
+            cpus=cpus,
+            gpus=offer.node.gpus[:1] * alike or ("",) * len(gpus),
+            memory_gb=memory_gb,
+            host=name,
+            gpu_ids=gpus,
+            gpu_memory_gb=offer.node.gpu_memory_gb[:1] * alike,
+            labels=offer.node.labels,
+        )
 
     def _limit_free(self, offer: Offer) -> Offer:
         """A node with no more free than it has: Ray may have been told of more."""
@@ -316,7 +327,14 @@ class LeaseManager:
     def describe_pending(self) -> str:
         """What Ray has not given yet, in words; empty if nothing is missing."""
         counts = Counter(lease.request for lease in self._leases.pending if not lease.request.is_pinned)
-        return ", ".join(f"{count} x ({_describe(request)})" for request, count in counts.items())
+        return ", ".join(f"{count} x ({self._describe(request)})" for request, count in counts.items())
+
+    def _describe(self, request: ResourceRequest) -> str:
+        """A request in words, and which nodes cannot meet it where none can, whatever they have free."""
+        labels, nodes = request.labels, [o.node for o in self._offers if o.ray_id not in request.misfits]
+        if not labels or any(is_selected(labels, node) for node in nodes):
+            return _describe(request)
+        return f"{_describe(request)}; {explain_unselected(labels, [offer.node for offer in self._offers])}"
 
     def close(self) -> None:
         """Give back everything."""
@@ -327,7 +345,8 @@ def _describe(request: ResourceRequest) -> str:
     bundle = request.bundle
     gpus = f"{bundle.gpus} GPU{'s' * (bundle.gpus > 1)}, " if bundle.gpus else ""
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
-    return f"{gpus}{bundle.cpus:g} cores{memory}"
+    where = f", on nodes with {describe_selection(request.labels)}" if request.labels else ""
+    return f"{gpus}{bundle.cpus:g} cores{memory}{where}"
 
 
 def _keep(lease: Lease, now: float) -> None:

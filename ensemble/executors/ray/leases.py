@@ -209,15 +209,11 @@ class ProbeError(Exception):
 def _request(request: ResourceRequest, name: str, avoided: Collection[str] = ()) -> Lease:
     from ray.util import placement_group
 
-    elsewhere = [{"ray.io/node-id": f"!in({','.join(sorted(avoided))})"}] if avoided else None
-    each = [(bundle, part.ray_id) for part in request.list_parts() for bundle in part.bundle.as_resources()]
     group = placement_group(
-        [bundle for bundle, _ in each],
+        [bundle for part in request.list_parts() for bundle in part.bundle.as_resources()],
         strategy="PACK" if request.parts else "STRICT_PACK",
         name=f"{name}/{secrets.token_hex(6)}",
-        bundle_label_selector=[{"ray.io/node-id": str(on)} for _, on in each]
-        if request.is_pinned
-        else elsewhere and elsewhere * len(each),
+        bundle_label_selector=request.make_label_selectors(avoided),
     )
     return Lease(request, group, request.bundle, _start_probes(group, request.bundle))
 

@@ -11,21 +11,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ensemble.executors.ray.request import Bundle, RequestPart, ResourceRequest
+from ensemble.executors.ray.request import Bundle, Offer, RequestPart, ResourceRequest
 from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need, needs_gpu
+from ensemble.schedule.selection import has_labels, is_selected, make_label_selector
 from ensemble.spec import Ensemble, Identity
+from ensemble.spec.nodes import Selection
 
 MOST_PENDING = 64  # requests beside each other that no node has room for
 
 
 class Shape(NamedTuple):
-    """What the empty node offers, cores and memory in `UNITS`."""
+    """What the empty node offers, cores and memory in `UNITS`, and which selections of nodes it fits."""
 
     cpus: int
     memory: int
     gpus: int
+    fits: tuple[Selection, ...] = ((),)
 
     def holds(self, need: Need) -> bool:
+        if need.selection not in self.fits:
+            return False
         return need.cpus_on(self.cpus) <= self.cpus + SLACK and need.memory <= self.memory + SLACK
 
     def count_ranks(self, need: Need, most: int) -> int:
@@ -34,9 +39,9 @@ class Shape(NamedTuple):
 
     def puts_on_gpu(self, need: Need, devices: str) -> bool | None:
         """Whether a member trains on GPUs there, as `ensemble.schedule.packing` decides; None: it is refused."""
-        if devices == "cpu" or need.cpu_only:
-            return False
-        return True if self.gpus >= need.workers else None if needs_gpu(need, devices) else False
+        if needs_gpu(need, devices):
+            return True if self.gpus >= need.workers else None
+        return devices != "cpu" and not need.cpu_only and self.gpus >= need.workers
 
 
 def list_declared(ensemble: Ensemble) -> list[Identity]:
@@ -52,14 +57,32 @@ def queue_members(
     shapes: Counter[Shape],
     devices: str,
     gone: Sequence[Shape] = (),
+    offers: Sequence[Offer] = (),
 ) -> Counter[ResourceRequest]:
     """At most `MOST_PENDING` requests for any node, for the members that want GPUs and for the others.
 
     Args:
         gone: nodes with GPUs that were lost: where no other has any, further ones are taken to be like these.
+        offers: the nodes: which of them do not fit although their labels do is known to no one else.
     """
     alike = shapes if any(shape.gpus for shape in shapes) else shapes + Counter(gone)
-    return _limit_pending(_queue_gpus(on_gpus, alike) + _queue_cores(on_cores, shapes, devices))
+    found = Counter[ResourceRequest]()
+    for selection in dict.fromkeys(compute_need(one).selection for one in (*on_gpus, *on_cores)):
+        here, there = ([o for o in many if compute_need(o).selection == selection] for many in (on_gpus, on_cores))
+        asked = _queue_gpus(here, alike) + _queue_cores(there, shapes, devices)
+        found += _select_nodes(asked, selection, offers) if selection else asked
+    return _limit_pending(found)
+
+
+def _select_nodes(
+    asked: Counter[ResourceRequest], selection: Selection, offers: Sequence[Offer]
+) -> Counter[ResourceRequest]:
+    """The requests, to be met by nodes that fit a selection."""
+    plain = make_label_selector(selection)
+    misfits = [o for o in offers if has_labels(plain, o.node) and not is_selected(selection, o.node)]
+    labels = make_label_selector(selection, [offer.node for offer in misfits])
+    left_out = tuple(sorted(offer.ray_id for offer in misfits))
+    return Counter({each._replace(labels=labels, misfits=left_out): count for each, count in asked.items()})
 
 
 def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[Shape]) -> Counter[ResourceRequest]:
@@ -67,7 +90,8 @@ def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[Shape]) -> Counter[
     needs = Counter(map(compute_need, waiting))
     groups: dict[tuple[int, bool], list[_GpuGroup]] = {}
     for need in sorted(needs, key=lambda need: (need.workers, need.share, need), reverse=True):
-        usable = [shape for shape in shapes if shape.gpus >= (1 if need.spans_nodes else need.workers)]
+        able = [shape for shape in shapes if need.selection in shape.fits]
+        usable = [shape for shape in able if shape.gpus >= (1 if need.spans_nodes else need.workers)]
         left, cpus = needs[need], _reduce_guess(need, usable)
         if need.spans_nodes:
             cpus = need.workers * min(_divide_cores(need, shapes, on_gpus=True))
@@ -175,20 +199,21 @@ class _GpuGroup:
 
 
 def _limit_pending(requests: Counter[ResourceRequest]) -> Counter[ResourceRequest]:
-    """At most `MOST_PENDING` requests for any node, those of each number of GPUs with an equal right."""
-    by_width: dict[int, int] = Counter()
+    """At most `MOST_PENDING` requests for any node, of each number of GPUs and labels with an equal right."""
+    by_width: dict[tuple[int, Selection], int] = Counter()
     for request, count in requests.items():
         if request.ray_id is None:
-            by_width[request.bundle.gpus] += count
-    allowed, left = dict[int, int](), MOST_PENDING
+            by_width[request.bundle.gpus, request.labels] += count
+    allowed, left = dict[tuple[int, Selection], int](), MOST_PENDING
     for n, width in enumerate(sorted(by_width, key=by_width.__getitem__)):
         allowed[width] = min(by_width[width], max(1, left // (len(by_width) - n)))
         left -= allowed[width]
     kept = Counter[ResourceRequest]()
     for request, count in requests.items():
         if request.ray_id is None:
-            count = min(count, allowed[request.bundle.gpus])
-            allowed[request.bundle.gpus] -= count
+            width = request.bundle.gpus, request.labels
+            count = min(count, allowed[width])
+            allowed[width] -= count
         if count:
             kept[request] = count
     return kept

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ensemble.schedule import Node
+from ensemble.spec.nodes import NODE_ID, Selection
 
 
 class Bundle(NamedTuple):
@@ -46,15 +47,32 @@ class ResourceRequest(NamedTuple):
         bundle: all that is asked for.
         ray_id: Ray's id of the node that is to give it; None: any node.
         parts: of a request that several nodes may meet together; empty: one node gives all of it.
+        labels: selectors of the labels of nodes that may meet it, where none is named.
+        misfits: Ray's ids of nodes with these labels that may not.
     """
 
     bundle: Bundle
     ray_id: str | None = None
     parts: tuple[RequestPart, ...] = ()
+    labels: Selection = ()
+    misfits: tuple[str, ...] = ()
 
     def list_parts(self) -> tuple[RequestPart, ...]:
         """What one node each has to give."""
         return self.parts or (RequestPart(self.bundle, self.ray_id),)
+
+    def make_label_selectors(self, avoided: Collection[str] = ()) -> list[dict[str, str]] | None:
+        """For each of its bundles, the selectors of the labels of nodes that may give it; None: all nodes may.
+
+        Args:
+            avoided: Ray's ids of nodes that may not.
+        """
+        each = [part.ray_id for part in self.list_parts() for _ in part.bundle.as_resources()]
+        if self.is_pinned:
+            return [{NODE_ID: str(ray_id)} for ray_id in each]
+        left_out = sorted({*avoided, *self.misfits})
+        selectors = dict(self.labels) | ({NODE_ID: f"!in({','.join(left_out)})"} if left_out else {})
+        return [selectors] * len(each) if selectors else None
 
     @property
     def is_pinned(self) -> bool:

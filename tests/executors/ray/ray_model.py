@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,7 +47,7 @@ class Group:
 
     owner: str
     pieces: list[Piece]
-    avoided: frozenset[str] = frozenset()  # nodes, unless a piece is pinned
+    selector: Mapping[str, str] = dataclasses.field(default_factory=dict)  # unless a piece is pinned
 
     @property
     def is_placed(self) -> bool:
@@ -59,19 +59,23 @@ class Host:
     cpus: int
     memory: int
     gpus: tuple[str, ...]
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    gpu_gb: float = 80.0
 
     def has(self, piece: Piece) -> bool:
         return piece.cpus <= self.cpus and piece.memory <= self.memory and piece.gpus <= len(self.gpus)
 
 
 class Cluster:
-    """Nodes (cores, GiB, GPUs), and what is reserved there: each group whole or not at all."""
+    """Nodes (cores, GiB, GPUs; labels, memory of a GPU), what is reserved there: groups whole or not at all."""
 
-    def __init__(self, hosts: Sequence[tuple[float, float, int]]) -> None:
+    def __init__(self, hosts: Sequence[tuple[Any, ...]]) -> None:
         self.clock = 1000.0
         self.total = {
-            f"node-{n}": Host(round(cpus * 1e4), int(memory * GIB), tuple(f"GPU-{n}-{g}" for g in range(gpus)))
-            for n, (cpus, memory, gpus) in enumerate(hosts)
+            f"node-{n}": Host(
+                round(cpus * 1e4), int(memory * GIB), tuple(f"GPU-{n}-{g}" for g in range(gpus)), *more
+            )
+            for n, (cpus, memory, gpus, *more) in enumerate(hosts)
         }
         self.groups: list[Group] = []
         self.draining: dict[str, float | None] = {}  # until when
@@ -107,7 +111,16 @@ class Cluster:
     def could_ever_place(self, group: Group) -> bool:
         empty = Cluster([])
         empty.total = self.total
-        return empty.give(Group(group.owner, [dataclasses.replace(piece, node=None) for piece in group.pieces]))
+        pieces = [dataclasses.replace(piece, node=None) for piece in group.pieces]
+        return empty.give(Group(group.owner, pieces, group.selector))
+
+    def has_labels(self, name: str, selector: Mapping[str, str]) -> bool:
+        labels = {**self.total[name].labels, "ray.io/node-id": name}
+        for key, text in selector.items():
+            values = text.removeprefix("!").removeprefix("in(").removesuffix(")").split(",")
+            if (labels.get(key) in values) == text.startswith("!"):
+                return False
+        return True
 
     def schedule(self, pick: Any = min) -> int:
         """Give pending groups what is free, in the order in which they came; `pick` chooses among nodes."""
@@ -122,7 +135,7 @@ class Cluster:
             self.groups.append(group)
         for piece in group.pieces:
             able = [name for name in self.total if piece.pinned in (None, name) and name not in self.draining]
-            able = [name for name in able if piece.pinned or name not in group.avoided]
+            able = [name for name in able if piece.pinned or self.has_labels(name, group.selector)]
             fits = [name for name in able if self.free(name).has(piece)]
             if not fits:
                 for each in group.pieces:
@@ -132,19 +145,20 @@ class Cluster:
             piece.node, piece.names = at, names
         return True
 
-    def list_offers(self, *, on_gpus: bool) -> list[Offer]:
+    def list_offers(self, *, on_gpus: bool, agents: Mapping[str, Agent] = MappingProxyType({})) -> list[Offer]:
         offers = []
         for name, host in self.total.items():
             free = self.free(name)
             amounts = {"CPU": free.cpus / 1e4, "memory": float(free.memory), "GPU": float(len(free.gpus))}
-            node = describe_offer(make_record(name, host), name, None, on_gpus=on_gpus)
+            node = describe_offer(make_record(name, host), name, agents.get(name), on_gpus=on_gpus)
             offers.append(Offer(name, node, amounts))
         return offers
 
 
 def make_record(name: str, host: Host) -> dict[str, Any]:
     resources = {"CPU": host.cpus / 1e4, "memory": float(host.memory), "GPU": float(len(host.gpus))}
-    return {"NodeID": name, "Resources": {key: amount for key, amount in resources.items() if amount}}
+    given = {key: amount for key, amount in resources.items() if amount}
+    return {"NodeID": name, "Resources": given, "Labels": {"ray.io/node-id": name, **host.labels}}
 
 
 class Run:
@@ -182,7 +196,7 @@ class Run:
                 "memory_gb": host.memory / GIB,
                 "gpus": ("A",) * len(gpus),
                 "gpu_ids": gpus,
-                "gpu_memory_gb": (80.0,) * len(gpus),
+                "gpu_memory_gb": (host.gpu_gb,) * len(gpus),
                 "gpu_names": tuple((gpu,) for gpu in gpus),
                 "gpu_reasons": (),
             }
@@ -205,7 +219,7 @@ class Run:
             others = [other.manager.make_claim() for other in self.others]
             self.manager.share(self.manager.make_claim(), others, {each.ray_id: each.free for each in offers})
         if self.manager.is_replan_due:
-            self.manager.set_offers(self.cluster.list_offers(on_gpus=self.devices != "cpu"))
+            self.manager.set_offers(self.cluster.list_offers(on_gpus=self.devices != "cpu", agents=self.agents))
             self.manager.replan()
         self.manager.release_unused(list(self.list_nodes().items()))
         self.check()
@@ -277,7 +291,9 @@ class World:
     def request(self, request: ResourceRequest, name: str, avoided: Collection[str] = ()) -> Lease:
         parts = [(part.bundle.as_resources(), part.ray_id) for part in request.list_parts()]
         group = self.cluster.submit(name, *parts)
-        group.avoided = frozenset(avoided)
+        selectors = [] if request.is_pinned else request.make_label_selectors(avoided) or []
+        group.selector = dict(selectors[0]) if selectors else {}
+        assert all(each == group.selector for each in selectors)
         return Lease(request, group, request.bundle, since=self.cluster.clock)
 
     def find_nodes(self, lease: Lease) -> list[str] | None:
@@ -294,7 +310,7 @@ class World:
             found += [(piece.node, (gpu,)) for gpu in piece.names] or [(piece.node, ())]
         return found
 
-    def make(self, hosts: Sequence[tuple[float, float, int]]) -> Cluster:
+    def make(self, hosts: Sequence[tuple[Any, ...]]) -> Cluster:
         self.cluster = Cluster(hosts)
         return self.cluster
 

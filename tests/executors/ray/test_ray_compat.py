@@ -74,4 +74,4 @@ def test_ray_says_which_nodes_it_drains(said: dict[str, Any]) -> None:
 
 def test_ray_says_in_time_whether_its_head_is_there_and_whether_it_grows(said: dict[str, Any]) -> None:
     assert said["answers"] == [True, False, True], LOOK.format("is_head_answering")
-    assert said["grows"] is False, LOOK.format("is_cluster_growing")
+    assert said["grows"] == 0, LOOK.format("find_growing_autoscaler")

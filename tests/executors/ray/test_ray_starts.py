@@ -204,15 +204,16 @@ def test_a_turn_that_goes_on_after_the_head_was_lost_changes_nothing(
     head.close()
 
 
+@pytest.mark.parametrize("version", [0, 1, 2])
 def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[float] = []
     clock = [0.0]
 
-    def is_growing() -> bool:
+    def find_growing() -> int:
         asked.append(clock[0])
-        return False
+        return version if len(asked) < 5 else 0
 
     def sleep(seconds: float) -> None:
         clock[0] += seconds
@@ -221,8 +222,9 @@ def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_repo
     monkeypatch.setattr("ensemble.executors.ray.executor.time", simulated)
     monkeypatch.setattr("ensemble.executors.ray.loop.time", simulated)
     monkeypatch.setattr(agent_link, "time", simulated)
-    monkeypatch.setattr(_compat, "is_cluster_growing", is_growing)
-    executor, declared = RayExecutor(), an_ensemble(devices="cpu", resources=Resources(cpus_per_worker=64))
+    monkeypatch.setattr(_compat, "find_growing_autoscaler", find_growing)
+    needs = Resources(cpus_per_worker=64, nodes={"team": "vision"})
+    executor, declared = RayExecutor(), an_ensemble(devices="cpu", resources=needs)
     model = executor._model = ClusterModel(LeaseManager("run", "cpu", []))
     head = SimpleNamespace(ask=lambda call, *given: call(*given))
     link = AgentLink(RunDir(tmp_path), None, on_gpus=False, ask=head.ask)
@@ -231,3 +233,5 @@ def test_an_autoscaler_is_asked_once_a_second_also_while_something_is_to_be_repo
     model.reports.append({"type": "resources", "missing": "1 x (64 cores)"})
     assert executor._await_growth(declared)
     assert {round(after - before) for before, after in itertools.pairwise(asked)} == {1} and len(asked) > 10
+    assert ("waiting for the cluster's autoscaler" in caplog.text) == bool(version)
+    assert ("does not know labels" in caplog.text) == (version == 1)
