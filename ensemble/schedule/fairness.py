@@ -88,10 +88,19 @@ class Holding(Struct, frozen=True):
 
 
 class Want(Struct, frozen=True):
-    """What a run waits for: so many times these parts, each on one node, all together or not at all."""
+    """What a run waits for: so many times these parts, each on one node, all together or not at all.
+
+    Attributes:
+        nodes: those that may give it; None: all.
+    """
 
     parts: tuple[Amount, ...]
     count: int = 1
+    nodes: tuple[str, ...] | None = None
+
+    def list_nodes(self, nodes: Iterable[str]) -> list[str]:
+        """Those of some nodes that may give it."""
+        return [node for node in nodes if self.nodes is None or node in self.nodes]
 
 
 class RunClaim(Struct, frozen=True, kw_only=True):
@@ -180,9 +189,9 @@ def divide(
     while runs := [run for run, wants in waiting.items() if wants]:
         run = min(runs, key=board.rank)
         want = waiting[run].pop(0)
-        needs_room = board.grant(run, want.parts, may_displace=made[run] < MOST_AT_ONCE)
+        needs_room = board.grant(run, want, may_displace=made[run] < MOST_AT_ONCE)
         if needs_room is None:  # and so would its equals
-            waiting[run] = [each for each in waiting[run] if each.parts != want.parts]
+            waiting[run] = [each for each in waiting[run] if each != want]
         else:
             made[run] += needs_room
     return ClusterDivision(board.grants, board.list_debts())
@@ -237,14 +246,14 @@ class _Board:
         claim = self._claims[run]
         return -claim.priority, round(self._levels[run], 6), -claim.waited_s, run
 
-    def grant(self, run: str, parts: tuple[Amount, ...], *, may_displace: bool) -> bool | None:
+    def grant(self, run: str, want: Want, *, may_displace: bool) -> bool | None:
         """GangGrant a gang to a run; returns whether others give something back for it. None: there is no room."""
         left, given, levels = dict(self._left), dict(self._given), dict(self._levels)
-        nodes: list[str] = []
+        parts, nodes = want.parts, list[str]()
         for part in parts:
-            node = self._find_free(part)
+            node = self._find_free(want, part)
             if node is None and may_displace:
-                node = self._make_room(run, parts, part)
+                node = self._make_room(run, want, part)
             if node is None:
                 self._left, self._given, self._levels = left, given, levels
                 return None
@@ -254,20 +263,20 @@ class _Board:
         self._levels[run] += self._weigh(run, parts)
         return len(self._given) > len(given)
 
-    def _find_free(self, part: Amount) -> str | None:
+    def _find_free(self, want: Want, part: Amount) -> str | None:
         """The node with room for a part that has least beside it."""
-        fitting = [node for node, left in self._left.items() if part.fits_in(left)]
+        fitting = [node for node in want.list_nodes(self._left) if part.fits_in(self._left[node])]
         return min(fitting, key=lambda node: (self._left[node], node), default=None)
 
-    def _make_room(self, run: str, parts: tuple[Amount, ...], part: Amount) -> str | None:
+    def _make_room(self, run: str, want: Want, part: Amount) -> str | None:
         """Have others give back what a part needs on one node: that on which it is least, and can be first."""
         best: tuple[tuple[float, ...], str, list[_Given]] | None = None
         richest = {
             node: max((self._levels[owner] for owner, _ in there), default=0.0)
             for node, there in self._held.items()
         }
-        for node in sorted(self._left, key=lambda node: (-richest[node], node)):
-            found = self._plan_room(run, parts, part, node)
+        for node in sorted(want.list_nodes(self._left), key=lambda node: (-richest[node], node)):
+            found = self._plan_room(run, want.parts, part, node)
             if found is None:
                 continue
             busy = [each for each in found if each.holding.is_busy]
@@ -279,7 +288,7 @@ class _Board:
                 break  # none is better: those with the highest levels come first
         if best is None:
             return None
-        is_alone = len(parts) == len(best[2]) == 1
+        is_alone = len(want.parts) == len(best[2]) == 1
         for each in best[2]:
             self._given[each.run, each.holding.id] = each._replace(alone=part if is_alone else None)
             self._levels[each.run] -= self._weigh(each.run, each.holding.parts.values())

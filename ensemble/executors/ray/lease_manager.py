@@ -20,7 +20,7 @@ from ensemble.executors.ray.request import Offer, ResourceRequest
 from ensemble.executors.ray.sharing import ALONE, Pause, Shared, Sharing, as_amount
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.fairness import RunClaim
-from ensemble.schedule.needs import resolve_devices
+from ensemble.schedule.needs import compute_need, resolve_devices
 from ensemble.schedule.selection import explain_unselected, is_selected
 from ensemble.spec import Identity
 from ensemble.spec.nodes import describe_selection
@@ -174,6 +174,7 @@ class LeaseManager:
         limited = [sharing.limit_offer(offer) for offer in offers]
         waiting = sharing.list_within(self._list_unserved(), self.devices)
         planned = plan_requests(waiting, limited, self.devices, gone)
+        sharing.has_kinds = any(compute_need(identity).selection for identity in waiting)
         is_alone = limited == offers
         sharing.wanted = planned if is_alone else plan_requests(waiting, offers, self.devices, gone)
         known = {offer.ray_id for offer in self._offers}
@@ -181,8 +182,7 @@ class LeaseManager:
 
     def make_claim(self) -> RunClaim:
         """What the run holds and wants, as other runs are told."""
-        names = {offer.ray_id: offer.node.name for offer in self._offers}
-        return self.sharing.make_claim(KEPT_S, self._placed, names, time.monotonic())
+        return self.sharing.make_claim(KEPT_S, self._placed, self._offers, time.monotonic())
 
     def count_members(self) -> tuple[int, int]:
         """How many members have a place, and how many wait for one."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from ensemble.schedule import Node
+from ensemble.schedule.selection import has_labels
 from ensemble.spec.nodes import NODE_ID, Selection
 
 
@@ -73,6 +74,19 @@ class ResourceRequest(NamedTuple):
         left_out = sorted({*avoided, *self.misfits})
         selectors = dict(self.labels) | ({NODE_ID: f"!in({','.join(left_out)})"} if left_out else {})
         return [selectors] * len(each) if selectors else None
+
+    def list_nodes(self, offers: Iterable[Offer], *, has_kinds: bool) -> tuple[str, ...] | None:
+        """Ray's ids of the nodes that may meet it; None: all may.
+
+        Args:
+            has_kinds: whether members of the run select nodes: then the nodes that it names, and no others, will do.
+        """
+        if self.is_pinned:
+            return tuple(sorted({str(part.ray_id) for part in self.list_parts()})) if has_kinds else None
+        if not self.labels and not self.misfits:
+            return None
+        fitting = (offer.ray_id for offer in offers if has_labels(self.labels, offer.node))
+        return tuple(sorted(set(fitting) - set(self.misfits)))
 
     @property
     def is_pinned(self) -> bool:

@@ -80,6 +80,7 @@ class Sharing:
     Attributes:
         others: what other runs hold and want.
         wanted: the requests that would give all waiting members a place, whatever others want.
+        has_kinds: whether members that wait select nodes.
         withheld: the numbers of leases in which nothing is placed any more.
         owed: what is owed for long enough to be given back.
     """
@@ -88,6 +89,7 @@ class Sharing:
         self.shared, self._leases, self._quantum_s = shared, leases, shared.quantum_s
         self.others: Sequence[RunClaim] = ()
         self.wanted = Counter[ResourceRequest]()
+        self.has_kinds = False
         self.withheld: frozenset[int] = frozenset()
         self.owed: list[Owed] = []
         self._division = ClusterDivision([], [])
@@ -108,18 +110,19 @@ class Sharing:
         self._waits_since = now
 
     def make_claim(
-        self, idle_after_s: float, placed: Iterable[Placement], names: Mapping[str, str], now: float
+        self, idle_after_s: float, placed: Iterable[Placement], offers: Sequence[Offer], now: float
     ) -> RunClaim:
         """What the run holds and wants.
 
         Args:
             idle_after_s: for which a lease must be unused to be idle.
             placed: where its members are.
-            names: of the nodes, by Ray's id.
+            offers: the nodes.
         """
         resting = [each for each in placed if not self._may_pause(each.member, now)]
         devices = {device for each in resting for device in each.devices}
         on_cpu = {name for each in resting if None in each.devices for name in each.ranks_by_node}
+        names = {offer.ray_id: offer.node.name for offer in offers}
         holdings: dict[int, Holding] = {}
         for ray_id, leases in self._leases.held.items():
             for lease in leases:
@@ -133,7 +136,7 @@ class Sharing:
                     is_busy=now - lease.since < idle_after_s or (known is not None and known.is_busy),
                     is_pausable=not is_resting and (known is None or known.is_pausable),
                 )
-        wants = self._list_wants(holdings)
+        wants = self._list_wants(holdings, offers)
         if not wants:
             self._waits_since = None
         elif self._waits_since is None:
@@ -144,19 +147,20 @@ class Sharing:
             weight=self.shared.weight,
             limits=dict(self.shared.limits),
             holdings=tuple(holdings.values()),
-            wants=tuple(Want(parts, count) for parts, count in wants.items()),
+            wants=tuple(Want(want.parts, count, want.nodes) for want, count in wants.items()),
             waited_s=now - self._waits_since if self._waits_since is not None else 0.0,
         )
 
     def _may_pause(self, member: str, now: float) -> bool:
         return now - self._paused_at.get(member, -math.inf) >= self._quantum_s
 
-    def _list_wants(self, holdings: dict[int, Holding]) -> Counter[tuple[Amount, ...]]:
+    def _list_wants(self, holdings: dict[int, Holding], offers: Sequence[Offer]) -> Counter[Want]:
         """What is wanted; what Ray has reserved of it is added to the holdings."""
-        wants = Counter[tuple[Amount, ...]]()
+        wants = Counter[Want]()
         for request in self.choose(self.wanted).elements():
             if wants.total() < MOST_WANTS:
-                wants[tuple(_as_amount(part.bundle) for part in request.list_parts())] += 1
+                parts = tuple(_as_amount(part.bundle) for part in request.list_parts())
+                wants[Want(parts, nodes=request.list_nodes(offers, has_kinds=self.has_kinds))] += 1
         for lease, nodes in self._leases.list_reserved() if self.others else ():
             parts, numbers = dict[str, Amount](), iter(nodes)
             for part in lease.request.list_parts():
@@ -164,7 +168,7 @@ class Sharing:
                 parts[ray_id] = parts.get(ray_id, NOTHING).plus(_as_amount(part.bundle))
             holdings[lease.number] = Holding(str(lease.number), parts)
             gpus = lease.bundle.gpus
-            alike = [each for each in wants if sum(part.gpus for part in each) == gpus]
+            alike = [each for each in wants if sum(part.gpus for part in each.parts) == gpus]
             if alike:
                 wants -= Counter([alike[0]])
         return wants
