@@ -247,7 +247,7 @@ class _Board:
         return -claim.priority, round(self._levels[run], 6), -claim.waited_s, run
 
     def grant(self, run: str, want: Want, *, may_displace: bool) -> bool | None:
-        """GangGrant a gang to a run; returns whether others give something back for it. None: there is no room."""
+        """Grant a gang to a run; returns whether others give something back for it. None: there is no room."""
         left, given, levels = dict(self._left), dict(self._given), dict(self._levels)
         parts, nodes = want.parts, list[str]()
         for part in parts:
