@@ -79,7 +79,7 @@ class ResourceRequest(NamedTuple):
         """Ray's ids of the nodes that may meet it; None: all may.
 
         Args:
-            has_kinds: whether members of the run select nodes: then the nodes that it names, and no others, will do.
+            has_kinds: whether members of the run select nodes: then none but the nodes that it names will do.
         """
         if self.is_pinned:
             return tuple(sorted({str(part.ray_id) for part in self.list_parts()})) if has_kinds else None
