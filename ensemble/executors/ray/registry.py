@@ -27,7 +27,7 @@ from ensemble.schedule.fairness import RunClaim
 VERSION = 1
 NAMESPACE, NAME = "ray-ensemble", "ray-ensemble-runs"
 BEAT_S = 1.0
-STALE_S = 10.0  # after which a row that was not sent again is left out
+STALE_S = 30.0  # after which a row that was not sent again is left out: a busy machine sends late
 _ANSWER_S = 5.0  # for the actor to answer; a new one is looked for then
 
 log = logging.getLogger(__name__)

@@ -74,7 +74,7 @@ class Lender:
         self.rows: dict[str, RunRow] = {}
         patch.setattr(executor, "Registry", lambda run_id, path: ListedRun(self, run_id, path))
         patch.setattr(loop, "is_reachable", lambda record: record["NodeID"] in self.reachable)
-        clock = SimpleNamespace(monotonic=self.read_clock, sleep=self.sleep)
+        clock = SimpleNamespace(monotonic=self.read_clock, sleep=self.sleep, thread_time=lambda: 0.0)
         patch.setattr(executor, "time", clock)
         patch.setattr(loop, "time", clock)
         patch.setattr(agent_link, "time", clock)
