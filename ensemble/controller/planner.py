@@ -99,9 +99,9 @@ class Planner:
         if not self._profiler.is_busy and cluster.nodes:
             crowded = bool(self._shares)
             wanted = self._profiler.select_members(new, cluster.nodes, coming, crowded, cluster.devices)
-            node, wanted = _choose_profiling_node(cluster, wanted)
+            node, there = _choose_profiling_node(cluster, wanted)
             if node is not None:
-                self._profiler.start(wanted, node, self._session.now, cluster.nodes, cluster.devices)
+                self._profiler.start(there, node, self._session.now, cluster.nodes, cluster.devices)
         if self._profiler.is_busy or not cluster.nodes:
             return list(waiting), list(returning)
         plan = self._choose_widths(new, cluster)

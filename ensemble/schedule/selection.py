@@ -67,7 +67,8 @@ def _is_of_type(selector: str, node: Node, model: str) -> bool:
 @functools.cache
 def _names(model: str, kind: str) -> bool:
     """Whether the name of a model, "NVIDIA A100-SXM4-40GB", has that of a type, "A100", as a word."""
-    return f"-{kind}-" in f"-{re.sub(r'[^A-Za-z0-9]+', '-', model)}-"
+    words, word = (re.sub("[^A-Za-z0-9]+", "-", text) for text in (model, kind))
+    return f"-{word}-" in f"-{words}-"
 
 
 def _has_memory(least_gb: float, known_gb: float | None, model: str) -> bool:
@@ -106,6 +107,8 @@ def has_labels(labels: Selection, node: Node) -> bool:
 
 def explain_unselected(selection: Selection, nodes: Sequence[Node]) -> str:
     """Say that no node fits, and what those have that do not."""
+    if not nodes:
+        return "there is no node"
     for item in selection:
         if not any(is_selected((item,), node) for node in nodes):
             return f"no node has {describe_selection((item,))} ({_list_found(item[0], nodes)})"
@@ -121,7 +124,7 @@ def _list_found(key: str, nodes: Sequence[Node]) -> str:
     shown = _abbreviate((f"{_abbreviate(names)}: {what}" for what, names in found.items()), "; ")
     if key not in (GPU_TYPE, GPU_MEMORY) and not any(node.labels for node in nodes):
         shown += "; labels are of the nodes of a Ray cluster"
-    return shown or "there is none"
+    return shown
 
 
 def _describe(key: str, node: Node) -> str:

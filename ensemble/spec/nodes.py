@@ -19,9 +19,8 @@ from ensemble.spec.validation import SpecError, check_number
 GPU_MEMORY = "gpu_memory_gb"
 GPU_TYPE = "ray.io/accelerator-type"
 MARKET_TYPE = "ray.io/market-type"
-NODE_ID = "ray.io/node-id"
-
 NODE_GROUP = "ray.io/node-group"
+NODE_ID = "ray.io/node-id"
 
 #: The least and the most memory in GB with which GPUs are sold, by what Ray calls their type.
 SIZES_GB = {
@@ -73,7 +72,8 @@ def _check_word(where: str, word: object) -> str:
         raise SpecError(f"{where} has {word!r}, which is neither one of {', '.join(_SHORT)} nor a node's label")
     if word == NODE_ID:
         raise SpecError(f"{where}: nodes are not chosen by {NODE_ID}, which is new at each start of one")
-    near = difflib.get_close_matches(word.lower(), _OF_RAY if "/" in word else _SHORT, 1, 0.75)
+    known = _OF_RAY if word.startswith("ray.io/") else () if "/" in word else _SHORT
+    near = difflib.get_close_matches(word.lower(), known, 1, 0.8)
     if near and near[0] != word:
         raise SpecError(f"{where} has no {word!r}; did you mean {near[0]!r}?")
     return word
@@ -136,6 +136,6 @@ def _describe_item(item: tuple[str, Any]) -> str:
     key, value = item
     if key == MARKET_TYPE and value in ("spot", "!spot"):
         return f"spot={value == 'spot'}"
-    return (
-        f"gpu_type={value}" if key == GPU_TYPE else f"{key}={value:g}" if key == GPU_MEMORY else f"{key}={value}"
-    )
+    if key == GPU_MEMORY:
+        return f"{key}={value:g}"
+    return f"gpu_type={value}" if key == GPU_TYPE else f"{key}={value}"

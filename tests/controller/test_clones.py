@@ -51,6 +51,7 @@ OTHERS: dict[str, Any] = {
     "communicator": "torch",
     "weights": Folds(4),
     "span_nodes": False,
+    "nodes": {"ray.io/market-type": "!spot", "team": None},
 }
 
 
@@ -69,6 +70,7 @@ def test_a_clone_is_declared_as_its_member_was_whatever_the_ensemble_declares(we
         again = made.identify(5, recover_declaration(known))
         assert declared_as(again) == declared_as(identity)
         assert (again.cpus_per_worker, again.span_nodes) == (identity.cpus_per_worker, identity.span_nodes)
+        assert again.nodes == identity.nodes
 
 
 @pytest.mark.parametrize(("attempts", "workers"), [(0, "auto"), (1, 3)])

@@ -34,6 +34,7 @@ def test_a_member_has_its_ensembles_selection_and_label_by_label_its_own_in_plac
     assert third.nodes == ensembles | {TYPE: None, "ray.io/node-group": "!small"}
     assert set((last.nodes or {}).values()) == {None}
     assert declare(None).identify(0).nodes is None
+    assert declare({"slot": "a", "xray.io/node-groups": "b"}).identify(0).nodes, "these are no misspelt words"
     assert not first.list_differences(second.as_dict() | {"member": "member-0", "number": 0, "seed": 0})
 
 

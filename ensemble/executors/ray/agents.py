@@ -15,6 +15,7 @@ from ensemble.train.job import PROFILE, Job
 if TYPE_CHECKING:
     from ensemble.executors.ray.leases import Lease
 
+MIXED = "GPUs of several models"  # in place of the models of a node
 _RankKey = tuple[str, int, int]  # member, attempt, rank
 
 
@@ -152,9 +153,9 @@ def describe_offer(
         cpus, memory_gb, host = min(cpus, seen["cpus"]), min(memory_gb, seen["memory_gb"]), seen["host"]
         models = tuple(seen["gpus"][:gpus])
         sizes = _find_least_memory(seen) * len(models)
-    if len(set(models)) > 1:  # its label is of one of them
+    if len(set(models)) > 1 or MIXED in models:  # its label is of one of them
         labels.pop(GPU_TYPE, None)
-        models = ("GPUs of several models",) * gpus
+        models = (MIXED,) * gpus
     return Node(
         name=name, cpus=cpus, gpus=models, memory_gb=memory_gb, host=host, gpu_memory_gb=sizes, labels=labels
     )

@@ -330,11 +330,11 @@ class LeaseManager:
         return ", ".join(f"{count} x ({self._describe(request)})" for request, count in counts.items())
 
     def _describe(self, request: ResourceRequest) -> str:
-        """A request in words, and which nodes cannot meet it where none can, whatever they have free."""
-        labels, nodes = request.labels, [o.node for o in self._offers if o.ray_id not in request.misfits]
-        if not labels or any(is_selected(labels, node) for node in nodes):
+        """A request in words, and what the nodes have where none fits it, whatever they have free."""
+        selection, nodes = request.selection, [offer.node for offer in self._offers]
+        if not selection or any(is_selected(selection, node) for node in nodes):
             return _describe(request)
-        return f"{_describe(request)}; {explain_unselected(labels, [offer.node for offer in self._offers])}"
+        return f"{_describe(request)}; {explain_unselected(selection, nodes)}"
 
     def close(self) -> None:
         """Give back everything."""
@@ -345,7 +345,7 @@ def _describe(request: ResourceRequest) -> str:
     bundle = request.bundle
     gpus = f"{bundle.gpus} GPU{'s' * (bundle.gpus > 1)}, " if bundle.gpus else ""
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
-    where = f", on nodes with {describe_selection(request.labels)}" if request.labels else ""
+    where = f", on nodes with {describe_selection(request.selection)}" if request.selection else ""
     return f"{gpus}{bundle.cpus:g} cores{memory}{where}"
 
 

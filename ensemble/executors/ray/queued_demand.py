@@ -82,7 +82,12 @@ def _select_nodes(
     misfits = [o for o in offers if has_labels(plain, o.node) and not is_selected(selection, o.node)]
     labels = make_label_selector(selection, [offer.node for offer in misfits])
     left_out = tuple(sorted(offer.ray_id for offer in misfits))
-    return Counter({each._replace(labels=labels, misfits=left_out): count for each, count in asked.items()})
+    return Counter(
+        {
+            each._replace(selection=selection, labels=labels, misfits=left_out): count
+            for each, count in asked.items()
+        }
+    )
 
 
 def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[Shape]) -> Counter[ResourceRequest]:
@@ -199,11 +204,11 @@ class _GpuGroup:
 
 
 def _limit_pending(requests: Counter[ResourceRequest]) -> Counter[ResourceRequest]:
-    """At most `MOST_PENDING` requests for any node, of each number of GPUs and labels with an equal right."""
+    """At most `MOST_PENDING` requests for any node, of each number of GPUs and selection with an equal right."""
     by_width: dict[tuple[int, Selection], int] = Counter()
     for request, count in requests.items():
         if request.ray_id is None:
-            by_width[request.bundle.gpus, request.labels] += count
+            by_width[request.bundle.gpus, request.selection] += count
     allowed, left = dict[tuple[int, Selection], int](), MOST_PENDING
     for n, width in enumerate(sorted(by_width, key=by_width.__getitem__)):
         allowed[width] = min(by_width[width], max(1, left // (len(by_width) - n)))
@@ -211,7 +216,7 @@ def _limit_pending(requests: Counter[ResourceRequest]) -> Counter[ResourceReques
     kept = Counter[ResourceRequest]()
     for request, count in requests.items():
         if request.ray_id is None:
-            width = request.bundle.gpus, request.labels
+            width = request.bundle.gpus, request.selection
             count = min(count, allowed[width])
             allowed[width] -= count
         if count:

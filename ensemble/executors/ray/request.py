@@ -48,13 +48,15 @@ class ResourceRequest(NamedTuple):
         bundle: all that is asked for.
         ray_id: Ray's id of the node that is to give it; None: any node.
         parts: of a request that several nodes may meet together; empty: one node gives all of it.
-        labels: selectors of the labels of nodes that may meet it, where none is named.
+        selection: of the members that it is for, where no node is named.
+        labels: selectors of the labels of nodes that may meet it.
         misfits: Ray's ids of nodes with these labels that may not.
     """
 
     bundle: Bundle
     ray_id: str | None = None
     parts: tuple[RequestPart, ...] = ()
+    selection: Selection = ()
     labels: Selection = ()
     misfits: tuple[str, ...] = ()
 

@@ -151,6 +151,7 @@ def test_a_gpu_that_turns_out_to_be_too_small_is_given_back_and_no_other_of_its_
     assert run.cluster.free("node-0").gpus and not run.running
     expected = {TYPE: "in(A100)", "ray.io/node-group": "!in(small)", "ray.io/node-id": "!in(node-0)"}
     assert list_selectors(run) == [(1, expected)]
+    assert "no node has gpu_memory_gb=80 (node-0: 39.4 GiB)" in run.manager.describe_pending()
     new = world.make([KINDS["A100-80"]]).total.pop("node-0")
     world.cluster, run.cluster.total["node-1"] = run.cluster, new
     settle(run, 10)
