@@ -164,8 +164,8 @@ def add_notify_options(parser: argparse.ArgumentParser) -> None:
         parser: of a command that drives a run.
     """
     told = (
-        "tell a webhook when the run fails, stalls or ends: POST a JSON object to this address, or, so that nobody "
-        "sees it in the list of processes, to the one in a file; may be repeated"
+        "tell a webhook when the run fails, stalls or ends: POST a JSON object to this address, or to the "
+        "one in a file, which the list of processes does not show; may be repeated"
     )
     parser.add_argument("--notify", metavar="URL|@FILE", action="append", default=[], help=told)
     told = "the same to a command, run without a shell, with the object on its standard input; may be repeated"

@@ -2,8 +2,8 @@
 
 A node is a host of `ensemble.bench.launch.hosts` (a network of its own, without a default route) whose slurmd also
 has processes, a host name, a /tmp and a /dev/shm of its own. The controller, slurmctld, runs on the first one.
-Munge, by which Slurm's programs authenticate each other, gets a socket and a key of its own. With accounting the
-controller's host also runs MariaDB and slurmdbd, on its own loopback interface, with data in the cluster's directory.
+Munge, by which Slurm's programs authenticate each other, gets a socket and a key of its own. With accounting the first host
+also runs MariaDB, on that host's loopback interface, and slurmdbd, with their data in the cluster's directory.
 """
 
 from __future__ import annotations
@@ -161,11 +161,19 @@ class SlurmCluster:
         configuration.touch(0o600)
         configuration.write_text(_DATABASE.format(directory=self._directory, address=address))
         self.run("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}", "--skip-test-db")
-        options = ["--no-defaults", "--user=root", f"--datadir={data}", f"--socket={data}/socket", "--skip-grant-tables"]
+        options = [
+            "--no-defaults",
+            "--user=root",
+            f"--datadir={data}",
+            f"--socket={data}/socket",
+            "--skip-grant-tables",
+        ]
         self._spawn(self._hosts.command(0, ["mariadbd", *options, "--bind-address=127.0.0.1"]))
         self._wait_until((data / "socket").exists, "mariadbd did not start")
         self._spawn_named("slurmdbd -D")
-        self._wait_until(lambda: self.execute(["sacctmgr", "show", "cluster"]).returncode == 0, "slurmdbd did not start")
+        self._wait_until(
+            lambda: self.execute(["sacctmgr", "show", "cluster"]).returncode == 0, "slurmdbd did not start"
+        )
         self.run("sacctmgr", "--immediate", "add", "cluster", "tests")
 
     def _spawn_named(self, command: str) -> None:

@@ -89,8 +89,7 @@ def test_the_job_waits_in_a_queue_that_admits_its_namespace_and_has_room_for_it(
     [local] = [
         each
         for each in KUEUE
-        if each["kind"] == "LocalQueue"
-        and each["metadata"] == {"name": labels[QUEUE], "namespace": team}
+        if each["kind"] == "LocalQueue" and each["metadata"] == {"name": labels[QUEUE], "namespace": team}
     ]
     queue = select(KUEUE, "ClusterQueue")[local["spec"]["clusterQueue"]]["spec"]
     assert queue["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": team}}
@@ -107,7 +106,9 @@ def test_the_job_waits_in_a_queue_that_admits_its_namespace_and_has_room_for_it(
             for name, quantity in container["resources"]["requests"].items():
                 needs[name] = needs.get(name, 0.0) + count * amount(quantity)
     assert set(needs) == set(quota) == set(group["coveredResources"]), "Kueue admits no job with others"
-    assert all(needs[name] <= quota[name] < 2 * needs[name] for name in quota), "one run fits, and a second one waits"
+    assert all(needs[name] <= quota[name] < 2 * needs[name] for name in quota), (
+        "one run fits, and a second one waits"
+    )
     assert spec["suspend"] is True and spec["shutdownAfterJobFinishes"] is True
     assert not cluster.get("enableInTreeAutoscaling"), "Kueue refuses it unless elastic jobs are switched on"
 

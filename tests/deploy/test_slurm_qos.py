@@ -33,7 +33,10 @@ def cluster() -> Iterator[SlurmCluster]:
 def commands() -> list[list[str]]:
     """The page's commands, for the users of this machine."""
     [block] = re.findall(r"```sh\n((?:sacctmgr .*\n)+)```", PAGE.read_text())
-    return [[re.sub(r"\b(ann|bob)\b", lambda user: USERS[user[0]], word) for word in line.split()] for line in block.splitlines()]
+    return [
+        [re.sub(r"\b(ann|bob)\b", lambda user: USERS[user[0]], word) for word in line.split()]
+        for line in block.splitlines()
+    ]
 
 
 @pytest.mark.ray
@@ -46,21 +49,32 @@ def test_a_qos_holds_a_run_back_and_another_preempts_it(cluster: SlurmCluster) -
     first.wait_for_checkpoints(2)
     second = Job(cluster, shared / "second", "--set", "epochs=40", sbatch=own)
     second.wait_until(lambda: second.describe()["Reason"] == "QOSMaxNodePerUserLimit")
-    assert cluster.run("sinfo", "--noheader", "--states=idle", "--format=%D").strip() == "1", "it is not for want of nodes"
+    assert cluster.run("sinfo", "--noheader", "--states=idle", "--format=%D").strip() == "1", (
+        "it is not for want of nodes"
+    )
     first.hurry()
     assert first.wait() == ("COMPLETED", "0:0"), first.log()
     second.wait_for_checkpoints(2)
 
-    urgent = ["--uid=nobody", "--account=speech", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=hostname"]
+    urgent = [
+        "--uid=nobody",
+        "--account=speech",
+        "--nodes=2",
+        "--exclusive",
+        "--output=/dev/null",
+        "--wrap=hostname",
+    ]
     number = cluster.run("sbatch", "--parsable", *urgent, cwd=Path("/")).strip()
     second.wait_until(lambda: second.describe()["Restarts"] == "1")
     assert len(second.events("run_stopped")) == 1, second.log()
-    print(second.log())
     second.hurry()
     assert second.wait() == ("COMPLETED", "0:0"), second.log()
     assert cluster.describe(number)["JobState"] == "COMPLETED"
     assert any(event["epoch"] > 0 for event in second.events("started"))
     assert len({event["member"] for event in second.events("finished")}) == MEMBERS
-    print(second.log(), cluster.run("sacct", "-a", "-X", "-D", "--format=jobid,user,account,qos,state,start,end,nodelist"))
+    print(
+        second.log(),
+        cluster.run("sacct", "-a", "-X", "-D", "--format=jobid,user,account,qos,state,start,end,nodelist"),
+    )
     refused = cluster.execute(["sbatch", "--account=vision", *urgent[:1], *urgent[2:]], cwd=Path("/"))
     assert refused.returncode != 0 and "Invalid account" in refused.stderr

@@ -1,4 +1,4 @@
-"""What another user of the machine gets at: tried by a process of that user, while a run of somebody else's goes on."""
+"""What another user of the machine gets at, while a run of somebody else's goes on: it tries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find_paths(user: int, *more: Path) -> Iterator[Path]:
     """What belongs to the user where everybody may write, and below `more`."""
     for place in (*PLACES, *more):
         for top in [place, *place.iterdir()] if place.is_dir() else []:
-            if top in more or not top.is_symlink() and top.lstat().st_uid == user:
+            if top in more or (not top.is_symlink() and top.lstat().st_uid == user):
                 yield top
                 yield from top.rglob("*") if top.is_dir() and not (top in PLACES or top in more) else ()
 

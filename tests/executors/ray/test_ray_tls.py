@@ -1,4 +1,4 @@
-"""A run on a cluster whose Ray encrypts what it sends, with certificates as the page on sharing a cluster makes them."""
+"""A run on a cluster whose Ray encrypts what it sends, with certificates as the page on sharing a cluster says."""
 
 from __future__ import annotations
 
