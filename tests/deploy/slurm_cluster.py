@@ -2,8 +2,8 @@
 
 A node is a host of `ensemble.bench.launch.hosts` (a network of its own, without a default route) whose slurmd also
 has processes, a host name, a /tmp and a /dev/shm of its own. The controller, slurmctld, runs on the first one.
-Munge, by which Slurm's programs authenticate each other, gets a socket and a key of its own. With accounting the first host
-also runs MariaDB, on that host's loopback interface, and slurmdbd, with their data in the cluster's directory.
+Munge, by which Slurm's programs authenticate each other, gets a socket and a key of its own. With accounting the
+first host also runs MariaDB, on its own loopback interface, and slurmdbd, with data in the cluster's directory.
 """
 
 from __future__ import annotations

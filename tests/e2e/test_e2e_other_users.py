@@ -1,7 +1,7 @@
 """What a run shows to other users of its machine: each kind of run as one user, looked at by another.
 
-Neither has a name. Whatever lies in root's home, such as this interpreter, the first one may read all the same. The
-umask and the mode of the home are the usual ones, 022 and 0755.
+Neither has a name. Whatever lies in root's home, such as this interpreter, the first one may read all the same.
+The umask and the mode of the home are the usual ones, 022 and 0755.
 """
 
 from __future__ import annotations
