@@ -132,3 +132,12 @@ def test_nothing_reaches_a_teams_pods_but_what_the_job_admits() -> None:
     assert policy["spec"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     assert {each["metadata"].get("namespace", each["metadata"]["name"]) for each in TEAM} == {"vision"}
     assert not any("namespace" in each["metadata"] for each in read(rayjob_file("kueue")))
+
+
+def test_another_teams_namespace_is_made_as_the_page_says() -> None:
+    [command] = re.findall(r"(sed 's/vision/.*') deploy/kubernetes-team\.yaml", PAGE.read_text())
+    text = (DEPLOY / "kubernetes-team.yaml").read_text()
+    made = subprocess.run(["sh", "-c", command], input=text, capture_output=True, text=True, check=True).stdout
+    assert "vision" not in str(read(made))
+    teams = {*select(TEAM, "Namespace"), *select(read(made), "Namespace")}
+    assert {each["metadata"]["namespace"] for each in KUEUE if each["kind"] == "LocalQueue"} == teams

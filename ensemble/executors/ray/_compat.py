@@ -249,15 +249,15 @@ def release_lock_while_waiting() -> AbstractContextManager[None]:
 def start_core_daemons_only(*, dashboard: Path | None = None) -> Iterator[None]:
     """Within, Ray starts no log monitor, no autoscaler and, unless the dashboard is asked for, no API server.
 
-    Args:
-        dashboard: for its temporary files, which it leaves behind; None: no dashboard.
-
     The first reads all log files ten times a second; the others take three CPU-seconds to start and serve a Ray of
     several nodes, jobs and the dashboard. `ray.init` starts them by `start_log_monitor`, `start_monitor` and
     `start_api_server` of `ray._private.node.Node` (in 2.0 already), whatever `log_to_driver` and
     `include_dashboard` say.
 
     Unnecessary with: arguments of `ray.init` like `include_log_monitor` of `ray start`.
+
+    Args:
+        dashboard: where the dashboard writes temporary files, some of which it leaves behind; None: no dashboard.
     """
     from ray._private.node import Node
 
