@@ -245,18 +245,12 @@ def check_ray(answers: dict[str, str]) -> None:
 def test_a_cluster_with_a_token_is_its_users_and_of_all_who_have_the_token(owner: Owner) -> None:
     token = secrets.token_hex(32)
     (owner.base / "private" / "token").write_text(token)
-    port, dashboard = free_ports(2)
+    port, dashboard, *agent = free_ports(4)
     owner.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(owner.base / "private" / "token")}
-    options = ["--port", port, "--node-ip-address", "127.0.0.1", "--num-cpus", "2", "--disable-usage-stats"]
-    options += [
-        "--dashboard-host",
-        "127.0.0.1",
-        "--dashboard-port",
-        dashboard,
-        "--object-store-memory",
-        80 * 2**20,
-    ]
-    options += ["--temp-dir", owner.base / "private" / "r"]
+    options: list[object] = ["--port", port, "--node-ip-address", "127.0.0.1", "--num-cpus", 2]
+    options += ["--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard, "--disable-usage-stats"]
+    options += ["--dashboard-agent-listen-port", agent[0], "--dashboard-agent-grpc-port", agent[1]]
+    options += ["--temp-dir", owner.base / "private" / "r", "--object-store-memory", 80 * 2**20]
     started = owner.call("-m", "ray.scripts.scripts", "start", "--head", *options)
     assert started.returncode == 0, started.stderr
     url = f"http://127.0.0.1:{dashboard}"
