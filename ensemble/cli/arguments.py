@@ -186,8 +186,11 @@ def add_notify_options(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: of a command that drives a run.
     """
-    told = "tell a webhook when the run fails, stalls or ends: POST a JSON object to this address; may be repeated"
-    parser.add_argument("--notify", metavar="URL", action="append", default=[], help=told)
+    told = (
+        "tell a webhook when the run fails, stalls or ends: POST a JSON object to this address, or to the "
+        "one in a file, which the list of processes does not show; may be repeated"
+    )
+    parser.add_argument("--notify", metavar="URL|@FILE", action="append", default=[], help=told)
     told = "the same to a command, run without a shell, with the object on its standard input; may be repeated"
     parser.add_argument("--notify-command", metavar="COMMAND", action="append", default=[], help=told)
-    parser.add_argument("--notify-page", metavar="URL", help="address of the live page, for alerts")
+    parser.add_argument("--notify-page", metavar="URL|@FILE", help="address of the live page, for alerts")

@@ -165,9 +165,10 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
 def _list_receivers(options: argparse.Namespace) -> list[Notify]:
     """Who gets alerts of the run."""
     from ensemble.spec import Notify
+    from ensemble.spec.settings import read_value
 
-    page = options.notify_page
-    urls = [Notify(url=each, page=page) for each in options.notify]
+    page = options.notify_page and read_value("--notify-page", options.notify_page)[0]
+    urls = [Notify(url=read_value("--notify", each)[0], page=page) for each in options.notify]
     return urls + [Notify(command=each, page=page) for each in options.notify_command]
 
 

@@ -58,15 +58,27 @@ def read_setting(given: str) -> Setting:
         SpecError: it is not of that form, or its file cannot be read.
     """
     name, text = split_setting(given)
+    return Setting(name, *read_value(f"--set {name}", text))
+
+
+def read_value(option: str, text: str) -> tuple[str, Path | None]:
+    """The value that a command line gives as `VALUE`, `@FILE` or `@@VALUE`, and the file that it was read from.
+
+    Args:
+        option: as messages name it.
+
+    Raises:
+        SpecError: the file cannot be read.
+    """
     if text.startswith("@@") or not text.startswith("@"):
-        return Setting(name, text.removeprefix("@") if text.startswith("@@") else text)
+        return text.removeprefix("@") if text.startswith("@@") else text, None
     file = Path(text[1:]).expanduser()
     try:
-        return Setting(name, file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"), file)
+        return file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r"), file
     except UnicodeDecodeError:
-        raise SpecError(f"--set {name}: {file} is not text (UTF-8)") from None
+        raise SpecError(f"{option}: {file} is not text (UTF-8)") from None
     except OSError as error:
-        raise SpecError(f"--set {name}: {file} cannot be read: {error.strerror}") from None
+        raise SpecError(f"{option}: {file} cannot be read: {error.strerror}") from None
 
 
 def make_portable(given: str, folder: Path) -> str:

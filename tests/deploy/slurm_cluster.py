@@ -2,7 +2,8 @@
 
 A node is a host of `ensemble.bench.launch.hosts` (a network of its own, without a default route) whose slurmd also
 has processes, a host name, a /tmp and a /dev/shm of its own. The controller, slurmctld, runs on the first one.
-Munge, by which Slurm's programs authenticate each other, gets a socket and a key of its own.
+Munge, by which Slurm's programs authenticate each other, gets a socket and a key of its own. With accounting the
+first host also runs MariaDB, on its own loopback interface, and slurmdbd, with data in the cluster's directory.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ NODES = 2
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 REPOSITORY = Path(__file__).parents[2]
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "mount")
+_OF_ACCOUNTING = ("slurmdbd", "mariadbd", "mariadb-install-db")
 _START_S = 300.0
 # cred_expire: a job is queued again for that many seconds from now, by default 120; 5 is the least.
 _CONFIGURATION = """\
@@ -56,6 +58,29 @@ NodeName=n0 NodeAddr={addresses[0]} CPUs=2
 NodeName=n1 NodeAddr={addresses[1]} CPUs=2
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={address}
+AccountingStoragePass={directory}/munge.socket
+AccountingStorageEnforce=associations,limits,qos
+PriorityType=priority/multifactor
+PriorityWeightQOS=1000
+PreemptType=preempt/qos
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+"""
+_DATABASE = """\
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge.socket
+DbdHost=n0
+DbdAddr={address}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StorageUser=root
+PidFile={directory}/slurmdbd.pid
+LogFile={directory}/slurmdbd.log
+"""
 # `$1` becomes the host's name; what is at `$2` and `$3` stays where it is, in a /tmp that is otherwise empty.
 _OWN_MACHINE = """
 hostname "$1" && mount --bind "$2" /mnt && mount --bind "$3" /media &&
@@ -64,9 +89,10 @@ mount --bind /mnt "$2" && mount --bind /media "$3" && umount /mnt /media && shif
 """
 
 
-def unavailable() -> str | None:
+def unavailable(*, accounting: bool = False) -> str | None:
     """Why there can be no such cluster on this machine, in one line; None where one could be."""
-    missing = [name for name in _PROGRAMS if shutil.which(name, path=PATH) is None]
+    needed = (*_PROGRAMS, *_OF_ACCOUNTING) if accounting else _PROGRAMS
+    missing = [name for name in needed if shutil.which(name, path=PATH) is None]
     return f"needs {', '.join(missing)}" if missing else hosts_unavailable()
 
 
@@ -75,10 +101,11 @@ class SlurmCluster:
 
     Args:
         shared: a directory that all nodes see; `slurm` in it is for the cluster's files.
+        accounting: whether accounts, users and QoS are kept and enforced (`sacctmgr`).
     """
 
-    def __init__(self, shared: Path) -> None:
-        self._shared, self._directory = shared, shared / "slurm"
+    def __init__(self, shared: Path, *, accounting: bool = False) -> None:
+        self.shared, self._directory, self._accounting = shared, shared / "slurm", accounting
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stack = ExitStack()
         self._hosts = Hosts(NODES)
@@ -104,9 +131,10 @@ class SlurmCluster:
     def _start(self) -> None:
         directory = self._directory
         (directory / "controller").mkdir(parents=True)
-        (directory / "slurm.conf").write_text(
-            _CONFIGURATION.format(directory=directory, addresses=self._hosts.addresses, first_job=os.getpid())
-        )
+        addresses = self._hosts.addresses
+        text = _CONFIGURATION.format(directory=directory, addresses=addresses, first_job=os.getpid())
+        accounting = _ACCOUNTING.format(address=addresses[0], directory=directory) if self._accounting else ""
+        (directory / "slurm.conf").write_text(accounting + text)
         (directory / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         key, socket = directory / "munge.key", directory / "munge.socket"
         key.touch(0o600)
@@ -116,15 +144,40 @@ class SlurmCluster:
         options = [f"--{name}={path}" for name, path in files.items()]
         self._spawn(self._hosts.command(0, ["munged", "--foreground", "--force", *options]))
         self._wait_until(socket.exists, "munged did not start")
-        self._spawn(self._hosts.command(0, ["unshare", "--uts", "sh", "-c", "hostname n0; exec slurmctld -D -i"]))
+        if self._accounting:
+            self._start_accounting(addresses[0])
+        self._spawn_named("slurmctld -D -i")
         for number in range(NODES):
             name = f"n{number}"
             (directory / f"spool.{name}").mkdir()
             own = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-            machine = ["sh", "-c", _OWN_MACHINE, "sh", name, str(self._shared), str(REPOSITORY)]
+            machine = ["sh", "-c", _OWN_MACHINE, "sh", name, str(self.shared), str(REPOSITORY)]
             slurmd = ["slurmd", "-D", "-N", name]
             self._spawn(self._hosts.command(number, [*own, *machine, *slurmd]))
         self._wait_until(self._is_idle, "the nodes did not come up")
+
+    def _start_accounting(self, address: str) -> None:
+        data, configuration = self._directory / "database", self._directory / "slurmdbd.conf"
+        configuration.touch(0o600)
+        configuration.write_text(_DATABASE.format(directory=self._directory, address=address))
+        self.run("mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}", "--skip-test-db")
+        options = [
+            "--no-defaults",
+            "--user=root",
+            f"--datadir={data}",
+            f"--socket={data}/socket",
+            "--skip-grant-tables",
+        ]
+        self._spawn(self._hosts.command(0, ["mariadbd", *options, "--bind-address=127.0.0.1"]))
+        self._wait_until((data / "socket").exists, "mariadbd did not start")
+        self._spawn_named("slurmdbd -D")
+        self._wait_until(
+            lambda: self.execute(["sacctmgr", "show", "cluster"]).returncode == 0, "slurmdbd did not start"
+        )
+        self.run("sacctmgr", "--immediate", "add", "cluster", "tests")
+
+    def _spawn_named(self, command: str) -> None:
+        self._spawn(self._hosts.command(0, ["unshare", "--uts", "sh", "-c", f"hostname n0; exec {command}"]))
 
     def _spawn(self, command: Sequence[str]) -> None:
         with open(self._directory / "output.log", "ab") as log:

@@ -25,6 +25,7 @@ from run_events import list_run
 
 import ensemble
 from ensemble import Notify, Recipe, SpecError
+from ensemble.cli.parser import main
 from ensemble.reporting.alerts import Alert, AlertGate, AlertReader
 from ensemble.reporting.loggers import alerts as sender
 from ensemble.reporting.loggers.processes import LoggerProcesses
@@ -311,6 +312,30 @@ def test_a_run_that_fails_says_so_and_keeps_the_secret(webhook: Webhook, tmp_pat
     assert "this model cannot be built" in got[0]["text"] and got[1]["text"].endswith(
         "no member finished: 2 failed"
     )
+    check_secret(tmp_path / "run")
+
+
+SPEC = """
+from ensemble import Recipe
+from execute_members import an_ensemble, faulty_model, loss
+
+def spec():
+    return an_ensemble([{"lr": 0.1, "fault": "build"}], recipe=Recipe(model=faulty_model, loss=loss))
+"""
+
+
+def test_the_command_line_names_files_with_the_addresses(webhook: Webhook, tmp_path: Path) -> None:
+    for name, text in {"spec.py": SPEC, "webhook": webhook.url, "page": "https://host/?token=1"}.items():
+        (tmp_path / name).write_text(text + "\n")
+    command = ["run", str(tmp_path / "spec.py"), "--run-dir", str(tmp_path / "run"), "--executor", "inline"]
+    assert main([*command, "--notify", f"@{tmp_path}/none"]) == 2
+    options = ["--notify", f"@{tmp_path}/webhook", "--notify-page", f"@{tmp_path}/page"]
+    assert main([*command, *options]) == 1, "no member finishes"
+    got = [webhook.next(), webhook.next()]
+    assert [(each["kind"], each["page"]) for each in got] == [
+        ("failed", "https://host/?token=1"),
+        ("run_failed", "https://host/?token=1"),
+    ]
     check_secret(tmp_path / "run")
 
 

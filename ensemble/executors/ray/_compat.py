@@ -249,7 +249,7 @@ def release_lock_while_waiting() -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def start_core_daemons_only(*, dashboard: bool = False) -> Iterator[None]:
+def start_core_daemons_only(*, dashboard: Path | None = None) -> Iterator[None]:
     """Within, Ray starts no log monitor, no autoscaler and, unless the dashboard is asked for, no API server.
 
     The first reads all log files ten times a second; the others take three CPU-seconds to start and serve a Ray of
@@ -258,11 +258,25 @@ def start_core_daemons_only(*, dashboard: bool = False) -> Iterator[None]:
     `include_dashboard` say.
 
     Unnecessary with: arguments of `ray.init` like `include_log_monitor` of `ray start`.
+
+    Args:
+        dashboard: where the dashboard writes temporary files, some of which it leaves behind; None: no dashboard.
     """
     from ray._private.node import Node
 
-    names = ("start_log_monitor", "start_monitor", *(() if dashboard else ("start_api_server",)))
+    usual = Node.start_api_server
+
+    def start_beside(self: Any, **given: Any) -> None:
+        before = os.environ.get("TMPDIR")
+        os.environ["TMPDIR"] = str(dashboard)
+        try:
+            usual(self, **given)
+        finally:
+            os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+
     with contextlib.ExitStack() as replaced:
-        for name in names:
+        for name in ("start_log_monitor", "start_monitor"):
             replaced.enter_context(_replace(Node, name, lambda self, **_: None))
+        start = start_beside if dashboard is not None else lambda self, **_: None
+        replaced.enter_context(_replace(Node, "start_api_server", start))
         yield

@@ -157,7 +157,7 @@ class RayConnection:
         with (
             _compat.keep_signal_handlers(),
             _compat.separate_process_groups(),
-            _compat.start_core_daemons_only(dashboard=self._dashboard),
+            _compat.start_core_daemons_only(dashboard=self._private.path if self._dashboard else None),
             _compat.release_lock_while_waiting(),
         ):
             context = ray.init(
