@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from ensemble.controller.actions import Demand
 from ensemble.controller.attempts import Attempts
@@ -15,7 +15,9 @@ from ensemble.controller.profiler import Profiler
 from ensemble.controller.queue import MemberQueue
 from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.session_state import SessionState
-from ensemble.schedule import ClusterSnapshot, count_placeable, explain_memory_wait
+from ensemble.controller.waiting_window import FIRST, WaitingWindow
+from ensemble.schedule import ClusterSnapshot, Start, count_placeable, explain_memory_wait
+from ensemble.schedule.needs import compute_need
 from ensemble.schedule.profiles import max_node_memory_gb
 from ensemble.spec import Ensemble, Identity
 from ensemble.spec.identity import find_first_own_epoch
@@ -24,6 +26,9 @@ log = logging.getLogger(__name__)
 
 #: Trials to come for which resources are asked, beside those that wait.
 MOST_COMING = 64
+#: Waiting members from which on only the first of each kind are looked at, for so long as nothing changes, and
+#: within seconds of which the cluster is asked for what is missing.
+MANY, AS_PREPARED_S, DEMAND_S = 512, 30.0, 5.0
 
 
 class Placer:
@@ -51,6 +56,9 @@ class Placer:
         self._attempts, self._launcher, self._queue, self._feeders = attempts, launcher, queue, feeders
         self._profiler, self._rebalancer, self._planner = profiler, rebalancer, planner
         self._demand: Demand | None = None  # as it was last said
+        self._demand_at = self._until = -math.inf
+        self._window: WaitingWindow | None = None
+        self._most, self._stamp = FIRST, self._make_stamp()
         spans = [span.cohort for member in session.run.members.values() for span in member.spans]
         self._stream = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
         self._cohort = self._stream + streaming  # the next number; all trials of a search are in `_stream`
@@ -65,17 +73,12 @@ class Placer:
         session.placement_due = False
         if self._streaming and not self._profiler.is_busy:
             self._queue.propose(self._count_wanted_trials())
-        prepared = self._planner.prepare_waiting(
-            waitlist.waiting,
-            waitlist.returning,
-            self._take_cluster_snapshot(),
-            self._queue.count_trials_left(),
-        )
-        waitlist.arrange(*prepared)
-        starts = self._planner.choose_starts(self._take_cluster_snapshot())
+        if not self._is_prepared():
+            self._prepare()
+        starts = self._choose_starts()
         new = (start.cohort + 1 for start in starts if start.cohort is not None)
         self._cohort = max(self._cohort, *new, 0)
-        waitlist.remove({start.placement.member for start in starts})
+        self._remove({start.placement.member for start in starts})
         readers = {start.placement.member for start in starts if self._epochs_left(start.placement.identity)}
         for start in starts:
             keys = self._feeders.assign(start, starts, readers)
@@ -90,6 +93,49 @@ class Placer:
             self._say_memory_wait("")
         return None
 
+    def _is_prepared(self) -> bool:
+        """Whether the many members that wait are as they were prepared last, which takes long."""
+        return self._window is not None and self._stamp == self._make_stamp() and self._session.now < self._until
+
+    def _make_stamp(self) -> Hashable:
+        """What members are prepared by: another one where some were added or measured, or a node changed."""
+        session, profiler = self._session, self._profiler
+        return (
+            session.waitlist.changes,
+            profiler.is_busy,
+            len(profiler.profiles),
+            tuple(session.nodes.list_potential()),
+            bool(session.nodes.held),
+            session.nodes.devices,
+        )
+
+    def _prepare(self) -> None:
+        """Fill in what members left to measurement, and sort them; where many wait, by kinds."""
+        session, waitlist, self._window = self._session, self._session.waitlist, None
+        coming = self._queue.count_trials_left()
+        waiting, returning = self._planner.prepare_waiting(
+            waitlist.waiting, waitlist.returning, self._take_cluster_snapshot(), coming
+        )
+        waitlist.arrange(waiting, returning)
+        if len(waiting) > MANY and not self._profiler.is_busy:
+            self._window = WaitingWindow(waiting, lambda one: (self._planner.flotilla_of(one), compute_need(one)))
+            self._stamp, self._until = self._make_stamp(), session.now + AS_PREPARED_S
+            self._most = FIRST
+
+    def _choose_starts(self) -> list[Start]:
+        """Choose the members that start now, among the first of each kind where many wait."""
+        while True:
+            starts = self._planner.choose_starts(self._take_cluster_snapshot())
+            if self._window is None or 2 * len(starts) < self._most or not self._window.hides(self._most):
+                return starts
+            self._most *= 2
+
+    def _remove(self, placed: set[str]) -> None:
+        self._session.waitlist.remove(placed)
+        if self._window is not None:
+            self._window.remove(placed, self._most)
+            self._most = max(FIRST, min(self._most, 4 * len(self._session.live)))
+
     def rebalance(self) -> None:
         """Decide about stragglers among the members that have ended an epoch."""
         if self._planner.is_due:
@@ -101,7 +147,7 @@ class Placer:
         failures, measuring = self._attempts.failures, self._profiler.is_busy
         most_gb = max_node_memory_gb(nodes.list_potential())
         left_gb = max_node_memory_gb(nodes.held) if nodes.list_cluster() is None else math.inf
-        waiting = () if measuring else waitlist.waiting
+        waiting = () if measuring else waitlist.waiting if self._window is None else self._window.head(self._most)
         return ClusterSnapshot(
             nodes=failures.list_usable_nodes(nodes.held, list(waitlist), nodes.devices, session.now),
             devices=nodes.devices,
@@ -146,8 +192,14 @@ class Placer:
             log.warning("no member can start now: %s; the run goes on when others give memory back", detail)
 
     def say_demand(self, left_out: Sequence[Identity]) -> None:
-        """Say for which members resources are missing, and which places are taken, if either has changed."""
+        """Say for which members resources are missing, and which places are taken, if either has changed.
+
+        Where many are left out, that is said from time to time: what is missing hardly changes, and it takes long.
+        """
         session, coming = self._session, self._queue.count_trials_left()
+        if len(left_out) > MANY and session.stop_reason is None and session.now < self._demand_at:
+            return
+        self._demand_at = session.now + DEMAND_S
         if session.stop_reason is not None:
             missing: list[Identity] = []
         elif self._profiler.is_busy:  # what they need is not known yet

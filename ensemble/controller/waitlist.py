@@ -20,12 +20,14 @@ class Waitlist:
         returning: to be placed again, each in its cohort.
         deferred: to be placed again later, each with the time, in seconds of the controller's clock.
         paused: by a user.
+        changes: how often members were added, or withdrawn, since the start.
         trials_left: members that can still be proposed.
         trials_ready: those of them that can be proposed now; the others wait for the end of further members.
     """
 
     trials_left: int = 0
     trials_ready: int = 0
+    changes: int = 0
     waiting: list[Identity] = field(default_factory=list)
     returning: list[PendingRetry] = field(default_factory=list)
     deferred: list[tuple[float, PendingRetry]] = field(default_factory=list)
@@ -46,10 +48,12 @@ class Waitlist:
 
     def add(self, identity: Identity) -> None:
         """A member waits for a place in a new cohort."""
+        self.changes += 1
         self.waiting.append(identity)
 
     def add_returning(self, items: Iterable[PendingRetry]) -> None:
         """Members wait for a place in their cohorts."""
+        self.changes += 1
         self.returning += items
 
     def defer(self, item: PendingRetry, until: float) -> None:
@@ -60,6 +64,7 @@ class Waitlist:
         """Members whose wait is over wait for a place in their cohorts; whether there are any."""
         due = [each for each in self.deferred if each[0] <= now]
         self.deferred = [each for each in self.deferred if each not in due]
+        self.changes += bool(due)
         self.returning += [item for _, item in due]
         return bool(due)
 
@@ -94,6 +99,7 @@ class Waitlist:
         )
         if found is None:
             return None
+        self.changes += 1
         self.returning = [item for item in self.returning if item is not found]
         self.deferred = [each for each in self.deferred if each[1] is not found]
         self.paused = [item for item in self.paused if item is not found]
@@ -102,5 +108,6 @@ class Waitlist:
     def withdraw_waiting(self, member: str) -> Identity:
         """Take out a member that waits for a place in a new cohort."""
         found = next(identity for identity in self.waiting if identity.member == member)
+        self.changes += 1
         self.waiting.remove(found)
         return found

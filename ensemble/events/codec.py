@@ -24,6 +24,7 @@ from ensemble.events.members import (
     Finished,
     MemberDeclared,
     Moved,
+    Packed,
     Paused,
     Placed,
     Pruned,
@@ -74,8 +75,8 @@ SECTIONS: dict[str, tuple[type[Event], ...]] = {
     ),
     "Members": (
         MemberDeclared, Placed, DeviceChanged, Started, ExchangeMeasured, StepsDone, Epoch, Checkpoint,
-        CheckpointReduced, Damaged, Moved, Paused, Resumed, Finished, Pruned, Stopped, Cancelled, Failed, Cost,
-        UnusedHyperparameters,
+        CheckpointReduced, Packed, Damaged, Moved, Paused, Resumed, Finished, Pruned, Stopped, Cancelled, Failed,
+        Cost, UnusedHyperparameters,
     ),
     "Data": (Feeder, FeederLost, FeederRestarted, SharingEnded, SampleDifference, BadRecord),
     "Nodes and packing": (

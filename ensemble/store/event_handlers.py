@@ -136,6 +136,10 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.planned = event
         case events.MemoryIncrease():
             run.memory_increases.append(event)
+        case events.Packed():
+            run.packs[event.path] = event.digest
+            for name in run.members.keys() & event.members:
+                run.members[name].is_packed = True
         case events.Combining():
             run.combining = event.members
         case events.Combined():
@@ -350,6 +354,7 @@ def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
     attempt = member.attempts if event.attempt is None else event.attempt
     run.measuring.discard(member.id)
     member.close_span(event.t, "replaced")
+    member.is_packed = False
     member.state, member.attempt = "placed", attempt
     member.attempts = max(member.attempts, attempt) + 1
     member.node, member.devices, member.nodes = event.node, event.devices, event.nodes

@@ -1,0 +1,81 @@
+"""Drives one run of tiny members in a process of its own, and prints what it measured as JSON.
+
+python -m benchmarks.many.driver FOLDER MEMBERS EPOCHS EXECUTOR
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FEATURES, SAMPLES, CLASSES = 16, 256, 3
+
+
+def declare(members: int, epochs: int) -> Any:
+    """An ensemble of so many linear models; each takes a core."""
+    from ensemble.spec import Ensemble, Member, Recipe, Resources
+    from pipelines import Pipeline, sources
+
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(CLASSES, FEATURES)).astype(np.float32)
+
+    def draw(count: int) -> Any:
+        label = rng.integers(0, CLASSES, count)
+        x = centres[label] + rng.normal(size=(count, FEATURES)).astype(np.float32)
+        return Pipeline(sources.arrays(x=x.astype(np.float32), label=label), seed=0)
+
+    def model(lr: float) -> Any:
+        import torch
+
+        return torch.nn.Linear(FEATURES, CLASSES)
+
+    def loss(network: Any, batch: Any) -> Any:
+        import torch
+
+        return torch.nn.functional.cross_entropy(network(batch["x"]), batch["label"], reduction="none")
+
+    return Ensemble(
+        name="many",
+        recipe=Recipe(model=model, loss=loss),
+        members=[Member({"lr": 0.01 + 1e-6 * number}) for number in range(members)],
+        train=draw(SAMPLES),
+        valid=draw(128),
+        epochs=epochs,
+        batch_size=64,
+        resources=Resources(cpus_per_worker=1),
+        combine="average",
+        sharing="independent",
+    )
+
+
+def drive(folder: Path, members: int, epochs: int, executor: str) -> dict[str, Any]:
+    """Train them; returns CPU-seconds of this process until the last member has ended and after that, and the
+    seconds of both.
+    """
+    import ensemble as api
+
+    ended = [time.process_time(), time.monotonic()]
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["type"] in ("finished", "failed"):
+            ended[:] = time.process_time(), time.monotonic()
+
+    declared = declare(members, epochs)
+    began = time.process_time(), time.monotonic()
+    api.submit(declared, folder, executor=executor, on_event=on_event).wait()
+    return {
+        "train_cpu_s": ended[0] - began[0],
+        "end_cpu_s": time.process_time() - ended[0],
+        "train_wall_s": ended[1] - began[1],
+        "end_wall_s": time.monotonic() - ended[1],
+    }
+
+
+if __name__ == "__main__":
+    where, members_text, epochs_text, executor_name = sys.argv[1:]
+    print(json.dumps(drive(Path(where), int(members_text), int(epochs_text), executor_name)))
