@@ -97,7 +97,7 @@ def _read(folder: Path, members: int) -> dict[str, Any]:
     run_dir = RunDir(folder)
     inodes, size = _count(folder)
     run = RunProjection.from_status(RunStatus.load(run_dir))
-    orchestration = run.ledger.cpu_by_role.get("orchestrate", 0.0) + run.ledger.cpu_by_role.get("combine", 0.0)
+    orchestration = run.ledger.cpu_by_role().get("orchestrate", 0.0) + run.ledger.cpu_by_role().get("combine", 0.0)
 
     def read_page() -> None:
         reader = LogReader(run_dir)

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 MOST_COMING = 64
 #: Waiting members from which on only the first of each kind are looked at, for so long as nothing changes, and
 #: within seconds of which the cluster is asked for what is missing.
-MANY, AS_PREPARED_S, DEMAND_S = 512, 30.0, 5.0
+MANY, AS_PREPARED_S, DEMAND_S = 64, 30.0, 5.0
 
 
 class Placer:

@@ -106,9 +106,10 @@ def unpack(path: Path) -> None:
         OSError: it cannot be read or written.
         DamagedError: the pack is damaged there.
     """
-    from ensemble.store.files import write_bytes
+    from ensemble.store.files import make_directory, write_bytes
 
     if not path.exists() and (entry := _find(path)) is not None:
+        make_directory(path.parent)
         write_bytes(path, _read(entry, _name(path)))
 
 
@@ -154,11 +155,15 @@ def remove_packed(files: Sequence[PackedFile]) -> None:
             if (now.st_size, now.st_mtime_ns) == each[1:]:
                 each.path.unlink()
     for folder in {each.path.parent for each in files}:
-        with contextlib.suppress(OSError):  # something of another kind is in it
-            for path in folder.iterdir():
-                if _NEEDLESS.fullmatch(path.name):
-                    path.unlink()
-            folder.rmdir()
+        _remove_folder(folder)
+
+
+def _remove_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # something of another kind is in it
+        for path in folder.iterdir():
+            if _NEEDLESS.fullmatch(path.name):
+                path.unlink()
+        folder.rmdir()
 
 
 def finish_removal(run: Path, logged: Collection[str], packed: Collection[str]) -> None:
@@ -177,6 +182,7 @@ def finish_removal(run: Path, logged: Collection[str], packed: Collection[str]) 
                 (run / FOLDER / name).unlink()
         for member in set(packed).intersection(os.listdir(run / MEMBERS)) if packed else ():
             remove_packed([each for each in _list_files(run / MEMBERS / member) if _is_same(each)])
+            _remove_folder(run / MEMBERS / member)
 
 
 def _is_same(file: PackedFile) -> bool:
