@@ -15,8 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.bench.results import Outcome, Report, outcome_of
+from ensemble.events import RunFinished
 
-COLUMNS = "executor members inodes kilobytes log_kilobytes train_ms end_ms others_ms wall_ms status_s page_s list_s verify_s"
+COLUMNS = (
+    "executor members inodes kilobytes log_kilobytes driver_ms report_ms others_ms wall_ms status_s page_s list_s "
+    "verify_s"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +31,7 @@ class ManyRow:
         finished: members that finished.
         inodes, kilobytes: files and directories in the run directory, and their bytes.  log_kilobytes: of these,
             of the event log.
-        train_ms: CPU-milliseconds of the driving process until the last member had ended.  end_ms: after that.
+        driver_ms: CPU-milliseconds of the driving process.  report_ms: of these, to write the report.
         others_ms: CPU-milliseconds of all other processes of the run.
         wall_ms: of the whole run.
         status_s, page_s, list_s, verify_s: CPU-seconds, not divided, to read the run for `ensemble status`, the
@@ -41,8 +45,8 @@ class ManyRow:
     inodes: float
     kilobytes: float
     log_kilobytes: float
-    train_ms: float
-    end_ms: float
+    driver_ms: float
+    report_ms: float
     others_ms: float
     wall_ms: float
     status_s: float
@@ -58,9 +62,7 @@ def study(options: argparse.Namespace, report: Report) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="many-", dir=options.folder) as folder:
             rows.append(measure(Path(folder) / "run", members, options.epochs, options.executor))
         row = rows[-1]
-        report(
-            f"{members} members: {row.inodes:.2f} inodes, {row.train_ms + row.end_ms:.1f} ms of the driver each"
-        )
+        report(f"{members} members: {row.inodes:.2f} inodes, {row.driver_ms:.1f} ms of the driver each")
     return outcome_of(rows, "What a tiny member costs", COLUMNS, part="many", title="Many tiny members")
 
 
@@ -78,9 +80,8 @@ def measure(folder: Path, members: int, epochs: int, executor: str) -> ManyRow:
         executor=executor,
         members=members,
         epochs=epochs,
-        train_ms=driven["train_cpu_s"] * each,
-        end_ms=driven["end_cpu_s"] * each,
-        wall_ms=(driven["train_wall_s"] + driven["end_wall_s"]) * each,
+        driver_ms=driven["cpu_s"] * each,
+        wall_ms=driven["wall_s"] * each,
         **_read(folder, members),
     )
 
@@ -97,7 +98,8 @@ def _read(folder: Path, members: int) -> dict[str, Any]:
     run_dir = RunDir(folder)
     inodes, size = _count(folder)
     run = RunProjection.from_status(RunStatus.load(run_dir))
-    orchestration = run.ledger.cpu_by_role().get("orchestrate", 0.0) + run.ledger.cpu_by_role().get("combine", 0.0)
+    ended = run.state.ended
+    report_s = (ended.report_cpu_s or 0.0) if isinstance(ended, RunFinished) else 0.0
 
     def read_page() -> None:
         reader = LogReader(run_dir)
@@ -109,7 +111,8 @@ def _read(folder: Path, members: int) -> dict[str, Any]:
         "inodes": inodes / members,
         "kilobytes": size / 1000 / members,
         "log_kilobytes": run_dir.events.stat().st_size / 1000 / members,
-        "others_ms": (run.ledger.run.cpu_s - orchestration) / members * 1000,
+        "report_ms": 1000 * report_s / members,
+        "others_ms": 1000 * (run.ledger.run.cpu_s - run.ledger.cpu_by_role().get("orchestrate", 0.0)) / members,
         "status_s": _time(lambda: status_rows(RunProjection.from_status(RunStatus.load(run_dir)))),
         "page_s": _time(read_page),
         "list_s": _time(lambda: list_runs(folder.parent)),

@@ -6,6 +6,7 @@ launched, sent or killed before the log has the reason. Failures and answers are
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -303,6 +304,10 @@ def _remove_checkpoints(run_dir: RunDir, member: str, attempt: int | None, kept:
             runs, and nothing more will be in the log.
         kept: names of those that the log has; the first is the last.
     """
+    with contextlib.suppress(OSError):
+        names = {name for name in os.listdir(run_dir.member(member)) if name.startswith("checkpoint")}
+        if names.issubset(kept):  # the usual case, found without a path for each
+            return
     present = run_dir.list_checkpoints(member)
     known = {path for _, path in present}
     for path in run_dir.member(member).glob("checkpoint*.safetensors"):

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 #: Trials to come for which resources are asked, beside those that wait.
 MOST_COMING = 64
-#: Waiting members from which on only the first of each kind are looked at, for so long as nothing changes, and
-#: within seconds of which the cluster is asked for what is missing.
+#: Waiting members from which on only the first of each kind are looked at: for so many seconds as nothing changes.
+#: Within the last ones, nodes that come or change are taken into account, and what is missing is said.
 MANY, AS_PREPARED_S, DEMAND_S = 64, 30.0, 5.0
 
 
@@ -56,7 +56,8 @@ class Placer:
         self._attempts, self._launcher, self._queue, self._feeders = attempts, launcher, queue, feeders
         self._profiler, self._rebalancer, self._planner = profiler, rebalancer, planner
         self._demand: Demand | None = None  # as it was last said
-        self._demand_at = self._until = -math.inf
+        self._demand_at = self._until = self._soon = -math.inf
+        self._nodes, self._is_demand_late = 0, False
         self._window: WaitingWindow | None = None
         self._most, self._stamp = FIRST, self._make_stamp()
         spans = [span.cohort for member in session.run.members.values() for span in member.spans]
@@ -95,18 +96,22 @@ class Placer:
 
     def _is_prepared(self) -> bool:
         """Whether the many members that wait are as they were prepared last, which takes long."""
-        return self._window is not None and self._stamp == self._make_stamp() and self._session.now < self._until
+        if self._window is None or self._stamp != self._make_stamp():
+            return False
+        is_late = self._session.nodes.changes != self._nodes and not (
+            self._attempts and self._session.now < self._soon
+        )
+        return not is_late and self._session.now < self._until
 
     def _make_stamp(self) -> Hashable:
-        """What members are prepared by: another one where some were added or measured, or a node changed."""
+        """What members are prepared by: another one where some were added or measured."""
         session, profiler = self._session, self._profiler
         return (
             session.waitlist.changes,
             profiler.is_busy,
             len(profiler.profiles),
-            tuple(session.nodes.list_potential()),
-            bool(session.nodes.held),
             session.nodes.devices,
+            bool(session.nodes.held),
         )
 
     def _prepare(self) -> None:
@@ -120,6 +125,7 @@ class Placer:
         if len(waiting) > MANY and not self._profiler.is_busy:
             self._window = WaitingWindow(waiting, lambda one: (self._planner.flotilla_of(one), compute_need(one)))
             self._stamp, self._until = self._make_stamp(), session.now + AS_PREPARED_S
+            self._nodes, self._soon = session.nodes.changes, session.now + DEMAND_S
             self._most = FIRST
 
     def _choose_starts(self) -> list[Start]:
@@ -137,7 +143,11 @@ class Placer:
             self._most = max(FIRST, min(self._most, 4 * len(self._session.live)))
 
     def rebalance(self) -> None:
-        """Decide about stragglers among the members that have ended an epoch."""
+        """Decide about stragglers among the members that have ended an epoch; say what is missing, where that is
+        due.
+        """
+        if self._is_demand_late and self._session.now >= self._demand_at:
+            self.say_demand(list(self._session.waitlist))
         if self._planner.is_due:
             coming = self._queue.count_trials_left()
             self._cohort = self._planner.rebalance(self._take_cluster_snapshot(), coming, self._cohort)
@@ -171,11 +181,7 @@ class Placer:
         holds all have no place; else it waits for the cluster.
         """
         session = self._session
-        why = {
-            one.member: reason
-            for one in left_out
-            if (reason := session.nodes.explain_unplaceable(one)) is not None
-        }
+        why = session.nodes.explain_each(left_out)
         if not session.nodes.list_potential() or (not why and not session.nodes.has_more()):
             return next(iter(why.values()), "no place is left")
         for member, reason in why.items():
@@ -197,7 +203,8 @@ class Placer:
         Where many are left out, that is said from time to time: what is missing hardly changes, and it takes long.
         """
         session, coming = self._session, self._queue.count_trials_left()
-        if len(left_out) > MANY and session.stop_reason is None and session.now < self._demand_at:
+        self._is_demand_late = len(left_out) > MANY and session.now < self._demand_at
+        if self._is_demand_late and session.stop_reason is None:
             return
         self._demand_at = session.now + DEMAND_S
         if session.stop_reason is not None:

@@ -14,7 +14,7 @@ from operator import itemgetter
 from ensemble.spec import Identity
 
 #: Members of a kind that are looked at, at first.
-FIRST = 64
+FIRST = 32
 
 
 class WaitingWindow:

@@ -2,9 +2,9 @@
 
 A tiny member leaves a directory and four files of a few kilobytes, of which a file system bears a million badly.
 So those of many members go into one zip archive, `packs/000001.zip`, with the names that they have below
-`members/` (`unzip packs/000001.zip -d members` gives them back). A pack is written whole, flushed and logged (`packed`), and
-only then are the files removed: a process that is killed in between leaves each file in one of the two places at
-least. A pack is never changed. What lies in `members/` has precedence, and of several packs the last one.
+`members/` (`unzip packs/000001.zip -d members` gives them back). A pack is written whole, flushed and logged
+(`packed`), and only then are the files removed: a process that is killed in between leaves each file in one of the
+two places at least. A pack is never changed. What lies in `members/` has precedence, and of packs the last one.
 
 A pack is no more trusted than a file: its entries have the digests that the log has for the files, and a checksum
 each. Where its directory is damaged, its entries are found by their own headers.
