@@ -81,7 +81,7 @@ class NodeTable:
         return explain_unplaceable(identity, self.list_potential(), self.devices)
 
     def explain_each(self, identities: Iterable[Identity]) -> dict[str, str]:
-        """Why no node can ever hold them, by member, of those for which there is none; alike ones are tried once."""
+        """Why no node can ever hold some of them, by member; of members that need the same, one is tried."""
         known: dict[Need, tuple[str, str | None]] = {}
         found: dict[str, str] = {}
         for one in identities:
