@@ -17,7 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """See `Study`."""
     option(parser, "--members", "200,1000", "members of a run, one run for each number", type=counts)
     option(parser, "--epochs", 1, "epochs of each member", type=count)
-    shown = "inline, local or ray (of its own, or of RAY_ADDRESS)"
+    shown = "inline, local, ray (of its own, or of RAY_ADDRESS), or memory: no processes, members only report"
     option(parser, "--executor", "local", shown)
     option(parser, "--folder", None, "where run directories are made and removed", type=directory, metavar="DIR")
 
@@ -26,7 +26,7 @@ def run(options: argparse.Namespace, report: Report) -> Outcome:
     """See `Study`."""
     from benchmarks.many import measure
 
-    check_choice("--executor", options.executor, ("inline", "local", "ray"))
+    check_choice("--executor", options.executor, ("inline", "local", "ray", "memory"))
     return measure.study(options, report)
 
 

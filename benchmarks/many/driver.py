@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 FEATURES, SAMPLES, CLASSES = 16, 256, 3
+#: An executor without processes, on which so many members run at a time.
+MEMORY, AT_ONCE = "memory", 4
 
 
 def declare(members: int, epochs: int) -> Any:
@@ -47,7 +49,7 @@ def declare(members: int, epochs: int) -> Any:
         valid=draw(128),
         epochs=epochs,
         batch_size=64,
-        resources=Resources(cpus_per_worker=1),
+        resources=Resources(cpus_per_worker=1, gpus_per_worker=0, memory_gb=0.25),
         combine="average",
         sharing="independent",
     )
@@ -59,8 +61,22 @@ def drive(folder: Path, members: int, epochs: int, executor: str) -> dict[str, A
 
     declared = declare(members, epochs)
     began = time.process_time(), time.monotonic()
-    api.submit(declared, folder, executor=executor).wait()
+    if executor == MEMORY:
+        _drive_without_processes(declared, folder)
+    else:
+        api.submit(declared, folder, executor=executor).wait()
     return {"cpu_s": time.process_time() - began[0], "wall_s": time.monotonic() - began[1]}
+
+
+def _drive_without_processes(declared: Any, folder: Path) -> None:
+    from benchmarks.schedule.throughput import InMemoryExecutor
+    from ensemble.controller.controller import Controller
+    from ensemble.store import EventLog, RunDir, fold
+
+    run_dir = RunDir.create(folder, declared)
+    controller = Controller(run_dir, declared, InMemoryExecutor(AT_ONCE), EventLog(run_dir.events), fold([]))
+    controller.open()
+    controller.run()
 
 
 if __name__ == "__main__":
