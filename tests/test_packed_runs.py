@@ -127,6 +127,16 @@ def test_what_is_damaged_in_a_pack_is_said_and_made_again(
     assert measure(RunDir(run_dir).predictions(member, "valid")) is not None
 
 
+def test_less_is_kept_of_packed_checkpoints_after_another_start(tmp_path: Path, few_are_many: None) -> None:
+    run_dir = tmp_path / "run"
+    train(run_dir)
+    before = predict(run_dir)
+    state = train(run_dir, "weights")
+    assert all(member.has_weights_only and member.is_packed for member in state.members.values())
+    assert list_members(run_dir) == [] and np.array_equal(predict(run_dir), before)
+    assert all(each.is_sound for each in verify(RunDir(run_dir)))
+
+
 def test_a_run_of_few_members_has_no_packs(tmp_path: Path) -> None:
     state = train(tmp_path / "run")
     assert not (tmp_path / "run" / "packs").exists() and not state.packs

@@ -142,7 +142,7 @@ class FileReducer:
         event: Report = {"type": "checkpoint_reduced", "member": action.member, "removed": action.name}
         path = self._run_dir.member(action.member) / action.name
         try:
-            before = path.stat().st_size
+            before = path.stat().st_size if path.exists() else 0  # a pack frees nothing
             if not action.keeps_weights:
                 return {**event, "path": None, "freed_bytes": before}
             from ensemble.train.checkpoint import keep_weights_only

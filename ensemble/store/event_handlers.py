@@ -314,6 +314,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             _leave_out_damaged(run, member, event)
         case events.CheckpointReduced():
             member.reduce_checkpoint(event)
+            member.is_packed &= event.path is None  # what is kept is a file
         case events.ExchangeMeasured():
             member.plan = {"tuned": event.tuned, "rates": event.rates, "auto": event.auto}
         case events.Finished():

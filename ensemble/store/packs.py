@@ -230,7 +230,8 @@ def _find(path: Path) -> Entry | None:
 def _read_index(folder: str, names: tuple[str, ...], stamp: tuple[int, int]) -> dict[str, Entry]:
     index: dict[str, Entry] = {}
     for name in names:
-        index |= _read_pack(os.path.join(folder, name))
+        with contextlib.suppress(OSError):  # what it has is missing, which is said of each file
+            index |= _read_pack(os.path.join(folder, name))
     return index
 
 
