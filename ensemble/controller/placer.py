@@ -86,7 +86,7 @@ class Placer:
             awaits = [key for key in keys if self._feeders.is_starting(key)]
             self._launcher.reserve(start, {key[0]: self._feeders.address(key) for key in keys}, awaits)
         self._feeders.stop_unneeded(self._list_needed_feeders())
-        left_out = list(waitlist)
+        left_out = waitlist.list_all()
         self.say_demand(left_out)
         if left_out and not self._attempts and not session.placement_due and not self._profiler.is_busy:
             return self._give_up_unplaceable(left_out)
@@ -147,7 +147,7 @@ class Placer:
         due.
         """
         if self._is_demand_late and self._session.now >= self._demand_at:
-            self.say_demand(list(self._session.waitlist))
+            self.say_demand(self._session.waitlist.list_all())
         if self._planner.is_due:
             coming = self._queue.count_trials_left()
             self._cohort = self._planner.rebalance(self._take_cluster_snapshot(), coming, self._cohort)
@@ -159,7 +159,7 @@ class Placer:
         left_gb = max_node_memory_gb(nodes.held) if nodes.list_cluster() is None else math.inf
         waiting = () if measuring else waitlist.waiting if self._window is None else self._window.head(self._most)
         return ClusterSnapshot(
-            nodes=failures.list_usable_nodes(nodes.held, list(waitlist), nodes.devices, session.now),
+            nodes=failures.list_usable_nodes(nodes.held, waitlist.list_all(), nodes.devices, session.now),
             devices=nodes.devices,
             waiting=[failures.grants.apply(each, most_gb, left_gb) for each in waiting],
             returning=[

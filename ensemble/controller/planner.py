@@ -175,6 +175,8 @@ class Planner:
     def _fill_in(
         self, identity: Identity, workers: Mapping[str, int], cap: MemoryCap, cluster: ClusterSnapshot
     ) -> Identity:
+        if not identity.auto and identity.span_nodes != "auto":
+            return identity  # it left nothing to measurement
         chosen = None
         if "workers" in identity.auto and not self._has_begun(identity):
             # a node for which it was planned may be lost by now

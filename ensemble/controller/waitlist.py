@@ -42,6 +42,10 @@ class Waitlist:
         yield from self.waiting
         yield from (identity for identity, _ in self.returning)
 
+    def list_all(self) -> list[Identity]:
+        """As iteration, at once: there may be thousands."""
+        return [*self.waiting, *(identity for identity, _ in self.returning)]
+
     def is_paused(self, member: str) -> bool:
         """Whether a member is among the paused ones."""
         return any(identity.member == member for identity, _ in self.paused)
@@ -88,7 +92,15 @@ class Waitlist:
 
     def remove(self, placed: set[str]) -> None:
         """Members have been placed."""
-        self.waiting = [identity for identity in self.waiting if identity.member not in placed]
+        left, end = set(placed), 0  # most are the first ones, and the others are copied as they are
+        first = list[Identity]()
+        while left and end < len(self.waiting):
+            identity, end = self.waiting[end], end + 1
+            if identity.member in left:
+                left.remove(identity.member)
+            else:
+                first.append(identity)
+        self.waiting = first + self.waiting[end:]
         self.returning = [item for item in self.returning if item[0].member not in placed]
 
     def withdraw(self, member: str) -> PendingRetry | None:
