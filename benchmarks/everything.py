@@ -19,7 +19,7 @@ from html import escape
 from importlib import metadata
 from pathlib import Path
 
-from benchmarks import batches, buys, compression, energy, precision, scaling, schedule
+from benchmarks import batches, buys, compression, energy, many, precision, scaling, schedule
 from benchmarks.options import check_names
 from ensemble.bench.launch.ranks import RanksError
 from ensemble.bench.results import Outcome, Report, Rows, Study, outcome_of
@@ -39,6 +39,7 @@ PAPERS = (
     energy.SHAPLEY,
     energy.SC18,
     buys.STUDY,
+    many.STUDY,
 )
 STUDIES = {study.name: study for study in (*INSTALLED, *PAPERS)}
 #: Of each study the arguments of its usual run and of a quick one. {data} is `--data DIR`, or nothing.
@@ -79,6 +80,7 @@ ARGUMENTS = {
     "attribution": ("", "--repeats 1"),
     "shapley": ("", "--repeats 1"),
     "sc18": ("--data {photos}", "--data {photos} --step-ms 20,120 --samples 400 --repeats 1"),
+    "many": ("", "--members 20"),
     "what_it_buys": ("{data} --large-seeds 3", "--tasks wine --methods optuna,random --seeds 2 --scale 50"),
 }
 _STYLE = """

@@ -23,13 +23,14 @@ def explain_missing_classes(
     their predictions, or the data, where the target is one integer a sample.
     """
     from ensemble.store import read_predictions
+    from ensemble.store.packs import measure
 
     recipe = ensemble.recipe
     if not isinstance(recipe, Recipe) or recipe.predict is not None:
         return None
     for split in ("valid", "test"):
         for member in members:
-            is_saved = run.predictions(member, split).exists()
+            is_saved = measure(run.predictions(member, split)) is not None
             if is_saved and read_predictions(run, state.members[member], split).target is not None:
                 return None
     try:

@@ -336,10 +336,11 @@ def _count_axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int
 def _exceeds_memory(run: RunDir, state: RunState, names: Sequence[str]) -> bool:
     """Whether memory does not hold the weights of all members, which is said."""
     from ensemble.store.checkpoint import count_bytes
+    from ensemble.store.packs import measure
     from pipelines.environment.machine_limits import fits_in_memory
 
     files = [run.valid_checkpoint(state.members[name]) for name in names if state.members[name].checkpoint]
-    size = sum(count_bytes(file, "model") for file in files if file.exists())
+    size = sum(count_bytes(file, "model") for file in files if measure(file) is not None)
     if len(files) < 2 or fits_in_memory(size):
         return False
     warnings.warn(

@@ -34,6 +34,7 @@ def read_out_of_fold(run_dir: RunDir, state: RunState, members: Sequence[str]) -
         CombineError: see `align`; or two members saw different targets for a sample.
     """
     from ensemble.store import read_predictions
+    from ensemble.store.packs import measure
 
     configurations: dict[str, list[str]] = {}
     for each in state.members.values():
@@ -49,7 +50,7 @@ def read_out_of_fold(run_dir: RunDir, state: RunState, members: Sequence[str]) -
             member
             for member in ids
             if "valid" in (state.members[member].predictions or ())
-            or run_dir.predictions(member, "valid").exists()
+            or measure(run_dir.predictions(member, "valid")) is not None
         ]
         missing = _find_missing_fold({member: state.members[member].identity["weights"] for member in ids}, saved)
         if missing is not None:

@@ -93,6 +93,7 @@ def read_prediction_matrix(
     """
     from ensemble.combine.out_of_fold import read_out_of_fold
     from ensemble.store import read_predictions
+    from ensemble.store.packs import measure
 
     if split == "valid" and any(is_out_of_fold(state.members[each].identity.get("weights")) for each in members):
         return read_out_of_fold(run_dir, state, members)
@@ -100,7 +101,7 @@ def read_prediction_matrix(
     left_out: dict[str, str] = {}
     for member in members:
         known = state.members[member]
-        if split in (known.predictions or ()) or run_dir.predictions(member, split).exists():
+        if split in (known.predictions or ()) or measure(run_dir.predictions(member, split)) is not None:
             saved[member] = read_predictions(run_dir, known, split, mapped=True)
         else:
             left_out[member] = f"{UNSAVED} {split} predictions"

@@ -48,6 +48,7 @@ from ensemble.store.event_handlers import give_more_epochs
 from ensemble.store.files import format_command
 from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.member_log import shorten
+from ensemble.store.packs import finish_removal
 from ensemble.store.verification import FileCheck
 from ensemble.train.kernel_caches import remove_empty
 from ensemble.user_code.fingerprint import Code, code_of
@@ -127,6 +128,8 @@ class Controller:
             if not self._events.has_locks:
                 refuse_without_locks(self.ensemble, self.run_dir)
             remove_stale("ensemble-", stop_stale_daemon)
+            packed = [member.id for member in self.state.members.values() if member.is_packed]
+            finish_removal(self.run_dir.path, self.state.packs, packed)
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             left, files = self._read_unreported()  # by processes of an earlier start that was killed
             check_starts(self.ensemble, self.state)
@@ -373,6 +376,9 @@ class Controller:
                 if is_over:
                     self._perform(self.session.remove_unselected(*self._read_clock()))
                     self._process(self._performer.reducer.wait())
+            if is_over:
+                self._perform(self.session.pack_rest(*self._read_clock()))
+                self._process(self._performer.reducer.wait())
             self.handle(self.executor.events(0.0))
         self._trials.catch_up()
         self.executor.close()

@@ -23,6 +23,7 @@ from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.member import as_member
 from ensemble.spec.options import SCHEDULES, resolve_with_hyperparameters
 from ensemble.store import MemberState, RunDir, RunState, StoreError
+from ensemble.store.packs import measure
 
 #: Schedules that come to an end with the declared number of steps.
 ENDING = ("cosine", "polynomial")
@@ -65,7 +66,7 @@ def plan_more_epochs(run_dir: RunDir, state: RunState, ensemble: Ensemble, epoch
                 f"{member.id} cannot be trained further: the state of its optimizer was not kept "
                 f"(Ensemble.keep_checkpoints={ensemble.keep_checkpoints!r}); {_INSTEAD}"
             )
-        if member.checkpoint is not None and not run_dir.valid_checkpoint(member).exists():
+        if member.checkpoint is not None and measure(run_dir.valid_checkpoint(member)) is None:
             raise StoreError(
                 f"{run_dir.valid_checkpoint(member)}, the checkpoint from which {member.id} would go on, "
                 "is not there any more"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from ensemble.schedule import Node, explain_beyond_limits, explain_unplaceable
-from ensemble.schedule.needs import resolve_devices
+from ensemble.schedule.needs import Need, compute_need, resolve_devices
 from ensemble.spec import Identity
 from ensemble.store import RunState
 
@@ -29,6 +29,7 @@ class NodeTable:
 
     Attributes:
         held: on which members can be placed, with what the run holds of them.
+        changes: how often nodes have come, gone or become others, memory that others take or return apart.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class NodeTable:
         limits: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.held, self.list_cluster, self._limits = [node.limit(limits) for node in nodes], list_cluster, limits
+        self.changes = 0
         self._run, self._declared_devices = run, declared_devices
         self._said_of_gpus: set[tuple[str, str]] = set()
 
@@ -56,15 +58,18 @@ class NodeTable:
         self.held = [
             each for each in known.values() if each.name != node.name or node.cpus or node.gpus or is_kept
         ]
+        self.changes += before is None or before.without_others() != node.without_others()
         return node
 
     def remove(self, name: str) -> None:
         """No member is placed on a node any more."""
         self.held = [node for node in self.held if node.name != name]
+        self.changes += 1
 
     def leave_out_broken(self) -> None:
         """GPUs have broken, as the log says by now."""
         self.held = [self._leave_out_broken(node) for node in self.held]
+        self.changes += 1
 
     def __contains__(self, name: object) -> bool:
         """Whether members can be placed on the node of this name."""
@@ -85,6 +90,19 @@ class NodeTable:
         """Why no node can ever hold a member; None where one can."""
         beyond = explain_beyond_limits(identity, self._limits, self.devices)
         return beyond or explain_unplaceable(identity, self.list_potential(), self.devices)
+
+    def explain_each(self, identities: Iterable[Identity]) -> dict[str, str]:
+        """Why no node can ever hold some of them, by member; of members that need the same, one is tried."""
+        known: dict[Need, tuple[str, str | None]] = {}
+        found: dict[str, str] = {}
+        for one in identities:
+            need = compute_need(one)
+            if need not in known:
+                known[need] = one.member, self.explain_unplaceable(one)
+            first, why = known[need]
+            if why is not None:
+                found[one.member] = one.member + why.removeprefix(first)
+        return found
 
     def can_get_cores(self, cpus: float) -> bool:
         """Whether some node has that many cores that the run does not hold."""

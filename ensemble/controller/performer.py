@@ -6,6 +6,7 @@ launched, sent or killed before the log has the reason. Failures and answers are
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -25,16 +26,18 @@ from ensemble.controller.actions import (
     Launch,
     Log,
     MeasureCost,
+    PackMembers,
     Propose,
     ReduceCheckpoint,
     RemoveAttemptFiles,
     RemoveCheckpoints,
+    RemovePacked,
     Send,
     StartFeeder,
     StopFeeder,
 )
 from ensemble.controller.attempt import rendezvous_file
-from ensemble.controller.retention import CheckpointReducer
+from ensemble.controller.retention import FileReducer
 from ensemble.controller.starts import describe_kept, find_start, keep_start
 from ensemble.events import Event, Report, to_dict
 from ensemble.executors import Executor
@@ -43,6 +46,7 @@ from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
 from ensemble.spec.identity import make_lineage
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, keep_checkpoint
 from ensemble.store.files import fsync_directory, make_directory
+from ensemble.store.packs import remove_packed, unpack
 from ensemble.train.job import Job
 from ensemble.train.poison_records import note_file, read_interrupted
 from ensemble.train.reporter import FailureNote, append_log
@@ -58,7 +62,7 @@ class Performer:
         status: has the account, from which costs are read; None: the performer has its own.
 
     Attributes:
-        reducer: what it has done of `ReduceCheckpoint` actions is read there.
+        reducer: what it has done of `ReduceCheckpoint` and `PackMembers` actions is read there.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class Performer:
     ) -> None:
         self._run_dir, self._executor, self._events, self._trials = run_dir, executor, events, trials
         self._status, self._run = status or RunStatus(run_dir), run or RunState()
-        self.reducer = CheckpointReducer(run_dir)
+        self.reducer = FileReducer(run_dir)
         self._on_event = on_event
 
     def perform(self, actions: Sequence[Action]) -> list[Report]:
@@ -133,8 +137,10 @@ class Performer:
                     _unlink(run_dir.initial_weights(member))
                 if attempt is None:
                     run_dir.remove_unfinished_predictions(member)
-            case ReduceCheckpoint():
+            case ReduceCheckpoint() | PackMembers():
                 self.reducer.add(action)
+            case RemovePacked(files):
+                remove_packed(files)
             case RemoveAttemptFiles(member, attempt):
                 rendezvous_file(run_dir, member, attempt).unlink(missing_ok=True)
                 FailureNote(run_dir, member, attempt).pop()
@@ -162,11 +168,19 @@ class Performer:
             meeting = rendezvous_file(self._run_dir, jobs[0].identity.member, jobs[0].attempt)
             make_directory(meeting.parent)
             meeting.unlink(missing_ok=True)
+            if self._run.packs and jobs[0].attempt > 0:
+                self._unpack_log(jobs[0].identity.member)
             self._executor.launch(jobs, devices)
         except OSError as error:
             who = {"member": jobs[0].identity.member, "attempt": jobs[0].attempt}
             return {"type": "launch_failed", **who, "detail": str(error)}
         return None
+
+    def _unpack_log(self, member: str) -> None:
+        try:
+            unpack(self._run_dir.log(member))
+        except StoreError as error:
+            log.warning("what %s has printed before is lost: %s", member, error)
 
     def _measure_cost(self, member: str, attempt: int) -> Report:
         used = self._status.read_used().read(member).member(member)
@@ -290,6 +304,10 @@ def _remove_checkpoints(run_dir: RunDir, member: str, attempt: int | None, kept:
             runs, and nothing more will be in the log.
         kept: names of those that the log has; the first is the last.
     """
+    with contextlib.suppress(OSError):
+        names = {name for name in os.listdir(run_dir.member(member)) if name.startswith("checkpoint")}
+        if names.issubset(kept):  # the usual case, found without a path for each
+            return
     present = run_dir.list_checkpoints(member)
     known = {path for _, path in present}
     for path in run_dir.member(member).glob("checkpoint*.safetensors"):

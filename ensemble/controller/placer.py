@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from ensemble.controller.actions import Demand
 from ensemble.controller.attempts import Attempts
@@ -15,7 +15,9 @@ from ensemble.controller.profiler import Profiler
 from ensemble.controller.queue import MemberQueue
 from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.session_state import SessionState
-from ensemble.schedule import ClusterSnapshot, count_placeable, explain_memory_wait
+from ensemble.controller.waiting_window import FIRST, WaitingWindow
+from ensemble.schedule import ClusterSnapshot, Start, count_placeable, explain_memory_wait
+from ensemble.schedule.needs import compute_need
 from ensemble.schedule.profiles import max_node_memory_gb
 from ensemble.spec import Ensemble, Identity
 from ensemble.spec.identity import find_first_own_epoch
@@ -24,6 +26,9 @@ log = logging.getLogger(__name__)
 
 #: Trials to come for which resources are asked, beside those that wait.
 MOST_COMING = 64
+#: Waiting members from which on only the first of each kind are looked at: for so many seconds as nothing changes.
+#: Within the last ones, nodes that come or change are taken into account, and what is missing is said.
+MANY, AS_PREPARED_S, DEMAND_S = 64, 30.0, 5.0
 
 
 class Placer:
@@ -51,6 +56,10 @@ class Placer:
         self._attempts, self._launcher, self._queue, self._feeders = attempts, launcher, queue, feeders
         self._profiler, self._rebalancer, self._planner = profiler, rebalancer, planner
         self._demand: Demand | None = None  # as it was last said
+        self._demand_at = self._until = self._soon = -math.inf
+        self._nodes, self._is_demand_late = 0, False
+        self._window: WaitingWindow | None = None
+        self._most, self._stamp = FIRST, self._make_stamp()
         spans = [span.cohort for member in session.run.members.values() for span in member.spans]
         self._stream = 1 + max((cohort for cohort in spans if cohort is not None), default=-1)
         self._cohort = self._stream + streaming  # the next number; all trials of a search are in `_stream`
@@ -65,24 +74,19 @@ class Placer:
         session.placement_due = False
         if self._streaming and not self._profiler.is_busy:
             self._queue.propose(self._count_wanted_trials())
-        prepared = self._planner.prepare_waiting(
-            waitlist.waiting,
-            waitlist.returning,
-            self._take_cluster_snapshot(),
-            self._queue.count_trials_left(),
-        )
-        waitlist.arrange(*prepared)
-        starts = self._planner.choose_starts(self._take_cluster_snapshot())
+        if not self._is_prepared():
+            self._prepare()
+        starts = self._choose_starts()
         new = (start.cohort + 1 for start in starts if start.cohort is not None)
         self._cohort = max(self._cohort, *new, 0)
-        waitlist.remove({start.placement.member for start in starts})
+        self._remove({start.placement.member for start in starts})
         readers = {start.placement.member for start in starts if self._epochs_left(start.placement.identity)}
         for start in starts:
             keys = self._feeders.assign(start, starts, readers)
             awaits = [key for key in keys if self._feeders.is_starting(key)]
             self._launcher.reserve(start, {key[0]: self._feeders.address(key) for key in keys}, awaits)
         self._feeders.stop_unneeded(self._list_needed_feeders())
-        left_out = list(waitlist)
+        left_out = waitlist.list_all()
         self.say_demand(left_out)
         if left_out and not self._attempts and not session.placement_due and not self._profiler.is_busy:
             return self._give_up_unplaceable(left_out)
@@ -90,8 +94,60 @@ class Placer:
             self._say_memory_wait("")
         return None
 
+    def _is_prepared(self) -> bool:
+        """Whether the many members that wait are as they were prepared last, which takes long."""
+        if self._window is None or self._stamp != self._make_stamp():
+            return False
+        is_late = self._session.nodes.changes != self._nodes and not (
+            self._attempts and self._session.now < self._soon
+        )
+        return not is_late and self._session.now < self._until
+
+    def _make_stamp(self) -> Hashable:
+        """What members are prepared by: another one where some were added or measured."""
+        session, profiler = self._session, self._profiler
+        return (
+            session.waitlist.changes,
+            profiler.is_busy,
+            len(profiler.profiles),
+            session.nodes.devices,
+            bool(session.nodes.held),
+        )
+
+    def _prepare(self) -> None:
+        """Fill in what members left to measurement, and sort them; where many wait, by kinds."""
+        session, waitlist, self._window = self._session, self._session.waitlist, None
+        coming = self._queue.count_trials_left()
+        waiting, returning = self._planner.prepare_waiting(
+            waitlist.waiting, waitlist.returning, self._take_cluster_snapshot(), coming
+        )
+        waitlist.arrange(waiting, returning)
+        if len(waiting) > MANY and not self._profiler.is_busy:
+            self._window = WaitingWindow(waiting, lambda one: (self._planner.flotilla_of(one), compute_need(one)))
+            self._stamp, self._until = self._make_stamp(), session.now + AS_PREPARED_S
+            self._nodes, self._soon = session.nodes.changes, session.now + DEMAND_S
+            self._most = FIRST
+
+    def _choose_starts(self) -> list[Start]:
+        """Choose the members that start now, among the first of each kind where many wait."""
+        while True:
+            starts = self._planner.choose_starts(self._take_cluster_snapshot())
+            if self._window is None or 2 * len(starts) < self._most or not self._window.hides(self._most):
+                return starts
+            self._most *= 2
+
+    def _remove(self, placed: set[str]) -> None:
+        self._session.waitlist.remove(placed)
+        if self._window is not None:
+            self._window.remove(placed, self._most)
+            self._most = max(FIRST, min(self._most, 4 * len(self._session.live)))
+
     def rebalance(self) -> None:
-        """Decide about stragglers among the members that have ended an epoch."""
+        """Decide about stragglers among the members that have ended an epoch; say what is missing, where that is
+        due.
+        """
+        if self._is_demand_late and self._session.now >= self._demand_at:
+            self.say_demand(self._session.waitlist.list_all())
         if self._planner.is_due:
             coming = self._queue.count_trials_left()
             self._cohort = self._planner.rebalance(self._take_cluster_snapshot(), coming, self._cohort)
@@ -101,9 +157,9 @@ class Placer:
         failures, measuring = self._attempts.failures, self._profiler.is_busy
         most_gb = max_node_memory_gb(nodes.list_potential())
         left_gb = max_node_memory_gb(nodes.held) if nodes.list_cluster() is None else math.inf
-        waiting = () if measuring else waitlist.waiting
+        waiting = () if measuring else waitlist.waiting if self._window is None else self._window.head(self._most)
         return ClusterSnapshot(
-            nodes=failures.list_usable_nodes(nodes.held, list(waitlist), nodes.devices, session.now),
+            nodes=failures.list_usable_nodes(nodes.held, waitlist.list_all(), nodes.devices, session.now),
             devices=nodes.devices,
             waiting=[failures.grants.apply(each, most_gb, left_gb) for each in waiting],
             returning=[
@@ -125,11 +181,7 @@ class Placer:
         holds all have no place; else it waits for the cluster.
         """
         session = self._session
-        why = {
-            one.member: reason
-            for one in left_out
-            if (reason := session.nodes.explain_unplaceable(one)) is not None
-        }
+        why = session.nodes.explain_each(left_out)
         if not session.nodes.list_potential() or (not why and not session.nodes.has_more()):
             return next(iter(why.values()), "no place is left")
         for member, reason in why.items():
@@ -146,8 +198,15 @@ class Placer:
             log.warning("no member can start now: %s; the run goes on when others give memory back", detail)
 
     def say_demand(self, left_out: Sequence[Identity]) -> None:
-        """Say for which members resources are missing, and which places are taken, if either has changed."""
+        """Say for which members resources are missing, and which places are taken, if either has changed.
+
+        Where many are left out, that is said from time to time: what is missing hardly changes, and it takes long.
+        """
         session, coming = self._session, self._queue.count_trials_left()
+        self._is_demand_late = len(left_out) > MANY and session.now < self._demand_at
+        if self._is_demand_late and session.stop_reason is None:
+            return
+        self._demand_at = session.now + DEMAND_S
         if session.stop_reason is not None:
             missing: list[Identity] = []
         elif self._profiler.is_busy:  # what they need is not known yet

@@ -113,7 +113,7 @@ class Planner:
         )
         known = [fill_in(identity) for identity in waiting]
         back = [(fill_in(identity), cohort) for identity, cohort in returning]
-        return sorted(known, key=self._flotilla_of), back
+        return sorted(known, key=self.flotilla_of), back
 
     def make_example(self, identity: Identity, nodes: Sequence[Node]) -> Identity:
         """A trial that was not proposed yet, with the demands of the most demanding member that was measured."""
@@ -168,16 +168,18 @@ class Planner:
 
     def _group_by_flotilla(self, waiting: Sequence[Identity]) -> list[list[Identity]]:
         return [
-            list(members) for _, members in groupby(sorted(waiting, key=self._flotilla_of), key=self._flotilla_of)
+            list(members) for _, members in groupby(sorted(waiting, key=self.flotilla_of), key=self.flotilla_of)
         ]
 
-    def _flotilla_of(self, identity: Identity) -> int:
+    def flotilla_of(self, identity: Identity) -> int:
         """The position of a member's flotilla in the plan; members that the plan does not have come last."""
         return self._flotillas.get(identity.member, len(self._flotillas))
 
     def _fill_in(
         self, identity: Identity, workers: Mapping[str, int], cap: MemoryCap, cluster: ClusterSnapshot
     ) -> Identity:
+        if not identity.auto and identity.span_nodes != "auto":
+            return identity  # it left nothing to measurement
         chosen = None
         if "workers" in identity.auto and not self._has_begun(identity):
             # a node for which it was planned may be lost by now
@@ -298,7 +300,7 @@ class Planner:
         """
         ended, self._ended_epochs = self._ended_epochs, []
         next_up = dataclasses.replace(
-            cluster, waiting=sorted(cluster.waiting, key=self._flotilla_of)[:MAX_WAITING_CONSIDERED]
+            cluster, waiting=sorted(cluster.waiting, key=self.flotilla_of)[:MAX_WAITING_CONSIDERED]
         )
         waiting = self._rate_waiting(next_up) if ended else []
         for member in ended:

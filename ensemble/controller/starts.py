@@ -37,6 +37,7 @@ from ensemble.store import (
 )
 from ensemble.store.initial_weights import KeptCheckpoint, digest_weights
 from ensemble.store.member import ENDED
+from ensemble.store.packs import measure
 from ensemble.store.verification import list_digests
 from ensemble.train.data_identity import describe_trained, training_data
 from pipelines.environment.library_settings import find_settings
@@ -259,7 +260,7 @@ def _restore_start(run_dir: RunDir, state: RunState, member: MemberState) -> str
     """
     lineage = member.identity.get("lineage") or {}
     is_kept = lineage.get("weights_sha256") is not None
-    if not lineage.get("whole") or not is_kept or run_dir.initial_weights(member.id).exists():
+    if not lineage.get("whole") or not is_kept or measure(run_dir.initial_weights(member.id)) is not None:
         return None
     try:
         kept = _find_own_start(run_dir, state, lineage["from"]).keep(run_dir)

@@ -20,12 +20,14 @@ class Waitlist:
         returning: to be placed again, each in its cohort.
         deferred: to be placed again later, each with the time, in seconds of the controller's clock.
         paused: by a user.
+        changes: how often members were added, or withdrawn, since the start.
         trials_left: members that can still be proposed.
         trials_ready: those of them that can be proposed now; the others wait for the end of further members.
     """
 
     trials_left: int = 0
     trials_ready: int = 0
+    changes: int = 0
     waiting: list[Identity] = field(default_factory=list)
     returning: list[PendingRetry] = field(default_factory=list)
     deferred: list[tuple[float, PendingRetry]] = field(default_factory=list)
@@ -40,16 +42,22 @@ class Waitlist:
         yield from self.waiting
         yield from (identity for identity, _ in self.returning)
 
+    def list_all(self) -> list[Identity]:
+        """As iteration, at once: there may be thousands."""
+        return [*self.waiting, *(identity for identity, _ in self.returning)]
+
     def is_paused(self, member: str) -> bool:
         """Whether a member is among the paused ones."""
         return any(identity.member == member for identity, _ in self.paused)
 
     def add(self, identity: Identity) -> None:
         """A member waits for a place in a new cohort."""
+        self.changes += 1
         self.waiting.append(identity)
 
     def add_returning(self, items: Iterable[PendingRetry]) -> None:
         """Members wait for a place in their cohorts."""
+        self.changes += 1
         self.returning += items
 
     def defer(self, item: PendingRetry, until: float) -> None:
@@ -60,6 +68,7 @@ class Waitlist:
         """Members whose wait is over wait for a place in their cohorts; whether there are any."""
         due = [each for each in self.deferred if each[0] <= now]
         self.deferred = [each for each in self.deferred if each not in due]
+        self.changes += bool(due)
         self.returning += [item for _, item in due]
         return bool(due)
 
@@ -83,7 +92,15 @@ class Waitlist:
 
     def remove(self, placed: set[str]) -> None:
         """Members have been placed."""
-        self.waiting = [identity for identity in self.waiting if identity.member not in placed]
+        left, end = set(placed), 0  # most are the first ones, and the others are copied as they are
+        first = list[Identity]()
+        while left and end < len(self.waiting):
+            identity, end = self.waiting[end], end + 1
+            if identity.member in left:
+                left.remove(identity.member)
+            else:
+                first.append(identity)
+        self.waiting = first + self.waiting[end:]
         self.returning = [item for item in self.returning if item[0].member not in placed]
 
     def withdraw(self, member: str) -> PendingRetry | None:
@@ -94,6 +111,7 @@ class Waitlist:
         )
         if found is None:
             return None
+        self.changes += 1
         self.returning = [item for item in self.returning if item is not found]
         self.deferred = [each for each in self.deferred if each[1] is not found]
         self.paused = [item for item in self.paused if item is not found]
@@ -102,5 +120,6 @@ class Waitlist:
     def withdraw_waiting(self, member: str) -> Identity:
         """Take out a member that waits for a place in a new cohort."""
         found = next(identity for identity in self.waiting if identity.member == member)
+        self.changes += 1
         self.waiting.remove(found)
         return found

@@ -25,6 +25,7 @@ from ensemble.events.members import (
     MadeWay,
     MemberDeclared,
     Moved,
+    Packed,
     Paused,
     Placed,
     Pruned,
@@ -75,7 +76,7 @@ SECTIONS: dict[str, tuple[type[Event], ...]] = {
     ),
     "Members": (
         MemberDeclared, Placed, DeviceChanged, Started, ExchangeMeasured, StepsDone, Epoch, Checkpoint,
-        CheckpointReduced, Damaged, Moved, MadeWay, Paused, Resumed, Finished, Pruned, Stopped, Cancelled, Failed,
+        CheckpointReduced, Packed, Damaged, Moved, MadeWay, Paused, Resumed, Finished, Pruned, Stopped, Cancelled, Failed,
         Cost, UnusedHyperparameters,
     ),
     "Data": (Feeder, FeederLost, FeederRestarted, SharingEnded, SampleDifference, BadRecord),

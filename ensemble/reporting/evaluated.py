@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.reporting.ranking import rank_members
+from ensemble.store.packs import measure
 
 if TYPE_CHECKING:
     from ensemble.combine.combination import Combination
@@ -131,7 +132,7 @@ def _choose_members(run_dir: RunDir, state: RunState) -> list[str]:
     size = 0
     for member in dict.fromkeys([*order, *finished]):
         paths = [run_dir.predictions(member, split) for split in ("valid", "test")]
-        size += sum(path.stat().st_size for path in paths if path.exists())
+        size += sum(measure(path) or 0 for path in paths)
         if chosen and (size > MOST_BYTES or len(chosen) == MOST_MEMBERS):
             break
         chosen.append(member)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting.dashboard.member_log import tidy
+from ensemble.store.errors import StoreError
+from ensemble.store.packs import open_member_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,11 +76,11 @@ def read_logs(run_dir: RunDir, state: RunState) -> dict[str, str]:
         if member.error is None or room <= 0:
             continue
         try:
-            with run_dir.log(member.id).open("rb") as file:
+            with open_member_file(run_dir.log(member.id), follows_link=True) as file:
                 size = file.seek(0, 2)
                 file.seek(max(0, size - LOG_BYTES))
                 end = file.read().decode(errors="replace")
-        except OSError:
+        except (OSError, StoreError):
             continue  # it has written none
         lines = tidy(end).splitlines()
         found[member.id] = "\n".join(lines[-LOG_LINES:]) + "\n"

@@ -115,6 +115,8 @@ class Node:
 
     def without_others(self) -> Node:
         """The node as if no process of others held memory of it or of its GPUs."""
+        if self.memory_left_gb is None and all(part == 1.0 for part in self.gpu_free):
+            return self
         return replace(self, gpu_free=(), memory_left_gb=None)
 
     @property

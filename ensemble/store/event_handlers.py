@@ -136,6 +136,10 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.planned = event
         case events.MemoryIncrease():
             run.memory_increases.append(event)
+        case events.Packed():
+            run.packs[event.path] = event.digest
+            for name in run.members.keys() & event.members:
+                run.members[name].is_packed = True
         case events.Combining():
             run.combining = event.members
         case events.Combined():
@@ -310,6 +314,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             _leave_out_damaged(run, member, event)
         case events.CheckpointReduced():
             member.reduce_checkpoint(event)
+            member.is_packed &= event.path is None  # what is kept is a file
         case events.ExchangeMeasured():
             member.plan = {"tuned": event.tuned, "rates": event.rates, "auto": event.auto}
         case events.Finished():
@@ -350,6 +355,7 @@ def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
     attempt = member.attempts if event.attempt is None else event.attempt
     run.measuring.discard(member.id)
     member.close_span(event.t, "replaced")
+    member.is_packed = False
     member.state, member.attempt = "placed", attempt
     member.attempts = max(member.attempts, attempt) + 1
     member.node, member.devices, member.nodes = event.node, event.devices, event.nodes

@@ -89,6 +89,7 @@ class MemberState:
         kept: which evaluation has the weights that are kept, and the value of the objective; None: the last.
         early_stopping: why it ended before its last epoch, and the best evaluation; None where it did not.
         constraints: by how much a finished trial violates those of the search; None where it has none.
+        is_packed: whether its small files are in a pack (`ensemble.store.packs`).
         cost: the `cost` event of a finished trial, where a search minimizes that: the values that the
             search was told, which the ledger may still correct by what is reported later.
     """
@@ -129,6 +130,7 @@ class MemberState:
     constraints: dict[str, float] | None = None
     cost: events.Cost | None = None
     spans: list[Span] = field(default_factory=list)
+    is_packed: bool = False
 
     def value_of(self, objective: events.Objective) -> float | None:
         """Its value of a further objective of a search; None where that is not known."""

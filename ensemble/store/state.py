@@ -39,6 +39,7 @@ class RunState:
         measuring: members of which a few steps are being measured.
         combining: how many members are being combined now; 0 where none are.
         memory_increases: all `memory_increase` events: what members were granted after they ran out of memory.
+        packs: the digests of the packs that have files of members, by their paths in the run directory.
         holes: `unreadable` events: the parts of the log that are damaged.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
     """
@@ -77,6 +78,7 @@ class RunState:
     measuring: set[str] = field(default_factory=set)
     combining: int = 0
     memory_increases: list[events.MemoryIncrease] = field(default_factory=list)
+    packs: dict[str, str] = field(default_factory=dict)
     holes: list[events.Unreadable] = field(default_factory=list)
     combined: events.Combined | None = None
     ended: events.RunFinished | events.RunStopped | None = None

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,11 +40,11 @@ class FileCheck:
 
     Attributes:
         file: its path in the run directory.
-        kind: "log", "code", "data", "checkpoint", "predictions", "initial weights" or "result".
+        kind: "log", "code", "data", "checkpoint", "predictions", "initial weights", "pack" or "result".
         member: whose it is; None where it is nobody's.
         condition: "not known" where there is no digest of it, as of a study, into which Optuna may write; "read
             around" for a hole in the log before the last start of the run, which has done again what was lost
-            with it.
+            with it; and for a pack, where what it has of members is listed with them.
         detail: what is wrong; empty where nothing is.
     """
 
@@ -95,6 +95,9 @@ def _verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
         yield FileCheck(log, "log", None, "whole")
     yield from check_code(run_dir, state)
     yield from check_members(run_dir, list(state.members.values()))
+    for name, digest in state.packs.items():
+        found = _check(run_dir, run_dir.path / name, digest, "pack", None)
+        yield found if found.is_sound else replace(found, condition="read around")  # members' files are listed
     yield from check_results(run_dir, state)
 
 

@@ -117,12 +117,13 @@ def name_nodes(records: Sequence[dict[str, Any]], known: dict[str, str]) -> dict
     Args:
         known: names that were given before, which stay.
     """
-    names = dict(known)
+    names, taken = dict(known), set(known.values())
     for record in records:
         ray_id, host = str(record["NodeID"]), str(record["NodeManagerHostname"])
         if ray_id not in names:
             distinct = (host, *(f"{host}-{ray_id[:length]}" for length in range(6, len(ray_id) + 1)))
-            names[ray_id] = next(name for name in distinct if name not in names.values())
+            names[ray_id] = next(name for name in distinct if name not in taken)
+            taken.add(names[ray_id])
     return names
 
 

@@ -74,6 +74,7 @@ class ClusterModel:
         self._unusable: set[str] = set()  # Ray's ids of nodes
         self._known_nodes: dict[str, Node] = {}  # also those that are gone
         self._names: dict[str, str] = {}  # of nodes, by Ray's id
+        self._nodes_of: dict[str, tuple[str, ...]] = {}  # on which a member was launched last
         self._pending = ""  # what Ray has not given, as it was last reported
         self._pending_since: float | None = None
 
@@ -420,6 +421,7 @@ class ClusterModel:
         for node in by_node:
             if node not in self.agents or self.agents[node].is_closing:
                 raise OSError(f"node {node} has no agent")
+        self._nodes_of[jobs[0].identity.member] = tuple(by_node)
         for node, ranks in by_node.items():
             agent = self.agents[node]
             agent.ranks |= {(job.identity.member, job.attempt, job.rank): job for job, _ in ranks}
@@ -427,6 +429,7 @@ class ClusterModel:
 
     def tell_ranks(self, member: str, *command: Any) -> None:
         """Tell the agents of all nodes on which a member has ranks."""
-        for agent in self.agents.values():
-            if any(key[0] == member for key in agent.ranks):
+        for name in self._nodes_of.get(member, ()):
+            agent = self.agents.get(name)
+            if agent is not None and any(key[0] == member for key in agent.ranks):
                 agent.tell(*command)

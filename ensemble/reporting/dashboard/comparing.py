@@ -23,6 +23,7 @@ from ensemble.reporting.dashboard.comparison_document import Compared, Document,
 from ensemble.reporting.dashboard.runs import recall_declared
 from ensemble.store import RunDir, StoreError
 from ensemble.store.event_handlers import EVENT_ERRORS
+from ensemble.store.packs import measure
 
 if TYPE_CHECKING:
     from ensemble.combine.metrics import Array
@@ -172,7 +173,7 @@ def _read_combined(run: Declared) -> ComparedModel | str:
     combined = run.state.combined or NOT_COMBINED
     try:
         files = [run.run_dir.predictions(member, run.split) for member in combined.weights]
-        size = sum(path.stat().st_size for path in files if path.exists())
+        size = sum(measure(path) or 0 for path in files)
         if size > MOST_BYTES:
             return f"the predictions of {run.run_dir.path} have {size >> 20} MiB; `ensemble compare` reads them"
         model = read_model(run, "combined", runs_code=False)

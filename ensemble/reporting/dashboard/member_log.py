@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from ensemble.reporting.text import visible
+from ensemble.store.errors import StoreError
 from ensemble.store.member_log import TAIL_BYTES
+from ensemble.store.packs import open_member_file
 
 if TYPE_CHECKING:
     from ensemble.store.rundir import RunDir
@@ -53,12 +55,21 @@ def open_log(run_dir: RunDir, member: str) -> BinaryIO | None:
                 stack.callback(os.close, directory)
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.fdopen(os.open("log.txt", flags, dir_fd=directory), "rb")
+        except FileNotFoundError:
+            return _open_packed(run_dir, member)
         except (OSError, UnicodeEncodeError):
             return None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         return None
     return file
+
+
+def _open_packed(run_dir: RunDir, member: str) -> BinaryIO | None:
+    try:
+        return open_member_file(run_dir.log(member))
+    except (OSError, StoreError, UnicodeEncodeError):
+        return None
 
 
 def excerpt(run_dir: RunDir, member: str) -> str:
