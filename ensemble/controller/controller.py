@@ -59,8 +59,8 @@ USAGE_EVERY_S = 5.0
 BUDGET_EVERY_S = 1.0
 MIRROR_S = 0.1  # of each tick, at most, for showing a search to people
 SNAPSHOT_EVERY_S = 5.0  # how often it is looked whether the log has grown by a snapshot's worth
-METRICS_EVERY_S = 10.0  # for a cluster that collects metrics itself
-MEASUREMENTS = ("usage", "power", "feeder")  # what an executor that was closed may still report
+METRICS_EVERY_S = 5.0  # for a cluster that collects metrics itself, and drops them 20 s after the last report
+MEASUREMENTS = ("usage", "power", "feeder", "node_health")  # what an executor that was closed may still report
 
 
 class Controller:

@@ -28,6 +28,7 @@ from ensemble.controller.retention import list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import Waitlist
 from ensemble.events import Profiled, Report
+from ensemble.executors.node_health import is_news
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.spec.hyperparameters import describe_unused
@@ -242,6 +243,9 @@ class Session:
             self.commands.leave_node(event["node"], event["deadline"])
         elif kind == "node":
             self._change_node(Node.from_event(event))
+        elif kind == "node_health":
+            if is_news(self.state.run.node(event["node"]).health, event):
+                self._log(event)
         elif kind == "gpu_quarantined":
             self._log(event)
             self.state.nodes.leave_out_broken()
