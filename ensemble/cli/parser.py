@@ -249,7 +249,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
     for name, do, text in (
         ("status", view_commands.status, "Show the state of a run and of its members."),
-        ("nodes", view_commands.nodes, "Show the nodes of a run: what failed there, and which are left out and why."),
+        ("nodes", view_commands.nodes, "Show the nodes of a run, what has failed there, and why one is left out."),
         ("logs", control_commands.logs, "Print the output of a member, or of all members."),
         (
             "stop",

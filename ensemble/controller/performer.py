@@ -148,12 +148,12 @@ class Performer:
         if metrics is None:
             return
         from ensemble.reporting.metrics import DASHBOARD
-        from ensemble.reporting.metrics.projection import clean, project_lasting
+        from ensemble.reporting.metrics.projection import clean, project_few
 
         try:
             metrics.dashboard = metrics.dashboard or DASHBOARD.read_text(encoding="utf-8")
             used, state = self._status.read_used(), self._status.state
-            metrics.report(project_lasting(clean(self._run_dir.path.name), state, used))
+            metrics.report(project_few(clean(self._run_dir.path.name), state, used))
         except Exception as error:  # figures for people: the run goes on without them
             log.debug("the metrics could not be reported: %s", error, exc_info=True)
 

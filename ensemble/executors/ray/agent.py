@@ -43,9 +43,7 @@ _USAGE_EVERY_S = 2.0
 _GATHER_S = 0.25  # events are sent together: each message costs Ray a millisecond of CPU time at both ends
 _ENDING_S = 10.0  # time limit for the end of the processes that an agent left which was killed
 #: Events on which nothing is decided at once; an `epoch` is one of them where nobody waits for a result.
-_DEFERRABLE = frozenset(
-    ("plan", "started", "progress", "usage", "checkpoint", "power", "feeder", "node_health")
-)
+_DEFERRABLE = frozenset(("plan", "started", "progress", "usage", "checkpoint", "power", "feeder", "node_health"))
 
 log = logging.getLogger(__name__)
 

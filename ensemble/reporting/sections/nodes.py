@@ -31,7 +31,7 @@ def list_nodes(state: RunState) -> list[dict[str, Any]]:
         - `members`: those that are there; `attempts` that were placed there, over all starts; `failures` of
           these by cause.
         - `clock_s`: by how much its clock is ahead of the controller's; `clock_error_s`: how wrong that may be.
-        - `free_gb`: GiB by place; `seen`: when these last were logged (again when one is a fifth off), Unix seconds.
+        - `free_gb`: GiB by place; `seen`: when these were logged last, which they are when one is a fifth off.
         - `watts`: its power in the last interval.
     """
     here: dict[str, list[str]] = {}

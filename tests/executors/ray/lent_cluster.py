@@ -51,7 +51,7 @@ class Actor:
         self.commands: list[tuple[Any, ...]] = []
         self.describe = SimpleNamespace(remote=lambda address: self.answer)
         self.events = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: self.stream))
-        self.perform = SimpleNamespace(remote=lambda number, commands: self.commands.extend(commands))
+        self.perform = SimpleNamespace(remote=lambda number, commands, sent: self.commands.extend(commands))
 
 
 class Lender:
@@ -70,7 +70,7 @@ class Lender:
         patch.setattr(agent_link, "start_agent", self.start_agent)
         patch.setattr(executor, "Head", lambda: Head(lambda timeout_s: True))
         patch.setattr(loop, "is_reachable", lambda record: record["NodeID"] in self.reachable)
-        clock = SimpleNamespace(monotonic=self.read_clock, sleep=self.sleep)
+        clock = SimpleNamespace(monotonic=self.read_clock, sleep=self.sleep, time=self.read_clock)
         patch.setattr(executor, "time", clock)
         patch.setattr(loop, "time", clock)
         patch.setattr(agent_link, "time", clock)
