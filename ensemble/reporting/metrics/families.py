@@ -187,7 +187,7 @@ NODE_QUARANTINED = Family(
 NODE_FREE = Family(
     "ensemble_node_free_bytes",
     "gauge",
-    "Free space of a node, as last logged (again when it is a fifth off), by place: run directory, /tmp, /dev/shm.",
+    "Free space of a node by place (run directory, /tmp, /dev/shm), as last logged: again when it is a fifth off.",
     (*RUN, "node", "place"),
 )
 NODE_CLOCK = Family(
