@@ -9,16 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.demand import is_width_open, plan_requests
+from ensemble.executors.ray.lease_use import is_used, list_by_node, sum_use
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Offer, ResourceRequest
 from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.needs import UNITS, resolve_devices
+from ensemble.schedule.needs import resolve_devices
 from ensemble.spec import Identity
 
 REST_S, MOST_REST_S = 60.0, 900.0  # for which nothing is asked of a node where nothing starts; doubled each time
@@ -27,7 +27,6 @@ _REPLAN_S = 5.0  # others of the cluster may have returned something
 POLL_S, RENEW_S = 0.2, 1.0
 _SOON_S = 3.0
 _ANSWER_S = 2.0
-_EPSILON = 1e-6  # cores, and GiB
 
 
 class LeaseManager:
@@ -204,22 +203,22 @@ class LeaseManager:
             The ids of the nodes on which something was given back.
         """
         now, changed, by_id = time.monotonic(), list[str](), dict(nodes)
-        used, planned = _list_by_node(self._placed), None
+        used, planned = list_by_node(self._placed), None
         has_open = any(is_width_open(identity) for identity in self._waiting)
         for ray_id, node in by_id.items():
             leases = self.on_node(ray_id)
-            use = _sum_use(used[node.name], node)
+            use = sum_use(used[node.name], node)
             is_kept = ray_id in measuring or (ray_id in feeding and len(leases) == 1)
             for lease in leases:
                 is_partly_known = not all(each.ray_id in by_id for each in lease.gang)
                 is_broken = lease.is_unusable and bool(self._waiting)
-                if is_kept or is_partly_known or is_broken or _is_used(lease, leases, use):
+                if is_kept or is_partly_known or is_broken or is_used(lease, leases, use):
                     _keep(lease, now)
                 elif now - lease.since >= KEPT_S:
                     if planned is None:
-                        planned = _list_by_node([*self._placed, *self._pack(list(by_id.values()))])
+                        planned = list_by_node([*self._placed, *self._pack(list(by_id.values()))])
                     can_widen = has_open and any(is_width_open(each.identity) for each in self._pack([node]))
-                    if can_widen or _is_used(lease, leases, _sum_use(planned[node.name], node)):
+                    if can_widen or is_used(lease, leases, sum_use(planned[node.name], node)):
                         _keep(lease, now)
                     elif all(now - each.since >= KEPT_S for each in lease.gang):
                         self._leases.release(lease)
@@ -247,45 +246,6 @@ def _describe(request: ResourceRequest) -> str:
     gpus = f"{bundle.gpus} GPU{'s' * (bundle.gpus > 1)}, " if bundle.gpus else ""
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
     return f"{gpus}{bundle.cpus:g} cores{memory}"
-
-
-class _Use(NamedTuple):
-    """What members take of a node: the ids of GPUs, cores, GiB."""
-
-    devices: frozenset[str | None]
-    cpus: float
-    memory_gb: float
-
-
-def _list_by_node(placed: Iterable[Placement]) -> Mapping[str, list[tuple[Placement, list[int]]]]:
-    """The members on each node, by its name, with their ranks there; a node without members has an empty list."""
-    found = defaultdict[str, list[tuple[Placement, list[int]]]](list)
-    for placement in placed:
-        for name, ranks in placement.ranks_by_node.items():
-            found[name].append((placement, ranks))
-    return found
-
-
-def _sum_use(placed: Sequence[tuple[Placement, list[int]]], node: Node) -> _Use:
-    """What members with some of their ranks on a node take of it."""
-    needs = [placement.need.take_ranks(len(ranks)) for placement, ranks in placed]
-    total = round(node.cpus * UNITS)
-    return _Use(
-        frozenset(placement.devices[rank] for placement, ranks in placed for rank in ranks),
-        sum(need.cpus_on(total) for need in needs) / UNITS,
-        sum(need.memory for need in needs) / UNITS,
-    )
-
-
-def _is_used(lease: Lease, leases: Sequence[Lease], use: _Use) -> bool:
-    """Whether members need one of a node's leases: its GPUs, or its part of the cores and of the memory."""
-    if not use.devices.isdisjoint(lease.devices):
-        return True
-    others = [each for each in leases if each is not lease]
-    return (
-        use.cpus > sum(each.cpus for each in others) + _EPSILON
-        or use.memory_gb > sum(each.memory_gb for each in others) + _EPSILON
-    )
 
 
 def _keep(lease: Lease, now: float) -> None:

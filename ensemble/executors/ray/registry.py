@@ -1,0 +1,190 @@
+"""The runs of one Ray cluster know each other by a small actor, which holds a row of each.
+
+The actor is created by whichever run finds none, under a name, and is not detached: it ends with the run that
+created it, and the others create it again at their next beat. So nothing outlives the last run. It holds rows as
+bytes and knows nothing of them; a row of another `VERSION` is left out. Each run sends its row about once a second
+and is answered with the rows of all runs that did so lately; no call waits for the actor.
+
+`list_runs` reads the rows from outside a run, and creates nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from ensemble.schedule.fairness import Claim
+
+VERSION = 1
+NAMESPACE, NAME = "ray-ensemble", "ray-ensemble-runs"
+BEAT_S = 1.0
+STALE_S = 10.0  # after which a row that was not sent again is left out
+_ANSWER_S = 5.0  # for the actor to answer; a new one is looked for then
+
+log = logging.getLogger(__name__)
+
+
+class RunRow(Struct, kw_only=True):
+    """What a run says of itself.
+
+    Attributes:
+        version: of this form.
+        run_id: of the run, as in its log.
+        name: of its directory.
+        user, host, pid: of the process that drives it.
+        directory: of the run.
+        started: of this start, in Unix seconds.
+        claim: what it holds and what it waits for, by Ray's ids of nodes; its priority, weight and limits.
+        running, waiting: how many members have a place, and how many wait for one.
+        giving_back: what it gives back to others now, in words; empty: nothing.
+        age_s: seconds since the row was sent, as its reader is told.
+    """
+
+    version: int = VERSION
+    run_id: str
+    name: str
+    user: str
+    host: str
+    pid: int
+    directory: str
+    started: float
+    claim: Claim
+    running: int = 0
+    waiting: int = 0
+    giving_back: str = ""
+    age_s: float = 0.0
+
+
+_encode, _decoder = msgspec.json.encode, msgspec.json.Decoder(RunRow)
+
+
+class _Version(Struct):
+    version: int = 0
+
+
+@functools.cache
+def _make_actor_class() -> Any:
+    import ray
+
+    class Runs:  # pickled by value: its node need not find this module
+        def __init__(self, stale_s: float) -> None:
+            self._rows: dict[str, tuple[float, bytes]] = {}
+            self._stale_s = stale_s
+
+        def beat(self, run_id: str, row: bytes | None) -> list[tuple[float, bytes]]:
+            """Take a run's row, or its end (None); returns all rows with their ages in seconds."""
+            import time
+
+            if row is None:
+                self._rows.pop(run_id, None)
+            else:
+                self._rows[run_id] = time.monotonic(), row
+            return self.list()
+
+        def list(self) -> list[tuple[float, bytes]]:
+            import time
+
+            now = time.monotonic()
+            self._rows = {key: each for key, each in self._rows.items() if now - each[0] < self._stale_s}
+            return [(now - at, row) for at, row in self._rows.values()]
+
+    return ray.remote(num_cpus=0, max_restarts=0)(Runs)
+
+
+class Registry:
+    """The row of one run, and those of the others. No method waits for the actor; `beat` may wait for the head."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._actor: Any = None
+        self._answer: Any = None  # to come
+        self._asked_at = self._heard_at = float("-inf")
+        self._rows: list[RunRow] = []
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to send the row again."""
+        return time.monotonic() - self._asked_at >= BEAT_S
+
+    def beat(self, row: RunRow) -> None:
+        """Take the answer to the last row, if it has come, and send another one; never raises for the actor."""
+        import ray
+
+        now = time.monotonic()
+        try:
+            if self._answer is not None:
+                if not ray.wait([self._answer], timeout=0)[0]:
+                    if now - self._asked_at > _ANSWER_S:
+                        self._actor = self._answer = None
+                    return
+                answer: Any = ray.get(self._answer)
+                self._rows, self._heard_at, self._answer = decode_rows(answer), now, None
+            if self._actor is None:
+                self._actor = _find_or_create()
+            self._asked_at = now
+            self._answer = self._actor.beat.remote(self._run_id, _encode(row))
+        except (ray.exceptions.RayError, ValueError) as error:  # it ended with its run: it is created again
+            log.debug("the registry of runs does not answer: %s", error)
+            self._actor = self._answer = None
+            self._asked_at = now
+
+    def list_others(self) -> list[RunRow]:
+        """The rows of the other runs; none where the actor has not answered for long."""
+        if time.monotonic() - self._heard_at > STALE_S:
+            return []
+        return [row for row in self._rows if row.run_id != self._run_id]
+
+    def close(self) -> None:
+        """Say that the run has ended. If it created the actor, that ends with it."""
+        if self._actor is not None:
+            self._actor.beat.remote(self._run_id, None)
+            self._actor = self._answer = None
+
+
+def _find_or_create() -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()  # an actor keeps its node from being taken by an autoscaler
+    return (
+        _make_actor_class()
+        .options(
+            name=NAME,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=here, soft=True),
+        )
+        .remote(STALE_S)
+    )
+
+
+def decode_rows(answer: list[tuple[float, bytes]]) -> list[RunRow]:
+    """The rows of this `VERSION`, in a fixed order, each with its age."""
+    rows = []
+    for age_s, text in answer:
+        if msgspec.json.decode(text, type=_Version).version == VERSION:
+            row = _decoder.decode(text)
+            row.age_s = age_s
+            rows.append(row)
+    return sorted(rows, key=lambda row: row.run_id)
+
+
+def list_runs(timeout_s: float = _ANSWER_S) -> list[RunRow]:
+    """The runs of the cluster to which this process is connected; creates nothing.
+
+    Raises:
+        TimeoutError: the actor does not answer (`ray.exceptions.GetTimeoutError`).
+    """
+    import ray
+
+    find: Any = ray.get_actor
+    try:
+        answer: Any = ray.get(find(NAME, NAMESPACE).list.remote(), timeout=timeout_s)
+    except (ValueError, ray.exceptions.RayActorError):  # no run, or it has ended just now
+        return []
+    return decode_rows(answer)
