@@ -93,7 +93,8 @@ def is_news(before: NodeHealth | None, report: Report) -> bool:
         return True
     if any(min(free[name], was[name]) < _FREE_CHANGE * max(free[name], was[name]) for name in free):
         return True
-    clock_s, error_s = report.get("clock_s"), report.get("clock_error_s") or 0.0
+    clock_s: float | None = report.get("clock_s")
+    error_s: float = report.get("clock_error_s") or 0.0
     if clock_s is None or before.clock_s is None:
         return clock_s is not None
     known_s = before.clock_error_s or 0.0
