@@ -25,6 +25,7 @@ from ensemble.reporting.notebook import LiveView
 from ensemble.result import Result, make_result
 from ensemble.run import POLL_S, Request, Run, StateFollower
 from ensemble.spec import Ensemble, Notify, SpecError, check_ensemble, check_installed, resolve_notify
+from ensemble.spec.limits import apply_limits
 from ensemble.spec.search import check_budget
 from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import check_number
@@ -256,6 +257,9 @@ def resume(
     accept_code: bool = False,
     epochs: int | None = None,
     budget: Mapping[str, float] | None = None,
+    limits: Mapping[str, float] | None = None,
+    priority: int | None = None,
+    share_weight: float | None = None,
     checked: Sequence[FileCheck] | None = None,
     notify: Notify | str | Sequence[Notify | str] | None = None,
 ) -> Run:
@@ -276,6 +280,7 @@ def resume(
             run.
         epochs: train the members for so many epochs, more than they were declared with.
         budget: of a search, in all, as `Search.budget`. Later resumes keep it.
+        limits, priority, share_weight: as `Ensemble` has them, of this start; unless given, as declared.
         checked: as in `submit`.
         notify: as in `submit`.
 
@@ -305,6 +310,7 @@ def resume(
         raise SpecError("budget= is of a search, and the run trains a list of members")
     if ensemble.search is not None and (limits := state.header.budget if budget is None else budget):
         ensemble = dataclasses.replace(ensemble, search=dataclasses.replace(ensemble.search, budget=limits))
+    ensemble = apply_limits(ensemble, limits, priority, share_weight)
     check_installed(ensemble.loggers)
     code = code_of(ensemble)
     check_data(state, ensemble, known.path)

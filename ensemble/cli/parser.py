@@ -26,6 +26,7 @@ from ensemble.cli import (
 )
 from ensemble.cli.arguments import (
     add_json_option,
+    add_limit_options,
     add_notify_options,
     add_run_options,
     age,
@@ -215,6 +216,7 @@ def _make_parser() -> argparse.ArgumentParser:
         added.add_argument("--run-dir", help=f"run directory (default: {usual})")
         add_executor(added, executor="ray")
         add_run_options(added)
+        add_limit_options(added)
         add_notify_options(added)
         group_read = "let the group of the run directory read it (default: only its owner)"
         added.add_argument("--group-read", action="store_true", help=group_read)
@@ -242,6 +244,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help="directory with the spec and its imports, copied to the cluster (default: the spec's)",
     )
     add_run_options(submit)
+    add_limit_options(submit)
     dashboard.add_page_options(submit)
     submit.add_argument(
         "--follow", action="store_true", help="print the job's output until it ends, and exit with its status"
@@ -299,6 +302,7 @@ def _make_parser() -> argparse.ArgumentParser:
             added.add_argument("--budget", type=budget, metavar="LIMITS", help=text)
             add_executor(added, executor=None)
             add_run_options(added, fresh=False)
+            add_limit_options(added)
             add_notify_options(added)
 
     text = "Compare the files of a run with the digests in its log, and list what is whole, damaged or missing."
@@ -310,6 +314,7 @@ def _make_parser() -> argparse.ArgumentParser:
     verified.add_argument("--contents", action="store_true", help=text)
     add_executor(verified, executor=None)
     add_run_options(verified, fresh=False)
+    add_limit_options(verified)
     add_notify_options(verified)
 
     text = "List the runs in a folder, the newest first: their state, best value, CPU time, energy and duration."

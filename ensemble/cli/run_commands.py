@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.cli.arguments import read_limits
 from ensemble.cli.console import find_width, print_lines, print_styled, write_json
 from ensemble.cli.control_commands import POLL_S, send_request
 from ensemble.cli.dashboard import PageProcess
@@ -34,10 +35,11 @@ EXIT_FAILED, EXIT_SOME_FAILED = 1, 3
 def demo(options: argparse.Namespace) -> int:
     """Train the demo; its default run directory is replaced."""
     from ensemble.cli import demo as digits
+    from ensemble.spec.limits import apply_limits
     from ensemble.spec.spec_file import call_spec
     from ensemble.store import EventLog, RunDir, StoreError
 
-    ensemble = call_spec(digits.spec, options.set)
+    ensemble = apply_limits(call_spec(digits.spec, options.set), **read_limits(options))
     run_dir = RunDir(options.run_dir or "runs/demo")
     if options.run_dir is None and run_dir.path.exists():
         if run_dir.path.is_symlink() or run_dir.info.get("name") != ensemble.name:
@@ -49,10 +51,11 @@ def demo(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Run a spec file; continue a run that was stopped."""
+    from ensemble.spec.limits import apply_limits
     from ensemble.spec.spec_file import load_spec
     from ensemble.store import RunDir
 
-    ensemble = load_spec(options.spec, options.set)
+    ensemble = apply_limits(load_spec(options.spec, options.set), **read_limits(options))
     run_dir = RunDir(options.run_dir or Path("runs") / ensemble.name)
     if options.dry_run:
         from ensemble.cli.inspect_commands import dry_run
@@ -72,6 +75,8 @@ def submit(options: argparse.Namespace) -> int:
     given = vars(options)
     flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed", "--dashboard", "--no-samples"]
     page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
+    numbers = ("max_gpus", "max_cpus", "priority", "share_weight")
+    ranks = [f"--{name.replace('_', '-')}={given[name]}" for name in numbers if given[name] is not None]
     trust = [] if options.trust_folder is None else ["--trust-folder", os.path.abspath(options.trust_folder)]
     jobs = JobClient(options.address)
     id, fresh = jobs.submit(
@@ -80,7 +85,7 @@ def submit(options: argparse.Namespace) -> int:
         run_dir=run_dir,
         settings=options.set,
         working_dir=Path(options.working_dir).expanduser() if options.working_dir else None,
-        flags=[*(flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]), *page, *trust],
+        flags=[*(flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]), *page, *ranks, *trust],
     )
     if not fresh:
         print(f"ensemble: the job {id} is running already", file=sys.stderr)
@@ -187,6 +192,12 @@ def resume(options: argparse.Namespace) -> int:
         print(f"{run_dir.path} is being stopped; it is continued when it has ended", file=sys.stderr)
         while is_locked(run_dir.events):
             time.sleep(POLL_S)
+    limited = {name: value for name, value in read_limits(options).items() if value or value == 0}
+    if is_locked(run_dir.events) and limited:
+        raise SpecError(
+            f"{run_dir.path} is in progress: limits, priority and share weight are given when a run is started; "
+            f"{format_command('stop', options.run_dir)} stops it first"
+        )
     if is_locked(run_dir.events) and options.epochs is None and options.budget is None:
         return send_request(options)
     if options.member is not None:
@@ -203,6 +214,7 @@ def resume(options: argparse.Namespace) -> int:
     how: dict[str, Any] = {"accept_code": options.accept_code, "epochs": options.epochs, "checked": checked}
     how["notify"] = _list_receivers(options)
     how["budget"] = options.budget
+    how |= limited
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
 
 

@@ -131,7 +131,8 @@ class Controller:
             left, files = self._read_unreported()  # by processes of an earlier start that was killed
             check_starts(self.ensemble, self.state)
             repairs = self._plan_repairs()
-            nodes = self.executor.open(self.run_dir, self.ensemble, self.handle)
+            opened = self.executor.open(self.run_dir, self.ensemble, self.handle)
+            nodes = [node.limit(self.ensemble.limits) for node in opened]
             self._usage = DriverUsage(self.run_dir.usage, self._clock, self._loggers, nodes)
             raise_if_deferred()
             stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
-from ensemble.schedule import Node, explain_unplaceable
+from ensemble.schedule import Node, explain_beyond_limits, explain_unplaceable
 from ensemble.schedule.needs import resolve_devices
 from ensemble.spec import Identity
 from ensemble.store import RunState
@@ -24,6 +25,7 @@ class NodeTable:
         run: which GPUs have broken is known there.
         declared_devices: "auto", "cpu" or "cuda".
         list_cluster: returns the nodes with all that they could ever offer; None: the run holds all of its nodes.
+        limits: what members have at most (`Ensemble.limits`), also of one node.
 
     Attributes:
         held: on which members can be placed, with what the run holds of them.
@@ -35,18 +37,25 @@ class NodeTable:
         nodes: Iterable[Node] = (),
         declared_devices: str = "auto",
         list_cluster: Callable[[], Sequence[Node] | None] = lambda: None,
+        limits: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self.held, self.list_cluster = list(nodes), list_cluster
+        self.held, self.list_cluster, self._limits = [node.limit(limits) for node in nodes], list_cluster, limits
         self._run, self._declared_devices = run, declared_devices
         self._said_of_gpus: set[tuple[str, str]] = set()
 
-    def change(self, node: Node) -> Node:
-        """The run holds more or less of a node than before, or of a new one; returns what it can use of it."""
-        node = self._leave_out_broken(node)
+    def change(self, node: Node, *, is_kept: bool = False) -> Node:
+        """The run holds more or less of a node than before, or of a new one; returns what it can use of it.
+
+        Args:
+            is_kept: whether the node stays, although nothing can be placed there now.
+        """
+        node = self._leave_out_broken(node).limit(self._limits)
         known = {each.name: each for each in self.held}
         before = known.get(node.name)
         known[node.name] = node if before is None else replace(node, places=before.places)
-        self.held = [each for each in known.values() if each.name != node.name or node.cpus or node.gpus]
+        self.held = [
+            each for each in known.values() if each.name != node.name or node.cpus or node.gpus or is_kept
+        ]
         return node
 
     def remove(self, name: str) -> None:
@@ -74,7 +83,8 @@ class NodeTable:
 
     def explain_unplaceable(self, identity: Identity) -> str | None:
         """Why no node can ever hold a member; None where one can."""
-        return explain_unplaceable(identity, self.list_potential(), self.devices)
+        beyond = explain_beyond_limits(identity, self._limits, self.devices)
+        return beyond or explain_unplaceable(identity, self.list_potential(), self.devices)
 
     def can_get_cores(self, cpus: float) -> bool:
         """Whether some node has that many cores that the run does not hold."""

@@ -76,7 +76,7 @@ class Session:
         stop_timeout_s: float = 60.0,
     ) -> None:
         self._stop_timeout_s = stop_timeout_s
-        table = NodeTable(run, nodes, ensemble.devices, list_cluster)
+        table = NodeTable(run, nodes, ensemble.devices, list_cluster, ensemble.limits)
         waitlist = Waitlist(trials_left, trials_ready=trials_left)
         self.state = SessionState(run, table, AttemptTable(run), waitlist, ensemble.keep_checkpoints)
         self.attempts = Attempts(self.state, ensemble, run_dir, awaits_pruner=awaits_pruner)
@@ -242,10 +242,13 @@ class Session:
         elif kind == "node_draining":
             self.commands.leave_node(event["node"], event["deadline"])
         elif kind == "node":
-            self._change_node(Node.from_event(event))
+            self._change_node(Node.from_event(event), is_kept=event.get("is_withheld", False))
         elif kind == "node_health":
             if is_news(self.state.run.node(event["node"]).health, event):
                 self._log(event)
+        elif kind == "make_way":
+            for member in event["members"]:
+                self.commands.make_way(member, self.state.now + self._stop_timeout_s, event["detail"])
         elif kind == "gpu_quarantined":
             self._log(event)
             self.state.nodes.leave_out_broken()
@@ -290,9 +293,9 @@ class Session:
             return "members write a checkpoint and end"
         return self.queue.fulfil(request, until)
 
-    def _change_node(self, node: Node) -> None:
+    def _change_node(self, node: Node, *, is_kept: bool) -> None:
         """The run holds more or less of a node than before, or of a new one."""
-        node = self.state.nodes.change(node)
+        node = self.state.nodes.change(node, is_kept=is_kept)
         if node.name not in self.state.nodes:
             self.feeders.forget_node(node.name)
         self.state.placement_due = True

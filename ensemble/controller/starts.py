@@ -19,7 +19,7 @@ from typing import Any
 
 from ensemble.controller.more_epochs import find_more_epochs
 from ensemble.events import Checkpoint, MoreEpochs, Report
-from ensemble.schedule import Node, explain_unplaceable
+from ensemble.schedule import Node, explain_beyond_limits, explain_unplaceable
 from ensemble.schedule.needs import Need, compute_need, resolve_devices
 from ensemble.spec import Ensemble, Identity, SpecError, unknown_name
 from ensemble.spec.identity import is_same_start, select_warm
@@ -67,7 +67,8 @@ def check_fit(ensemble: Ensemble, nodes: Sequence[Node], *, has_gpus: bool = Fal
     ignores_shares = devices == "cpu" and ensemble.devices == "auto" and not has_gpus
     for identity in list_declared(ensemble):
         if (need := compute_need(identity)) not in fitting:
-            reason = explain_unplaceable(identity, nodes, devices)
+            reason = explain_beyond_limits(identity, ensemble.limits, devices)
+            reason = reason or explain_unplaceable(identity, nodes, devices)
             if reason is not None:
                 raise SpecError(reason)
             fitting.add(need)
@@ -117,6 +118,9 @@ def describe_start(
         "further_objectives": list(ensemble.search.objectives) if ensemble.search else [],
         "budget": ensemble.search.budget if ensemble.search else None,
         "epochs": ensemble.epochs,
+        "limits": dict(ensemble.limits),
+        "priority": ensemble.priority,
+        "share_weight": ensemble.share_weight,
         "members": members,
         "data": training_data(ensemble),
         "overlap": ensemble.list_overlaps(),

@@ -22,6 +22,7 @@ from ensemble.events.members import (
     ExchangeMeasured,
     Failed,
     Finished,
+    MadeWay,
     MemberDeclared,
     Moved,
     Paused,
@@ -75,8 +76,8 @@ SECTIONS: dict[str, tuple[type[Event], ...]] = {
     ),
     "Members": (
         MemberDeclared, Placed, DeviceChanged, Started, ExchangeMeasured, StepsDone, Epoch, Checkpoint,
-        CheckpointReduced, Damaged, Moved, Paused, Resumed, Finished, Pruned, Stopped, Cancelled, Failed, Cost,
-        UnusedHyperparameters,
+        CheckpointReduced, Damaged, Moved, MadeWay, Paused, Resumed, Finished, Pruned, Stopped, Cancelled, Failed,
+        Cost, UnusedHyperparameters,
     ),
     "Data": (Feeder, FeederLost, FeederRestarted, SharingEnded, SampleDifference, BadRecord),
     "Nodes and packing": (

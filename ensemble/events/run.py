@@ -72,6 +72,7 @@ class RunStarted(Event):
         further_objectives: of a search, beside `objective`: `name`, `mode` of each.
         second_objective: the only one of these, minimized, in logs of earlier versions.
         budget: of a search: `trials`, `hours`, `cpu_hours`, `energy_kj`, those that are limited.
+        limits: `gpus`, `cpus`, those that are limited.
     """
 
     name: str = ""
@@ -96,6 +97,9 @@ class RunStarted(Event):
     pid: int | None = None
     resumed: bool = False
     more_epochs: MoreEpochs | None = None
+    limits: Json = {}
+    priority: int = 0
+    share_weight: float = 1.0
     budget: Json | None = None
 
 

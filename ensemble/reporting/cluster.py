@@ -73,7 +73,7 @@ def list_lines(view: Mapping[str, Any], width: int | None) -> list[tuple[str, st
         rows = lay_out(list_run_columns(runs), width)
         lines += [(rows[0], "dim"), *((row, "") for row in rows[1:]), ("", "")]
     rows = lay_out(list_node_columns(nodes, runs), width)
-    return lines + [(rows[0], "dim"), *((row, "") for row in rows[1:])]
+    return [*lines, (rows[0], "dim"), *((row, "") for row in rows[1:])]
 
 
 def describe_amount(amount: Mapping[str, float]) -> str:

@@ -49,7 +49,7 @@ class LiveLines:
         self._live.update(Group(*shown), refresh=True)
 
     def begin(self) -> None:
-        """Start, or clear a terminal that has another size now: it may have broken the lines of the last drawing."""
+        """Start, or clear a terminal whose size has changed: the lines of the last drawing may be broken."""
         if not self._live.is_started:
             self._live.start()
         if self.console.size != self._size:

@@ -1,6 +1,6 @@
 """Pure scheduling decisions: packing, placement, cohorts, flotillas and memory grants. No processes, no clock."""
 
-from ensemble.schedule.explain import explain_memory_wait, explain_unplaceable
+from ensemble.schedule.explain import explain_beyond_limits, explain_memory_wait, explain_unplaceable
 from ensemble.schedule.flotilla.allocate import allocate, revise
 from ensemble.schedule.flotilla.grouping import group_streams
 from ensemble.schedule.flotilla.model import (
@@ -46,6 +46,7 @@ __all__ = [
     "correct_rates",
     "count_placeable",
     "decide_rebalance",
+    "explain_beyond_limits",
     "explain_memory_wait",
     "explain_unplaceable",
     "group_streams",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ensemble.schedule.needs import Node, compute_need, needs_gpu
+from ensemble.schedule.needs import UNITS, Node, compute_need, needs_gpu
 from ensemble.schedule.packing import FreeCapacity, pack
 from ensemble.schedule.placement import ClusterSnapshot
 from ensemble.spec import Identity
@@ -49,6 +49,19 @@ def explain_unplaceable(identity: Identity, nodes: Sequence[Node], devices: str 
     return (
         f"{identity.member} {asked}; the largest that would fit is {', '.join(limits)} on {_describe_node(best)}"
     )
+
+
+def explain_beyond_limits(identity: Identity, limits: Mapping[str, float], devices: str = "auto") -> str | None:
+    """Say why a member takes more than the run may have (`Ensemble.limits`); None where it does not."""
+    need, most = compute_need(identity), limits.get("cpus", float("inf"))
+    gpus = need.workers if needs_gpu(need, devices) else 0
+    if gpus > limits.get("gpus", gpus):
+        each = "; each worker of a member takes a GPU of its own" if gpus > 1 else ""
+        return f"{identity.member} needs {gpus} GPU{'s' * (gpus > 1)}, and limits allow {limits['gpus']:g}{each}"
+    cpus = min(need.workers, most) if need.guessed_cpus and need.workers <= max(1, most) else need.cpus / UNITS
+    if cpus > most + _ROUNDING:
+        return f"{identity.member} needs {cpus:g} cores, and limits allow {most:g}"
+    return None
 
 
 def explain_memory_wait(cluster: ClusterSnapshot) -> str | None:

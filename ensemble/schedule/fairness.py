@@ -150,17 +150,14 @@ class Division(NamedTuple):
     grants: list[Grant]
     debts: list[Debt]
 
-    def sum_granted(self, run: str) -> Amount:
-        """What a run may take beyond what it holds."""
-        return sum_amounts(part for grant in self.grants if grant.run == run for part in grant.parts)
-
-    def list_reserved(self, run: str) -> dict[str, Amount]:
-        """What other runs are to have of each node, which this one leaves alone."""
-        found: dict[str, Amount] = {}
+    def sum_on_node(self, node: str, run: str) -> tuple[Amount, Amount]:
+        """What a run may take of a node beyond what it holds, and what others are to have of it."""
+        sums = {True: NOTHING, False: NOTHING}
         for grant in self.grants:
-            for node, part in zip(grant.nodes, grant.parts, strict=True) if grant.run != run else ():
-                found[node] = found.get(node, NOTHING).plus(part)
-        return found
+            for on, part in zip(grant.nodes, grant.parts, strict=True):
+                if on == node:
+                    sums[grant.run == run] = sums[grant.run == run].plus(part)
+        return sums[True], sums[False]
 
 
 def divide(claims: Sequence[Claim], free: Mapping[str, Amount], quantum_s: float = QUANTUM_S) -> Division:
@@ -299,10 +296,10 @@ class _Board:
             levels[owner] = below
             left = left.plus(holding.parts[node])
             found.append(_Given(holding, owner, run, kind, len(self.grants)))
-        for each in list(found):  # those that others have made superfluous
-            rest = left.minus(each.holding.parts[node])
+        for given in list(found):  # those that others have made superfluous
+            rest = left.minus(given.holding.parts[node])
             if part.fits_in(rest):
-                found.remove(each)
+                found.remove(given)
                 left = rest
         return found
 

@@ -103,6 +103,13 @@ class Node:
         }
         return replace(self, **kept)
 
+    def limit(self, limits: Mapping[str, float]) -> Node:
+        """The node with no more of its GPUs and cores than these limits of `Ensemble.limits` allow."""
+        parents = list(dict.fromkeys(self.gpu_parents))
+        kept = parents[: int(limits.get("gpus", len(parents)))]
+        chosen = self if len(kept) == len(parents) else self.select_gpus(lambda i: self.gpu_parents[i] in kept)
+        return replace(chosen, cpus=min(self.cpus, limits.get("cpus", self.cpus)))
+
     def without_others(self) -> Node:
         """The node as if no process of others held memory of it or of its GPUs."""
         return replace(self, gpu_free=(), memory_left_gb=None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ensemble.spec.energy import Energy
 from ensemble.spec.fields import ENSEMBLE_FIELDS
 from ensemble.spec.identity import Identity, Precision, make_lineage
+from ensemble.spec.limits import check_limits
 from ensemble.spec.loggers import LoggerOptions, resolve_loggers
 from ensemble.spec.loops import (
     LOOP_OPTIONS,
@@ -171,6 +172,11 @@ class Ensemble(MemberPipelines):
             of the machine while the run lasts (not with Ray), and what was stopped is continued by its spec.
         private_modules: names of modules of yours that the run directory does not keep, neither as text nor in the
             declaration: all processes import them, and find what is edited meanwhile.
+        limits: the most of its nodes that the members have together: `{"gpus": 4, "cpus": 64}`, or one of these.
+        priority: among the runs of a Ray cluster that wait: one of a higher priority is served first, and members
+            of lower ones are paused for it. Like `limits` and `share_weight` no part of what is trained: it may be
+            another one whenever the run is started again.
+        share_weight: runs of one priority have parts of a cluster in proportion to their weights.
     """
 
     name: str
@@ -232,6 +238,9 @@ class Ensemble(MemberPipelines):
     keep_checkpoints: Literal["all", "weights", "selected"] = "all"
     keep_data: bool = True
     private_modules: Sequence[str] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    priority: int = 0
+    share_weight: float = 1.0
     objective: str | None = None
     mode: Mode | None = None
 
@@ -314,6 +323,7 @@ class Ensemble(MemberPipelines):
 
     def _check_values(self) -> None:
         check_fields(self, ENSEMBLE_FIELDS)
+        check_limits("Ensemble.limits", self.limits)
         task = as_task("Recipe.task", getattr(self.recipe, "task", None))
         if self.thresholds is not None and task is not None and task.kind not in LABELS:
             raise SpecError(f"Ensemble.thresholds are of classes and labels; the task is {task.kind}")

@@ -61,6 +61,8 @@ ENSEMBLE_FIELDS = {
     "prepare_timeout_s": number(300.0, above=True),
     "hang_timeout_s": number(600.0, above=True),
     "retries": count(2, 0),
+    "priority": Option(0, functools.partial(check_number, low=-(2**31), integer=True)),
+    "share_weight": number(1.0, above=True),
     "gate_timeout_s": number(120.0),
     "checkpoint_minutes": Option(30.0, functools.partial(check_number, low=0, above=True, optional=True)),
     "keep_checkpoints": one_of("all", "weights", "selected"),

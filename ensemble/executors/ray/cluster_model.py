@@ -31,6 +31,7 @@ from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import IS_FULL
 from ensemble.executors.ray.request import Offer
 from ensemble.schedule import Node
+from ensemble.schedule.fairness import Claim
 from ensemble.train.job import Job
 
 SILENT_S = 60.0  # without an event: an agent reports each second
@@ -140,11 +141,14 @@ class ClusterModel:
 
     def describe(self, agent: Agent) -> Node:
         """A node with what the run holds of it."""
-        leases = None if self.leases is None else self.leases.on_node(agent.ray_id)
-        for lease in leases or ():
+        if self.leases is None:
+            return describe_node(agent, None, on_gpus=self._on_gpus)
+        leases = self.leases.on_node(agent.ray_id)
+        for lease in leases:
             lease.devices = agent.find_devices(lease.gpus)
             lease.is_unusable = agent.is_unusable(lease)
-        return describe_node(agent, leases, on_gpus=self._on_gpus)
+        offered = [lease for lease in leases if not self.leases.is_withheld(lease)]
+        return describe_node(agent, offered, on_gpus=self._on_gpus)
 
     def report_node(self, agent: Agent) -> None:
         """Report what the run holds of a node; of one that is drained or closing, only that it holds nothing."""
@@ -154,7 +158,9 @@ class ClusterModel:
         is_leaving = agent.is_closing or self._is_drained(agent.ray_id)
         if node is not None and not ((node.cpus or node.gpus) and is_leaving):
             agent.reported = node
-            self.reports.append({"type": "node", **node.as_event()})
+            leases = [] if self.leases is None else self.leases.on_node(agent.ray_id)
+            is_withheld = any(self.leases is not None and self.leases.is_withheld(lease) for lease in leases)
+            self.reports.append({"type": "node", **node.as_event(), "is_withheld": is_withheld})
 
     def _is_drained(self, ray_id: str) -> bool:
         return self.leases is not None and ray_id in self.leases.draining
@@ -188,11 +194,7 @@ class ClusterModel:
                 self.leases.lose(agent.ray_id)
                 self.report_node(agent)
                 self._retire(agent)
-        up = [
-            agent
-            for agent in self.agents.values()
-            if agent.described and not agent.is_frozen and not self._is_drained(agent.ray_id)
-        ]
+        up = self._list_up()
         feeding = {agent.ray_id for agent in up if agent.feeders}
         measuring = {agent.ray_id for agent in up if agent.is_measuring}
         held = [(agent.ray_id, self.describe(agent)) for agent in up]
@@ -202,6 +204,35 @@ class ClusterModel:
             if not self.leases.on_node(ray_id):
                 self._retire(agent)
         self._report_pending(now)
+
+    def _list_up(self) -> list[Agent]:
+        return [
+            agent
+            for agent in self.agents.values()
+            if agent.described and not agent.is_frozen and not self._is_drained(agent.ray_id)
+        ]
+
+    def share(
+        self, claim: Claim, others: Mapping[str, tuple[str, Claim]], free: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        """Divide the cluster between this run and others.
+
+        Args:
+            claim: of this run.
+            others: the others, by their ids: what they are called, and their claims.
+            free: see `see_nodes`.
+        """
+        assert self.leases is not None
+        before = self.leases.sharing.withheld
+        self.leases.share(claim, [other for _, other in others.values()], free)
+        changed = before ^ self.leases.sharing.withheld
+        up = self._list_up()
+        for agent in up:
+            if any(lease.number in changed for lease in self.leases.on_node(agent.ray_id)):
+                self.report_node(agent)
+        for pause in self.leases.choose_pauses((agent.ray_id, self.describe(agent)) for agent in up):
+            detail = f"paused for {others[pause.to][0]}"
+            self.reports.append({"type": "make_way", "members": pause.members, "detail": detail})
 
     def _retire(self, agent: Agent) -> None:
         """End the agent of a node of which the run holds nothing any more."""

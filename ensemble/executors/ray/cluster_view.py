@@ -1,7 +1,7 @@
 """Reads a whole Ray cluster as it is now: its nodes, the runs that share it, and what each holds and waits for.
 
-Nothing is created there: the runs are read from the actor that they share (`ensemble.executors.ray.registry`), and
-from Ray what nodes have and what is free. What is neither free nor a run's is *foreign*: of jobs that are not ours.
+Nothing is created there: the runs are read from the actor that they share (`ensemble.executors.ray.registry`),
+and from Ray what nodes have and what is free. What is neither free nor a run's is *foreign*: of other jobs.
 """
 
 from __future__ import annotations

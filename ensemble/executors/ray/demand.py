@@ -3,8 +3,8 @@
 Ray gives out whole GPUs, and the run packs members inside them. A request is for one placement group:
 
 - what members can have now, on a named node: they are packed into what the nodes have free, as they are later
-  packed into what the run holds. A request is for what members on the CPU take of a node, or for GPUs that share
-  members, with what these take beside.
+  packed into what the run holds. A request is for what some members on the CPU take of a node, or for GPUs that
+  share members, with what these take beside.
 - what finds no room now, on any node: for that Ray has a queue, and an autoscaler adds nodes. (A pending request
   for a named node is demand that no new node can serve.)
 - for a member whose ranks may be on several nodes, where no node has room for all: one group over these nodes,
@@ -27,6 +27,7 @@ from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need, needs_gpu,
 from ensemble.spec import Identity
 
 _BYTE = 2**30 / UNITS  # of a unit of memory
+_PARTS = 8  # of a node's cores
 
 
 def plan_requests(
@@ -116,12 +117,25 @@ class _NodeState:
         return Placement(other, self.ray_id, (None,))
 
     def request_placed(self) -> list[ResourceRequest]:
-        """Requests for the members planned here, one for all on the CPU; what they ask for is free no more."""
+        """Requests for the members planned here, a few for those on the CPU; what they take is free no more.
+
+        A request is given back as a whole: one for all of a node could be shared with no other run.
+        """
         on_cpu = [placement for placement in self.placed if placement.devices[0] is None]
-        groups = [(frozenset[str | None](), on_cpu)] if on_cpu else []
+        groups = [(frozenset[str | None](), chunk) for chunk in self._divide(on_cpu)]
         groups += _group_by_gpus(placement for placement in self.placed if placement.devices[0] is not None)
         self.memory -= sum(placement.need.memory for placement in self.placed)
         return [self._request(placements, len(gpus)) for gpus, placements in groups]
+
+    def _divide(self, on_cpu: Iterable[Placement]) -> list[list[Placement]]:
+        """Members on the CPU in groups that take an `_PARTS`-th of the cores or little more."""
+        chunks, taken = list[list[Placement]](), 0
+        for placement in on_cpu:
+            if not chunks or taken * _PARTS >= self.shape.cpus:
+                chunks, taken = [*chunks, []], 0
+            chunks[-1].append(placement)
+            taken += placement.need.cpus_on(self.shape.cpus)
+        return chunks
 
     def _request(self, placements: Sequence[Placement], gpus: int) -> ResourceRequest:
         """A request for members; those that did not declare their memory get a part of what nobody declared."""

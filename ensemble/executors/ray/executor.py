@@ -27,7 +27,9 @@ from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.loop import HEAD_LOST, POLL_S, ClusterLoop
 from ensemble.executors.ray.metrics import RayMetrics, find_dashboards
 from ensemble.executors.ray.queued_demand import list_declared
+from ensemble.executors.ray.registry import Registry
 from ensemble.executors.ray.session import RAY_DASHBOARD, RayConnection
+from ensemble.executors.ray.sharing import Shared
 from ensemble.interrupts import raise_if_deferred
 from ensemble.schedule import Node, Placement, explain_unplaceable
 from ensemble.schedule.needs import compute_need
@@ -62,6 +64,7 @@ class RayExecutor:
     def __init__(self) -> None:
         self.metrics: RayMetrics | None = None
         self._session: RayConnection | None = None
+        self._registry: Registry | None = None
         self._model = ClusterModel(None)
 
     @property
@@ -79,7 +82,8 @@ class RayExecutor:
         except BaseException:
             self._native.close()
             raise
-        self._head, on_gpus = Head(), ensemble.devices != "cpu"
+        self._head = Head()
+        on_gpus = ensemble.devices != "cpu" and ensemble.limits.get("gpus", 1) > 0
         self._link = AgentLink(run_dir, self._session.directory, on_gpus=on_gpus, ask=self._head.ask)
         self._follow(
             ClusterModel(None, on_gpus=on_gpus, ask=self._head.ask)
@@ -88,7 +92,11 @@ class RayExecutor:
         self._open_dashboard(self._session)
         if self._session.directory is None:
             has_gpus = run_dir.events.exists() and RunStatus.load(run_dir).state.has_gpus
-            leases = LeaseManager(run_dir.path.name, ensemble.devices, list_declared(ensemble), has_gpus=has_gpus)
+            run_id = run_dir.info["run_id"]
+            shared = Shared(run_id, ensemble.priority, ensemble.share_weight, dict(ensemble.limits))
+            declared = list_declared(ensemble)
+            leases = LeaseManager(run_dir.path.name, ensemble.devices, declared, has_gpus=has_gpus, shared=shared)
+            self._registry = Registry(run_id, run_dir.path)
             self._follow(ClusterModel(leases, on_gpus=on_gpus, ask=self._head.ask))
         try:
             return self._head.call(self._open, ensemble)
@@ -98,7 +106,8 @@ class RayExecutor:
 
     def _follow(self, model: ClusterModel) -> None:
         assert self._session is not None
-        self._model, self._loop = model, ClusterLoop(model, self._link, self._head, self._session.nodes)
+        self._model = model
+        self._loop = ClusterLoop(model, self._link, self._head, self._session.nodes, self._registry)
 
     def _open_dashboard(self, session: RayConnection) -> None:
         """Say where Ray's dashboard is, if it was asked for; report metrics to a Ray that somebody looks at."""
@@ -243,6 +252,8 @@ class RayExecutor:
         try:
             if leases is not None and not is_lost:
                 leases.close()
+            if self._registry is not None and not is_lost:
+                self._registry.close()
         finally:
             self._head.close()
             self._session.close()

@@ -10,14 +10,16 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.demand import is_width_open, plan_requests
 from ensemble.executors.ray.lease_use import is_used, list_by_node, sum_use
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Offer, ResourceRequest
+from ensemble.executors.ray.sharing import ALONE, Pause, Shared, Sharing, as_amount
 from ensemble.schedule import Node, Placement, pack
+from ensemble.schedule.fairness import Claim
 from ensemble.schedule.needs import resolve_devices
 from ensemble.spec import Identity
 
@@ -37,14 +39,25 @@ class LeaseManager:
         devices: "auto", "cpu" or "cuda", as the ensemble declares it.
         waiting: members for which to ask.
         has_gpus: whether the run has known any GPU before.
+        shared: what the run says of itself to other runs.
 
     Attributes:
+        sharing: the part of the run in what it shares with other runs.
         draining: Ray's ids of nodes that Ray drains: nothing is requested there; what is held there stays until
             `lose`.
     """
 
-    def __init__(self, name: str, devices: str, waiting: Sequence[Identity], *, has_gpus: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        devices: str,
+        waiting: Sequence[Identity],
+        *,
+        has_gpus: bool = False,
+        shared: Shared = ALONE,
+    ) -> None:
         self._leases, self._declared_devices, self._has_gpus = Leases(name), devices, has_gpus
+        self.sharing = Sharing(shared, self._leases)
         self._with_gpus: dict[str, Node] = {}  # by Ray's id, also those that are gone
         self._waiting, self._placed = list(waiting), list[Placement]()
         self._offers: list[Offer] = []
@@ -109,6 +122,8 @@ class LeaseManager:
     def set_demand(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
         """Which members have no place in what the run holds, and where the others are."""
         self._waiting, self._placed = list(waiting), list(placed)
+        if not waiting:
+            self.sharing.wanted.clear()
         self._replan_at = min(self._replan_at, self._planned_at + RENEW_S)
         self._unseen_until = 0.0
 
@@ -132,11 +147,18 @@ class LeaseManager:
         """The leases held on a node."""
         return list(self._leases.held[ray_id])
 
+    def is_withheld(self, lease: Lease) -> bool:
+        """Whether nothing is placed in a lease any more, for it is to be given back."""
+        return lease.number in self.sharing.withheld
+
     def collect(self) -> set[str]:
         """Returns the ids of the nodes on which leases have become ready."""
         now, ready = time.monotonic(), list(self._leases.collect())
         for lease in ready:
-            lease.since = now
+            lease.since = lease.ready_at = now
+        if ready:
+            self.sharing.note_gain(now)
+            self._replan_at = now
         if ready and math.isfinite(self._unseen_until):
             self._unseen_until = now + KEPT_S
         return {str(lease.ray_id) for lease in ready}
@@ -145,8 +167,37 @@ class LeaseManager:
         """Request what the waiting members can use beyond what is held, and withdraw other requests."""
         self._planned_at = time.monotonic()
         self._replan_at = self._planned_at + _REPLAN_S
+        sharing, gone = self.sharing, list(self._with_gpus.values())
         offers = [self._limit_free(offer) for offer in self._offers]
-        self._leases.request(plan_requests(self._list_unserved(), offers, self.devices, self._with_gpus.values()))
+        limited = [sharing.limit_offer(offer) for offer in offers]
+        waiting = sharing.list_within(self._list_unserved(), self.devices)
+        planned = plan_requests(waiting, limited, self.devices, gone)
+        is_alone = limited == offers
+        sharing.wanted = planned if is_alone else plan_requests(waiting, offers, self.devices, gone)
+        known = {offer.ray_id for offer in self._offers}
+        self._leases.request(*sharing.defer(sharing.choose(planned)), known)
+
+    def make_claim(self) -> Claim:
+        """What the run holds and wants, as other runs are told."""
+        names = {offer.ray_id: offer.node.name for offer in self._offers}
+        return self.sharing.make_claim(KEPT_S, self._placed, names, time.monotonic())
+
+    def count_members(self) -> tuple[int, int]:
+        """How many members have a place, and how many wait for one."""
+        return len(self._placed), len(self._waiting)
+
+    def share(self, claim: Claim, others: Sequence[Claim], free: Mapping[str, Mapping[str, float]]) -> None:
+        """Divide the cluster between this run and others.
+
+        Args:
+            claim: of this run.
+            free: what each node has free, by Ray's id, as Ray names it.
+        """
+        self.sharing.others = others
+        self._offers = [offer._replace(free=free.get(offer.ray_id, {})) for offer in self._offers]
+        amounts = {offer.ray_id: as_amount(self._limit_free(offer)) for offer in self._offers}
+        if self.sharing.decide(claim, amounts, time.monotonic()):
+            self._replan_at = 0.0
 
     def _list_unserved(self) -> list[Identity]:
         """The waiting members for which resources are missing.
@@ -174,7 +225,7 @@ class LeaseManager:
 
     def _describe_held(self, offer: Offer) -> Node:
         """What the run holds of a node, as far as that is known before its agent has started."""
-        leases = self.on_node(offer.ray_id)
+        leases = [lease for lease in self.on_node(offer.ray_id) if not self.is_withheld(lease)]
         known = (lease.devices or (() if lease.is_unusable else lease.gpus) for lease in leases)
         gpus = tuple(itertools.chain.from_iterable(known))
         cpus, memory_gb = sum(lease.cpus for lease in leases), sum(lease.memory_gb for lease in leases)
@@ -183,8 +234,9 @@ class LeaseManager:
 
     def _limit_free(self, offer: Offer) -> Offer:
         """A node with no more free than it has: Ray may have been told of more."""
-        held = self._describe_held(offer)
-        most = {"CPU": offer.node.cpus - held.cpus, "memory": (offer.node.memory_gb - held.memory_gb) * 2**30}
+        held = self._leases.held[offer.ray_id]
+        cpus, memory_gb = sum(lease.cpus for lease in held), sum(lease.memory_gb for lease in held)
+        most = {"CPU": offer.node.cpus - cpus, "memory": (offer.node.memory_gb - memory_gb) * 2**30}
         free = {name: min(amount, most.get(name, amount)) for name, amount in offer.free.items()}
         return offer._replace(free=free)
 
@@ -204,6 +256,7 @@ class LeaseManager:
         """
         now, changed, by_id = time.monotonic(), list[str](), dict(nodes)
         used, planned = list_by_node(self._placed), None
+        changed += self._give_back(by_id, measuring)
         has_open = any(is_width_open(identity) for identity in self._waiting)
         for ray_id, node in by_id.items():
             leases = self.on_node(ray_id)
@@ -225,6 +278,33 @@ class LeaseManager:
                         changed += [str(each.ray_id) for each in lease.gang or [lease]]
                         break  # the others of this node are compared with what is left of it
         return list(dict.fromkeys(changed))
+
+    def _give_back(self, nodes: Mapping[str, Node], measuring: Collection[str]) -> list[str]:
+        """Give back what is owed to other runs and not used any more; returns the ids of its nodes."""
+        used = list_by_node(self._placed)
+
+        def list_parts(number: int) -> list[Lease]:
+            return [each for held in self._leases.held.values() for each in held if each.number == number]
+
+        def is_idle(number: int) -> bool:
+            parts = list_parts(number)
+            return bool(parts) and all(
+                (node := nodes.get(str(part.ray_id))) is not None
+                and part.ray_id not in measuring
+                and not is_used(part, self.on_node(str(part.ray_id)), sum_use(used[node.name], node))
+                for part in parts
+            )
+
+        found = []
+        for number in self.sharing.choose_returns(is_idle, time.monotonic()) if self.sharing.debts else ():
+            if (parts := list_parts(number)) and is_idle(number):  # what was given back just now may be missing
+                self._leases.release(parts[0])
+                found += [str(part.ray_id) for part in parts]
+        return found
+
+    def choose_pauses(self, nodes: Iterable[tuple[str, Node]]) -> list[Pause]:
+        """The members that are to make way for other runs now; see `release_unused` for the nodes."""
+        return self.sharing.choose_pauses(dict(nodes), list_by_node(self._placed), time.monotonic())
 
     def lose(self, ray_id: str) -> None:
         """A node is lost, or cannot be used."""

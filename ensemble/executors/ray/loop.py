@@ -11,6 +11,8 @@ from ensemble.executors.ray.actions import Action, KillAgent, StartAgent
 from ensemble.executors.ray.agent_link import AgentLink
 from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.head import Head
+from ensemble.executors.ray.lease_manager import LeaseManager
+from ensemble.executors.ray.registry import Registry
 from ensemble.executors.ray.session import is_reachable
 
 POLL_S = 0.2  # while nothing is known of how long to wait
@@ -23,12 +25,19 @@ class ClusterLoop:
 
     Args:
         read_nodes: returns Ray's records of the nodes that are reachable.
+        registry: of the runs of the cluster; None where there is no other run.
     """
 
     def __init__(
-        self, model: ClusterModel, link: AgentLink, head: Head, read_nodes: Callable[[], list[dict[str, Any]]]
+        self,
+        model: ClusterModel,
+        link: AgentLink,
+        head: Head,
+        read_nodes: Callable[[], list[dict[str, Any]]],
+        registry: Registry | None = None,
     ) -> None:
         self._model, self._link, self._head, self._read_nodes = model, link, head, read_nodes
+        self._registry = registry
         self.renew_at = 0.0  # when leases are renewed next
 
     @property
@@ -98,10 +107,20 @@ class ClusterLoop:
             self.look_at_cluster()
         for ray_id in new:
             self._carry_out(self._model.open_node(ray_id, now))
+        if self._registry is not None and self._registry.is_due:
+            self._share(self._registry, leases)
         if leases.is_replan_due:
             self.look_at_cluster()
             self._head.ask(leases.replan)
         self._model.release_unused(now)
+
+    def _share(self, registry: Registry, leases: LeaseManager) -> None:
+        """Tell other runs what this one holds and wants, and divide the cluster with them."""
+        claim = leases.make_claim()
+        self._head.ask(registry.beat, claim, *leases.count_members())
+        others = {row.run_id: (row.describe(), row.claim) for row in registry.list_others()}
+        if others or leases.sharing.others:
+            self._model.share(claim, others, self._head.ask(_compat.list_free_resources))
 
     # -- when the head is lost ------------------------------------------------------------------------------------
 

@@ -11,8 +11,12 @@ and is answered with the rows of all runs that did so lately; no call waits for 
 from __future__ import annotations
 
 import functools
+import getpass
 import logging
+import os
+import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -59,6 +63,10 @@ class RunRow(Struct, kw_only=True):
     giving_back: str = ""
     age_s: float = 0.0
 
+    def describe(self) -> str:
+        """The run, for users of others."""
+        return f"run {self.name} of user {self.user}"
+
 
 _encode, _decoder = msgspec.json.encode, msgspec.json.Decoder(RunRow)
 
@@ -97,10 +105,24 @@ def _make_actor_class() -> Any:
 
 
 class Registry:
-    """The row of one run, and those of the others. No method waits for the actor; `beat` may wait for the head."""
+    """The row of one run, and those of the others. No method waits for the actor; `beat` may wait for the head.
 
-    def __init__(self, run_id: str) -> None:
+    Args:
+        run_id, directory: of the run that this process drives.
+    """
+
+    def __init__(self, run_id: str, directory: Path) -> None:
         self._run_id = run_id
+        self._row = RunRow(
+            run_id=run_id,
+            name=directory.name,
+            user=_find_user(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            directory=str(directory),
+            started=time.time(),
+            claim=Claim(run=run_id),
+        )
         self._actor: Any = None
         self._answer: Any = None  # to come
         self._asked_at = self._heard_at = float("-inf")
@@ -111,7 +133,7 @@ class Registry:
         """Whether it is time to send the row again."""
         return time.monotonic() - self._asked_at >= BEAT_S
 
-    def beat(self, row: RunRow) -> None:
+    def beat(self, claim: Claim, running: int = 0, waiting: int = 0, giving_back: str = "") -> None:
         """Take the answer to the last row, if it has come, and send another one; never raises for the actor."""
         import ray
 
@@ -127,7 +149,9 @@ class Registry:
             if self._actor is None:
                 self._actor = _find_or_create()
             self._asked_at = now
-            self._answer = self._actor.beat.remote(self._run_id, _encode(row))
+            self._row.claim, self._row.running, self._row.waiting = claim, running, waiting
+            self._row.giving_back = giving_back
+            self._answer = self._actor.beat.remote(self._run_id, _encode(self._row))
         except (ray.exceptions.RayError, ValueError) as error:  # it ended with its run: it is created again
             log.debug("the registry of runs does not answer: %s", error)
             self._actor = self._answer = None
@@ -144,6 +168,13 @@ class Registry:
         if self._actor is not None:
             self._actor.beat.remote(self._run_id, None)
             self._actor = self._answer = None
+
+
+def _find_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        return str(os.getuid())
 
 
 def _find_or_create() -> Any:
