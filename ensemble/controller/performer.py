@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
 from ensemble.spec.identity import make_lineage
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, keep_checkpoint
-from ensemble.store.files import fsync_directory, make_directory
+from ensemble.store.files import fsync_directory, make_directory, write_json
 from ensemble.train.job import Job
 from ensemble.train.poison_records import note_file, read_interrupted
 from ensemble.train.reporter import FailureNote, append_log
@@ -143,7 +144,7 @@ class Performer:
         return None
 
     def export_metrics(self) -> None:
-        """Give the run's metrics to an executor whose cluster collects them."""
+        """Give a cluster that collects them the run's metrics, and the page what other runs the cluster has."""
         metrics = self._executor.metrics
         if metrics is None:
             return
@@ -154,6 +155,11 @@ class Performer:
             metrics.dashboard = metrics.dashboard or DASHBOARD.read_text(encoding="utf-8")
             used, state = self._status.read_used(), self._status.state
             metrics.report(project_few(clean(self._run_dir.path.name), state, used))
+            others, file = metrics.list_others(), self._run_dir.cluster
+            if others:
+                write_json(file, {"t": time.time(), "runs": others}, like=self._run_dir.path)
+            else:
+                file.unlink(missing_ok=True)
         except Exception as error:  # figures for people: the run goes on without them
             log.debug("the metrics could not be reported: %s", error, exc_info=True)
 

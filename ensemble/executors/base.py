@@ -35,6 +35,9 @@ class MetricsExporter(Protocol):
     def report(self, samples: Iterable[MetricSample]) -> None:
         """Take the present values of the run's metrics; those of counters are totals."""
 
+    def list_others(self) -> list[dict[str, Any]]:
+        """The other runs of the cluster: what each holds and waits for."""
+
 
 class Executor(Protocol):
     """Starts the workers of members on nodes. Called from one thread only, the controller's.

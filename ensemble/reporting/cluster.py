@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
+from ensemble.reporting.sections import Cell, Table
 from ensemble.reporting.tables import Column, lay_out
 
+if TYPE_CHECKING:
+    from ensemble.store import RunDir
+
+FRESH_S = 30.0  # for which what a run has said of the others is shown
 _NAMES = {"gpus": "GPUs", "cpus": "cores", "memory_gb": "GiB"}
 
 
@@ -105,3 +111,21 @@ def _list_waits(run: Mapping[str, Any]) -> Iterator[str]:
 
 def _describe_age(run: Mapping[str, Any]) -> str:
     return time.strftime("%m-%d %H:%M", time.localtime(run["started"]))
+
+
+def tabulate_others(run_dir: RunDir, now: float) -> Table | None:
+    """Returns the table of the other runs of a run's cluster; None where there are none, or nothing new is known.
+
+    Args:
+        now: Unix seconds.
+    """
+    try:
+        said = json.loads(run_dir.cluster.read_bytes())
+        if now - said["t"] > FRESH_S:
+            return None
+        columns = list_run_columns(sort_runs(said["runs"]))
+    except (OSError, ValueError, LookupError, TypeError):  # none, or of another version
+        return None
+    head = [(column.head, "" if column.is_number else "text") for column in columns]
+    cells: list[list[Cell]] = [list(line) for line in zip(*(column.cells for column in columns), strict=True)]
+    return Table("cluster", "Other runs of this cluster", "What `ensemble top` shows of all.", head, cells)

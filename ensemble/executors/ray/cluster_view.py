@@ -115,10 +115,9 @@ def compose(
         - `nodes`: `node`, `address`, `id`, `total`, `free`, `foreign` (`gpus`, `cpus`, `memory_gb`), and `runs`:
           the same by the ids of runs. What runs of another version hold counts as foreign.
     """
-    known = {row.run_id: row for row in registry.decode_rows(list(rows))}
-    runs = [describe_row(row) for row in known.values()] + [
-        each for age_s, row in rows if (each := _describe_other_version(age_s, row)) is not None
-    ]
+    others = {row: _describe_other_version(age_s, row) for age_s, row in rows}
+    known = {row.run_id: row for row in registry.decode_rows([each for each in rows if others[each[1]] is None])}
+    runs = [*map(describe_row, known.values()), *(each for each in others.values() if each is not None)]
     nodes = []
     for record in sorted(records, key=lambda each: (str(each["NodeManagerHostname"]), str(each["NodeID"]))):
         ray_id = str(record["NodeID"])
