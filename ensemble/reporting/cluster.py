@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir
 
 FRESH_S = 30.0  # for which what a run has said of the others is shown
-_NAMES = {"gpus": "GPUs", "cpus": "cores", "memory_gb": "GiB"}
+_NAMES = {"gpus": ("GPU", "GPUs"), "cpus": ("core", "cores"), "memory_gb": ("GiB", "GiB")}
 
 
 def list_run_columns(runs: Sequence[Mapping[str, Any]]) -> list[Column]:
@@ -27,7 +27,7 @@ def list_run_columns(runs: Sequence[Mapping[str, Any]]) -> list[Column]:
         Column("priority", [str(each["priority"]) if each else text.ABSENT for each in known], True),
         Column("weight", [text.number(each["weight"]) if each else text.ABSENT for each in known], True, spare=3),
         Column("members", [_count_members(each) if each else text.ABSENT for each in known], spare=2),
-        Column("holds", [describe_amount(each["held"]) if each else text.ABSENT for each in known]),
+        Column("holds", [describe_amount(each["held"]) if each else text.ABSENT for each in known], folds_to=12),
         Column("waits for", [_describe_wait(each) for each in runs], folds_to=16),
         Column("limits", [describe_amount(each["limits"]) if each else text.ABSENT for each in known], spare=4),
         Column("since", [_describe_age(each) if each else text.ABSENT for each in known], True, spare=5),
@@ -49,8 +49,8 @@ def list_node_columns(nodes: Sequence[Mapping[str, Any]], runs: Sequence[Mapping
     ]
     return [
         Column("node", [node["node"] for node in nodes]),
-        Column("has", [describe_amount(node["total"]) for node in nodes]),
-        Column("free", [describe_amount(node["free"]) for node in nodes]),
+        Column("has", [describe_amount(node["total"]) for node in nodes], folds_to=12),
+        Column("free", [describe_amount(node["free"]) for node in nodes], folds_to=12),
         Column("held by", [each or text.ABSENT for each in holders], folds_to=20),
         Column("address", [node["address"] for node in nodes], spare=1),
     ]
@@ -68,7 +68,7 @@ def list_lines(view: Mapping[str, Any], width: int | None) -> list[tuple[str, st
         view: as `ClusterReader.read` returns it.
     """
     runs, nodes = sort_runs(view["runs"]), view["nodes"]
-    users = len({each.get("user") for each in runs})
+    users = len({each["user"] for each in runs if each.get("user")})
     much = f"{text.count(len(runs), 'run')} of {text.count(users, 'user')}" if runs else "no run"
     clock = time.strftime("%H:%M:%S", time.localtime(view["t"]))
     lines = [
@@ -84,7 +84,8 @@ def list_lines(view: Mapping[str, Any], width: int | None) -> list[tuple[str, st
 
 def describe_amount(amount: Mapping[str, float]) -> str:
     """`2 GPUs, 8 cores, 16 GiB`: what there is of each; a dash where there is nothing."""
-    parts = [f"{text.number(amount[key])} {name}" for key, name in _NAMES.items() if amount.get(key)]
+    shown = {key: amount[key] for key in _NAMES if amount.get(key)}
+    parts = [f"{text.number(value)} {_NAMES[key][value != 1]}" for key, value in shown.items()]
     return ", ".join(parts) or text.ABSENT
 
 

@@ -183,12 +183,12 @@ def test_runs_are_listed_by_priority_with_what_each_holds_and_waits_for() -> Non
     [node] = view["nodes"]
     assert node["foreign"] == {"gpus": 0.0, "cpus": 2.0, "memory_gb": 16.0}
     lines = [line for line, _ in list_lines(view, None)]
-    assert "4 runs" in lines[0]
+    assert "4 runs of 1 user on 1 node" in lines[0]
     table = "\n".join(lines)
-    assert table.index("high") < table.index("low") < table.index("old")
+    assert table.index("\nhigh") < table.index("\nlow") < table.index("\nold")
     assert "3 × 2 GPUs, 2 cores + 2 GPUs, 2 cores; for 1 min 30 s" in table
     assert "another version of ray-ensemble (its row has version 0)" in table
-    assert "low: 1 GPUs, 4 cores, 8 GiB; others: 2 cores, 16 GiB" in table
+    assert "low: 1 GPU, 4 cores, 8 GiB; others: 2 cores, 16 GiB" in table
     for line in list_lines(view, 70):
         assert all(len(part) <= 70 for part in line[0].splitlines())
 
