@@ -155,6 +155,7 @@ class AttemptCommands:
         if live is None or not live.is_active or live.is_being_pruned:
             return
         self._session.log("made_way", member=member, attempt=live.number, detail=detail)
+        self._session.placement_due = True
         if not live.is_launched:
             self._release(live)
         elif live.advance("pause"):

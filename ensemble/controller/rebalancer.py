@@ -131,16 +131,15 @@ class Rebalancer:
         """The cores that preparation and members share on CPU nodes; None where preparation was not measured."""
         profiles = self._profiler.profiles
         prepare_s = max((one.prepare_s for one in profiles.values()), default=0.0)
-        if not prepare_s or (cluster.devices != "cpu" and any(node.gpus for node in cluster.nodes)):
+        total = sum(node.cpus for node in cluster.nodes)  # 0 while all of it is given back to other runs
+        if not prepare_s or not total or (cluster.devices != "cpu" and any(node.gpus for node in cluster.nodes)):
             return None
         busy = {
             identity.member: workers * profiles[identity.member].cpus.get(workers, 1.0)
             for identity in _list_identities(cluster)
             if identity.member in profiles and (workers := identity.workers)
         }
-        return CoreBudget(
-            total=sum(node.cpus for node in cluster.nodes), prepared_per_s=1 / prepare_s, members=busy
-        )
+        return CoreBudget(total=total, prepared_per_s=1 / prepare_s, members=busy)
 
     # -- stragglers ---------------------------------------------------------------------------------------------
 

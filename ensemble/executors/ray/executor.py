@@ -30,7 +30,7 @@ from ensemble.executors.ray.metrics import RayMetrics, find_dashboards
 from ensemble.executors.ray.queued_demand import list_declared
 from ensemble.executors.ray.registry import Registry
 from ensemble.executors.ray.session import RAY_DASHBOARD, RayConnection
-from ensemble.executors.ray.sharing import Shared
+from ensemble.executors.ray.sharing import Shared, read_quantum
 from ensemble.interrupts import raise_if_deferred
 from ensemble.schedule import Node, Placement, explain_unplaceable
 from ensemble.schedule.needs import compute_need
@@ -94,7 +94,9 @@ class RayExecutor:
         if self._session.directory is None:
             has_gpus = run_dir.events.exists() and RunStatus.load(run_dir).state.has_gpus
             run_id = run_dir.info["run_id"]
-            shared = Shared(run_id, ensemble.priority, ensemble.share_weight, dict(ensemble.limits))
+            shared = Shared(
+                run_id, ensemble.priority, ensemble.share_weight, dict(ensemble.limits), read_quantum()
+            )
             declared = list_declared(ensemble)
             leases = LeaseManager(run_dir.path.name, ensemble.devices, declared, has_gpus=has_gpus, shared=shared)
             self._registry = Registry(run_id, run_dir.path)

@@ -265,7 +265,9 @@ class LeaseManager:
             for lease in leases:
                 is_partly_known = not all(each.ray_id in by_id for each in lease.gang)
                 is_broken = lease.is_unusable and bool(self._waiting)
-                if is_kept or is_partly_known or is_broken or is_used(lease, leases, use):
+                in_use = is_used(lease, leases, use)
+                lease.was_used |= in_use
+                if is_kept or is_partly_known or is_broken or in_use:
                     _keep(lease, now)
                 elif now - lease.since >= KEPT_S:
                     if planned is None:
@@ -296,7 +298,7 @@ class LeaseManager:
             )
 
         found = []
-        for number in self.sharing.choose_returns(is_idle, time.monotonic()) if self.sharing.debts else ():
+        for number in self.sharing.choose_returns(is_idle, time.monotonic()) if self.sharing.owed else ():
             if (parts := list_parts(number)) and is_idle(number):  # what was given back just now may be missing
                 self._leases.release(parts[0])
                 found += [str(part.ray_id) for part in parts]

@@ -43,6 +43,7 @@ class Lease:
             (`Agent.is_unusable`). It is kept while members wait, else Ray would lend the same GPUs again.
         number: of its group.
         ready_at: when it became ready (monotonic clock).
+        was_used: whether a member has used it.
         is_deferred: whether it is requested of further nodes only, which an autoscaler may add.
     """
 
@@ -60,6 +61,7 @@ class Lease:
     number: int = field(default_factory=itertools.count().__next__)
     ready_at: float = math.inf
     is_deferred: bool = False
+    was_used: bool = False
 
     @property
     def cpus(self) -> float:

@@ -117,8 +117,9 @@ class ClusterLoop:
     def _share(self, registry: Registry, leases: LeaseManager) -> None:
         """Tell other runs what this one holds and wants, and divide the cluster with them."""
         claim = leases.make_claim()
-        self._head.ask(registry.beat, claim, *leases.count_members())
         others = {row.run_id: (row.describe(), row.claim) for row in registry.list_others()}
+        to = {others[owed.to][0]: None for owed in leases.sharing.owed if owed.to in others}
+        self._head.ask(registry.beat, claim, *leases.count_members(), f"to {', '.join(to)}" if to else "")
         if others or leases.sharing.others:
             self._model.share(claim, others, self._head.ask(_compat.list_free_resources))
 

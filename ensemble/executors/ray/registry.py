@@ -45,7 +45,7 @@ class RunRow(Struct, kw_only=True):
         started: of this start, in Unix seconds.
         claim: what it holds and what it waits for, by Ray's ids of nodes; its priority, weight and limits.
         running, waiting: how many members have a place, and how many wait for one.
-        giving_back: what it gives back to others now, in words; empty: nothing.
+        giving_back: to whom it gives something back as soon as it can, in words; empty: to nobody.
         age_s: seconds since the row was sent, as its reader is told.
     """
 

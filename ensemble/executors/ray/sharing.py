@@ -8,6 +8,7 @@ nodes have free, are up to a second old, and what has just changed hands is in o
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,10 +17,13 @@ from ensemble.executors.ray.lease_use import PlacedThere, sum_use
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Bundle, Offer, ResourceRequest
 from ensemble.schedule import Node, Placement
-from ensemble.schedule.fairness import NOTHING, QUANTUM_S, Amount, Claim, Debt, Division, Holding, Want, divide
+from ensemble.schedule.fairness import NOTHING, QUANTUM_S, Amount, Claim, Division, Holding, Want, divide
 from ensemble.schedule.needs import UNITS, compute_need, uses_gpus
-from ensemble.spec import Identity
+from ensemble.spec import Identity, SpecError
 
+#: In the environment: seconds for which a run is left what others wait for as well; the same for all of a cluster.
+QUANTUM = "ENSEMBLE_SHARE_QUANTUM_S"
+START_S = 120.0  # for which a lease is kept for its first member although others wait for it
 SETTLE_S = 2.5  # for which a debt must be owed, or nothing given back, before something is
 MOST_WANTS = 64  # in a row
 MOST_DEFERRED = 8
@@ -27,15 +31,40 @@ _EPSILON = 1e-6
 
 
 class Shared(NamedTuple):
-    """What a run declares of itself; see `Ensemble`."""
+    """What a run declares of itself (see `Ensemble`), and the quantum of `ensemble.schedule.fairness`."""
 
     run: str = ""
     priority: int = 0
     weight: float = 1.0
     limits: Mapping[str, float] = {}
+    quantum_s: float = QUANTUM_S
 
 
 ALONE = Shared()
+
+
+def read_quantum() -> float:
+    """The quantum that the environment sets.
+
+    Raises:
+        SpecError: it is no number above 0.
+    """
+    text = os.environ.get(QUANTUM, str(QUANTUM_S))
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < math.inf:
+        raise SpecError(f"{QUANTUM} must be a number of seconds above 0, got {text!r}")
+    return value
+
+
+class Owed(NamedTuple):
+    """One of the leases of these numbers is given back to a run, the first one unless another is free before."""
+
+    to: str
+    numbers: list[int]
+    is_pause_due: bool
 
 
 class Pause(NamedTuple):
@@ -52,15 +81,15 @@ class Sharing:
         others: what other runs hold and want.
         wanted: the requests that would give all waiting members a place, whatever others want.
         withheld: the numbers of leases in which nothing is placed any more.
-        debts: what is owed for long enough to be given back.
+        owed: what is owed for long enough to be given back.
     """
 
-    def __init__(self, shared: Shared, leases: Leases, quantum_s: float = QUANTUM_S) -> None:
-        self.shared, self._leases, self._quantum_s = shared, leases, quantum_s
+    def __init__(self, shared: Shared, leases: Leases) -> None:
+        self.shared, self._leases, self._quantum_s = shared, leases, shared.quantum_s
         self.others: Sequence[Claim] = ()
         self.wanted = Counter[ResourceRequest]()
         self.withheld: frozenset[int] = frozenset()
-        self.debts: list[Debt] = []
+        self.owed: list[Owed] = []
         self._division = Division([], [])
         self._owed_since: dict[str, float] = {}  # by run
         self._gave_at = -math.inf
@@ -148,9 +177,20 @@ class Sharing:
         self._division = divide(claims, free, self._quantum_s) if self.is_contended else Division([], [])
         debts = [debt for debt in self._division.debts if debt.run == self.shared.run]
         self._owed_since = {debt.to: self._owed_since.get(debt.to, now) for debt in debts}
-        self.debts = [debt for debt in debts if now - self._owed_since[debt.to] >= SETTLE_S]
-        self.withheld = frozenset(int(id) for debt in self.debts for id in (debt.holding, *debt.instead))
+        starting = self._list_starting(now)
+        self.owed = []
+        for debt in debts:
+            numbers = [int(id) for id in (debt.holding, *debt.instead)]
+            numbers = [number for number in numbers if debt.is_pause_due or number not in starting]
+            if numbers and now - self._owed_since[debt.to] >= SETTLE_S:
+                self.owed.append(Owed(debt.to, numbers, debt.is_pause_due))
+        self.withheld = frozenset(number for owed in self.owed for number in owed.numbers)
         return self._division.grants != before
+
+    def _list_starting(self, now: float) -> set[int]:
+        """The numbers of leases in which the first member is about to start: their turn has not begun yet."""
+        held = [lease for leases in self._leases.held.values() for lease in leases]
+        return {lease.number for lease in held if not lease.was_used and now - lease.ready_at < START_S}
 
     def limit_offer(self, offer: Offer) -> Offer:
         """A node with no more free than the run may take of it."""
@@ -216,9 +256,8 @@ class Sharing:
         if now - self._gave_at < SETTLE_S:
             return []
         chosen: list[int] = []
-        for debt in self.debts:
-            numbers = map(int, (debt.holding, *debt.instead))
-            found = next((number for number in numbers if number not in chosen and is_idle(number)), None)
+        for owed in self.owed:
+            found = next((number for number in owed.numbers if number not in chosen and is_idle(number)), None)
             chosen += [] if found is None else [found]
         if chosen:
             self._gave_at = now
@@ -234,9 +273,9 @@ class Sharing:
             placed: the members on each node, by its name.
         """
         due: dict[str, set[int]] = {}
-        for debt in self.debts:
-            if debt.is_pause_due:
-                due.setdefault(debt.to, set()).add(int(debt.holding))
+        for owed in self.owed:
+            if owed.is_pause_due:
+                due.setdefault(owed.to, set()).add(owed.numbers[0])
         found = []
         for to, numbers in due.items():
             members = dict[str, None]()

@@ -15,6 +15,7 @@ from ensemble.executors.ray.agents import Agent, describe_node, describe_offer
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Offer, ResourceRequest
+from ensemble.executors.ray.sharing import ALONE, Shared
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import UNITS, resolve_devices
 from ensemble.spec import Identity
@@ -149,10 +150,13 @@ def make_record(name: str, host: Host) -> dict[str, Any]:
 class Run:
     """A run: its leases, and the packing of its members into them, as the executor and the controller do it."""
 
-    def __init__(self, cluster: Cluster, name: str, devices: str, members: Sequence[Identity]) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, devices: str, members: Sequence[Identity], shared: Shared = ALONE
+    ) -> None:
         self.cluster, self.name, self.devices = cluster, name, devices
         self.waiting, self.running = list(members), list[Placement]()
-        self.manager = LeaseManager(name, devices, members)
+        self.manager = LeaseManager(name, devices, members, shared=shared)
+        self.others: list[Run] = []  # with which it shares the cluster
         self.agents: dict[str, Agent] = {}
         self.broken: set[str] = set()  # GPUs that are not offered any more
 
@@ -165,8 +169,10 @@ class Run:
         return {name: found for name, found in held.items() if found}
 
     def list_nodes(self) -> dict[str, Node]:
+        """What the run offers its members of each node."""
         nodes = {}
-        for name, held in self.list_held().items():
+        for name, all_held in self.list_held().items():
+            held = [lease for lease in all_held if not self.manager.is_withheld(lease)]
             host = self.cluster.total[name]
             gpus = tuple(gpu for gpu in host.gpus if gpu not in self.broken)
             seen = {
@@ -182,7 +188,7 @@ class Run:
             }
             agent = self.agents.setdefault(name, Agent(name, make_record(name, host), seen))
             agent.described, agent.broken = seen, self.broken
-            for lease in held:
+            for lease in all_held:
                 lease.devices = agent.find_devices(lease.gpus)
                 lease.is_unusable = agent.is_unusable(lease)
             nodes[name] = describe_node(agent, held, on_gpus=self.devices != "cpu")
@@ -193,6 +199,11 @@ class Run:
         self.manager.collect()
         for ray_id, _ in self.manager.pop_failed():
             self.manager.rest(ray_id)
+        if self.others:
+            offers = self.cluster.list_offers(on_gpus=self.devices != "cpu")
+            self.manager.set_offers(offers)
+            others = [other.manager.make_claim() for other in self.others]
+            self.manager.share(self.manager.make_claim(), others, {each.ray_id: each.free for each in offers})
         if self.manager.is_replan_due:
             self.manager.set_offers(self.cluster.list_offers(on_gpus=self.devices != "cpu"))
             self.manager.replan()

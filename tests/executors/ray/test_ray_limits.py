@@ -1,0 +1,112 @@
+"""What a run takes of a cluster at most, and what it leaves to others: its leases, on a model of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from ray_model import Run, World, make_member, replace_ray
+
+from ensemble.executors.ray.sharing import Shared
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    yield from replace_ray(monkeypatch)
+
+
+def count(run: Run) -> tuple[int, float]:
+    leases = [lease for held in run.list_held().values() for lease in held]
+    return sum(lease.bundle.gpus for lease in leases), sum(lease.cpus for lease in leases)
+
+
+def turn(world: World, runs: Sequence[Run], seconds: int) -> None:
+    for _ in range(seconds):
+        world.cluster.schedule()
+        for run in runs:
+            run.renew()
+            run.place()
+        world.cluster.clock += 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "most"),
+    [
+        ({}, {"gpus": 2}, (2, 2.0)),
+        ({}, {"cpus": 3.0}, (3, 3.0)),
+        ({"gpus_per_worker": 0.5}, {"gpus": 1}, (1, 2.0)),
+        ({"gpus_per_worker": 0.0, "cpus_per_worker": 2.0}, {"cpus": 5.0}, (0, 4.0)),
+        ({"workers": 2}, {"gpus": 3}, (2, 2.0)),
+        ({"auto": ["cpus_per_worker", "workers"], "gpus_per_worker": 0.0}, {"cpus": 3.0}, (0, 3.0)),
+    ],
+)
+def test_a_run_holds_no_more_than_its_limits_and_all_its_members_have_their_turn(
+    world: World, options: dict[str, Any], limits: dict[str, float], most: tuple[int, float]
+) -> None:
+    cluster = world.make([(8.0, 64.0, 4), (8.0, 64.0, 4)])
+    members = [make_member(number, **options) for number in range(6)]
+    run = Run(cluster, "limited", "auto", members, Shared(limits=limits))
+    seen = set()
+    for _ in range(60):
+        turn(world, [run], 1)
+        seen.add(count(run))
+        if run.running and count(run) == most:
+            run.end(run.running[0])
+    assert max(seen) == most and all(gpus <= most[0] and cpus <= most[1] for gpus, cpus in seen), seen
+    while not run.is_done and run.running:
+        run.end(run.running[0])
+        turn(world, [run], 12)
+    assert run.is_done
+
+
+def share(world: World, hosts: Sequence[tuple[float, float, int]], *shared: Shared, **options: Any) -> list[Run]:
+    """Two runs of eight members each; the second one comes when the first has all of the cluster."""
+    cluster = world.make(hosts)
+    runs = [
+        Run(cluster, each.run, "auto", [make_member(number, **options) for number in range(8)], each)
+        for each in shared
+    ]
+    turn(world, runs[:1], 20)
+    runs[0].others, runs[1].others = [runs[1]], [runs[0]]
+    turn(world, runs, 10)
+    return runs
+
+
+@pytest.mark.parametrize(("weight", "even"), [(1.0, (2, 2)), (3.0, (1, 3))])
+def test_a_run_gives_back_when_members_end_until_shares_are_as_their_weights(
+    world: World, weight: float, even: tuple[int, int]
+) -> None:
+    first, second = share(world, [(8.0, 64.0, 4)], Shared("a"), Shared("b", weight=weight))
+    assert (count(first)[0], count(second)[0]) == (4, 0), "no member has ended yet"
+    for _ in range(even[1]):
+        first.end(first.running[0])
+        turn(world, [first, second], 8)
+    assert (count(first)[0], count(second)[0]) == even
+    assert (len(first.running), len(second.running)) == even
+    first.end(first.running[0])
+    turn(world, [first, second], 8)
+    assert (len(first.running), len(second.running)) == even, "what it may keep goes to its next member"
+
+
+def test_cores_of_one_node_are_shared(world: World) -> None:
+    cores = {"gpus_per_worker": 0.0}
+    first, second = share(world, [(4.0, 64.0, 0)], Shared("a"), Shared("b"), **cores)
+    for _ in range(2):
+        first.end(first.running[-1])
+        turn(world, [first, second], 8)
+    assert (len(first.running), len(second.running)) == (2, 2)
+
+
+def test_members_are_paused_at_once_for_a_higher_priority_and_once_only(world: World) -> None:
+    first, second = share(world, [(8.0, 64.0, 2)], Shared("a"), Shared("b", priority=1), workers=2)
+    by_name = first.list_nodes()
+    pauses = first.manager.choose_pauses(by_name.items())
+    assert [(pause.members, pause.to) for pause in pauses] == [([first.running[0].member], "b")]
+    turn(world, [first, second], 3)
+    assert first.manager.choose_pauses(by_name.items()) == []
+    paused = first.running[0]
+    first.waiting.append(paused.identity)
+    first.end(paused)
+    turn(world, [first, second], 8)
+    assert not first.running and len(second.running) == 1
