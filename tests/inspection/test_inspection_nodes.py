@@ -18,9 +18,11 @@ import ensemble
 from ensemble.cli.parser import main
 from ensemble.events import NodeHealth
 from ensemble.executors.node_health import is_news, settle_clock
+from ensemble.reporting.dashboard.projection import RunView
 from ensemble.reporting.sections.nodes import list_columns, list_nodes, list_notes
 from ensemble.reporting.tables import lay_out
-from ensemble.store import StoreError
+from ensemble.store import RunDir, StoreError
+from ensemble.store.log_lines import read_batches
 
 HOLDS = {"cpus": 4.0, "memory_gb": 16.0}
 BEGIN = {"type": "run_started", "name": "digits", "members": 1, "epochs": 4, "executor": "ray"}
@@ -138,6 +140,10 @@ def test_a_run_that_has_ended_still_says_what_its_node_was(
     assert (row["clock_s"], row["clock_error_s"]) == (0.0, 0.0) and row["has_cpus"] == row["cpus"]
     assert set(row["free_gb"]) == {"run directory", "/tmp", "/dev/shm"} and row["free_gb"]["/tmp"] > 0
     assert len([event for event in read_events(path / "events.jsonl") if event["type"] == "node_health"]) == 1
+    view = RunView(RunDir(path))
+    for events, offset in read_batches(view.run_dir.events):
+        view.apply(events, offset)
+    assert [table["id"] for table in view.tables_document()["places"]] == ["nodes"]
     assert main(["nodes", str(path), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == [row]
     assert main(["nodes", str(path)]) == 0
