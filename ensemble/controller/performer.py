@@ -48,6 +48,8 @@ from ensemble.train.job import Job
 from ensemble.train.poison_records import note_file, read_interrupted
 from ensemble.train.reporter import FailureNote, append_log
 
+OTHERS_EVERY_S = 10.0  # that what is known of the cluster's other runs is written for the page
+
 log = logging.getLogger(__name__)
 
 
@@ -76,6 +78,7 @@ class Performer:
         self._status, self._run = status or RunStatus(run_dir), run or RunState()
         self.reducer = CheckpointReducer(run_dir)
         self._on_event = on_event
+        self._told_others_at = float("-inf")
 
     def perform(self, actions: Sequence[Action]) -> list[Report]:
         """Write all `Log` actions to the log, then perform the others in their order.
@@ -156,9 +159,10 @@ class Performer:
             used, state = self._status.read_used(), self._status.state
             metrics.report(project_few(clean(self._run_dir.path.name), state, used))
             others, file = metrics.list_others(), self._run_dir.cluster
-            if others:
+            if others and time.monotonic() - self._told_others_at >= OTHERS_EVERY_S:
+                self._told_others_at = time.monotonic()
                 write_json(file, {"t": time.time(), "runs": others}, like=self._run_dir.path)
-            else:
+            elif not others:
                 file.unlink(missing_ok=True)
         except Exception as error:  # figures for people: the run goes on without them
             log.debug("the metrics could not be reported: %s", error, exc_info=True)

@@ -33,6 +33,11 @@ class ClusterReader:
         self.address = address or os.environ.get("RAY_ADDRESS")
         if not self.address:
             raise SpecError("no cluster is named: give --address HOST:PORT, or set RAY_ADDRESS")
+        if self.address.startswith("ray://"):
+            raise SpecError(
+                f"{self.address} is Ray's server for clients: give HOST:PORT of its control store (usually 6379), "
+                "on a machine of the cluster"
+            )
         os.environ["RAY_ADDRESS"] = self.address
         self._session = RayConnection()
 

@@ -150,6 +150,8 @@ def test_without_an_address_nothing_is_started(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert main(["top"]) == 2
     assert "--address HOST:PORT" in capsys.readouterr().err
+    assert main(["top", "--address", "ray://head:10001"]) == 2
+    assert "6379" in capsys.readouterr().err
 
 
 # -- what is put together -----------------------------------------------------------------------------------------
