@@ -164,29 +164,13 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
         parser: of a command that starts or continues a run.
     """
     text = "let the members have so many GPUs together at most (default: as declared)"
-    parser.add_argument("--max-gpus", type=_limit("gpus", int), metavar="N", help=text)
+    parser.add_argument("--max-gpus", type=int, metavar="N", help=text)
     text = "let the members have so many cores together at most (default: as declared)"
-    parser.add_argument("--max-cpus", type=_limit("cpus", float), metavar="N", help=text)
+    parser.add_argument("--max-cpus", type=float, metavar="N", help=text)
     text = "rank among the runs of a Ray cluster: a higher one is served first (default: as declared, or 0)"
     parser.add_argument("--priority", type=int, metavar="N", help=text)
     text = "weight among runs of one priority, which share a cluster in proportion (default: as declared, or 1)"
     parser.add_argument("--share-weight", type=float, metavar="X", help=text)
-
-
-def _limit(name: str, kind: type[float]) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        from ensemble.spec import SpecError
-        from ensemble.spec.limits import check_limits
-
-        try:
-            value = kind(text)
-            check_limits("--max", {name: value})
-        except (SpecError, ValueError):
-            what = "an integer of at least 0" if name == "gpus" else "a number above 0"
-            raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}") from None
-        return value
-
-    return parse
 
 
 def read_limits(options: argparse.Namespace) -> dict[str, Any]:

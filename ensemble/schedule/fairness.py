@@ -51,7 +51,11 @@ class Amount(NamedTuple):
 
     def fits_in(self, other: Amount) -> bool:
         """Whether the other one has as much of each."""
-        return all(mine <= its + _EPSILON for mine, its in zip(self, other, strict=True))
+        return (  # no loop: it is asked for each node and gang
+            self.gpus <= other.gpus + _EPSILON
+            and self.cpus <= other.cpus + _EPSILON
+            and self.memory_gb <= other.memory_gb + _EPSILON
+        )
 
 
 NOTHING = Amount(0.0, 0.0, 0.0)
@@ -90,7 +94,7 @@ class Want(Struct, frozen=True):
     count: int = 1
 
 
-class Claim(Struct, frozen=True, kw_only=True):
+class RunClaim(Struct, frozen=True, kw_only=True):
     """What a run holds and wants.
 
     Attributes:
@@ -118,7 +122,7 @@ class Claim(Struct, frozen=True, kw_only=True):
         return held
 
 
-class Grant(NamedTuple):
+class GangGrant(NamedTuple):
     """A run may take these parts, on these nodes, once what the debts for it name is given back."""
 
     run: str
@@ -144,10 +148,10 @@ class Debt(NamedTuple):
     is_pause_due: bool = False
 
 
-class Division(NamedTuple):
+class ClusterDivision(NamedTuple):
     """The answer of `divide`."""
 
-    grants: list[Grant]
+    grants: list[GangGrant]
     debts: list[Debt]
 
     def sum_on_node(self, node: str, run: str) -> tuple[Amount, Amount]:
@@ -160,7 +164,9 @@ class Division(NamedTuple):
         return sums[True], sums[False]
 
 
-def divide(claims: Sequence[Claim], free: Mapping[str, Amount], quantum_s: float = QUANTUM_S) -> Division:
+def divide(
+    claims: Sequence[RunClaim], free: Mapping[str, Amount], quantum_s: float = QUANTUM_S
+) -> ClusterDivision:
     """Decide which runs may take what, and what others give back for it.
 
     Args:
@@ -179,7 +185,7 @@ def divide(claims: Sequence[Claim], free: Mapping[str, Amount], quantum_s: float
             waiting[run] = [each for each in waiting[run] if each.parts != want.parts]
         else:
             made[run] += needs_room
-    return Division(board.grants, board.list_debts())
+    return ClusterDivision(board.grants, board.list_debts())
 
 
 class _Given(NamedTuple):
@@ -204,12 +210,12 @@ class _Given(NamedTuple):
 class _Board:
     """What runs hold and are granted while it is decided."""
 
-    def __init__(self, claims: Sequence[Claim], free: Mapping[str, Amount], quantum_s: float) -> None:
+    def __init__(self, claims: Sequence[RunClaim], free: Mapping[str, Amount], quantum_s: float) -> None:
         self._claims = {claim.run: claim for claim in claims}
         self._quantum_s = quantum_s
         self._left = dict(free)  # of each node, without what is granted
         self._held: dict[str, dict[tuple[str, str], Holding]] = {node: {} for node in free}
-        self.grants: list[Grant] = []
+        self.grants: list[GangGrant] = []
         self._given: dict[tuple[str, str], _Given] = {}
         held = {claim.run: claim.sum_held() for claim in claims}
         there = [part for parts in held.values() for node, part in parts.items() if node in free]
@@ -244,7 +250,7 @@ class _Board:
                 return None
             self._left[node] = self._left[node].minus(part)
             nodes.append(node)
-        self.grants.append(Grant(run, parts, tuple(nodes)))
+        self.grants.append(GangGrant(run, parts, tuple(nodes)))
         self._levels[run] += self._weigh(run, parts)
         return len(self._given) > len(given)
 
@@ -256,7 +262,11 @@ class _Board:
     def _make_room(self, run: str, parts: tuple[Amount, ...], part: Amount) -> str | None:
         """Have others give back what a part needs on one node: that on which it is least, and can be first."""
         best: tuple[tuple[float, ...], str, list[_Given]] | None = None
-        for node in sorted(self._left):
+        richest = {
+            node: max((self._levels[owner] for owner, _ in there), default=0.0)
+            for node, there in self._held.items()
+        }
+        for node in sorted(self._left, key=lambda node: (-richest[node], node)):
             found = self._plan_room(run, parts, part, node)
             if found is None:
                 continue
@@ -265,6 +275,8 @@ class _Board:
             key = (len(late), len(busy), len(found), -max(self._levels[each.run] for each in found))
             if best is None or key < best[0]:
                 best = key, node, found
+            if not late and len(found) == 1:
+                break  # none is better: those with the highest levels come first
         if best is None:
             return None
         is_alone = len(parts) == len(best[2]) == 1
@@ -280,7 +292,7 @@ class _Board:
         """What others give back on a node so that a part has room there; None: they need not give so much."""
         levels, left, found = dict(self._levels), self._left[node], list[_Given]()
         there = [each for each in self._held[node].items() if each[0] not in self._given and each[0][0] != run]
-        if not part.fits_in(sum_amounts([left, *(holding.parts[node] for _, holding in there)])):
+        if not there or not part.fits_in(sum_amounts([left, *(holding.parts[node] for _, holding in there)])):
             return None
         there.sort(key=lambda each: self._order_of_loss(*each))
         while not part.fits_in(left):

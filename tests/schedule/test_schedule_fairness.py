@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
 
-from ensemble.schedule.fairness import NOTHING, Amount, Claim, Holding, Want, divide, sum_amounts
+from ensemble.schedule.fairness import NOTHING, Amount, Holding, RunClaim, Want, divide, sum_amounts
 
 Q_S, P_S = 30.0, 16.0  # the quantum; to see a debt, pause, write a checkpoint, place another
 STALE_S, SETTLE_S, STOP_S = 6.0, 3.0, 3.0
@@ -26,12 +26,12 @@ def hold(run: str, *on: str, size: int = 1, **more: Any) -> tuple[Holding, ...]:
     )
 
 
-def claim(run: str, *holdings: Holding, wants: Sequence[int] = (), waited_s: float = 1.0, **more: Any) -> Claim:
+def claim(run: str, *holdings: Holding, wants: Sequence[int] = (), waited_s: float = 1.0, **more: Any) -> RunClaim:
     asked = tuple(Want((gpus(size),)) for size in wants)
-    return Claim(run=run, holdings=holdings, wants=asked, waited_s=waited_s, **more)
+    return RunClaim(run=run, holdings=holdings, wants=asked, waited_s=waited_s, **more)
 
 
-def owed(claims: Sequence[Claim], free: dict[str, int], quantum_s: float = Q_S) -> list[tuple[str, str, bool]]:
+def owed(claims: Sequence[RunClaim], free: dict[str, int], quantum_s: float = Q_S) -> list[tuple[str, str, bool]]:
     found = divide(claims, {node: gpus(count) for node, count in free.items()}, quantum_s).debts
     return [(debt.run, debt.to, debt.is_pause_due) for debt in found]
 
@@ -96,7 +96,7 @@ def test_the_node_is_taken_on_which_least_is_given_back_and_nobody_is_pushed_bel
 
 
 def test_parts_of_a_gang_are_granted_together_or_not_at_all() -> None:
-    both = Claim(run="b", wants=(Want((gpus(1), gpus(1))),))
+    both = RunClaim(run="b", wants=(Want((gpus(1), gpus(1))),))
     assert divide([both], {"x": gpus(1)}).grants == []
     assert sorted(divide([both], {"x": gpus(1), "y": gpus(1)}).grants[0].nodes) == ["x", "y"]
 
@@ -131,14 +131,14 @@ class Run:
     gained: float = 0.0
     owed_since: dict[str, float] = dataclasses.field(default_factory=dict)
     gave_at: float = -1e9
-    rows: list[tuple[float, Claim]] = dataclasses.field(default_factory=list)
+    rows: list[tuple[float, RunClaim]] = dataclasses.field(default_factory=list)
     hungry_since: float | None = None
 
     def is_there(self, until: float) -> bool:
         """Whether it holds or waits for something, or its last row is not forgotten yet."""
         return bool(self.rows) and bool(self.waiting or self.leases or self.rows[-1][0] >= until)
 
-    def make_claim(self, now: float) -> Claim:
+    def make_claim(self, now: float) -> RunClaim:
         holdings = tuple(
             Holding(
                 str(lease.number),
@@ -151,7 +151,7 @@ class Run:
         )
         wants = tuple(Want(tuple(gpus(size) for size in member.parts)) for member in self.waiting)
         waited_s = now - self.gained if wants else 0.0
-        return Claim(run=self.name, priority=self.priority, holdings=holdings, wants=wants, waited_s=waited_s)
+        return RunClaim(run=self.name, priority=self.priority, holdings=holdings, wants=wants, waited_s=waited_s)
 
 
 class World:

@@ -31,7 +31,7 @@ from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import IS_FULL
 from ensemble.executors.ray.request import Offer
 from ensemble.schedule import Node
-from ensemble.schedule.fairness import Claim
+from ensemble.schedule.fairness import RunClaim
 from ensemble.train.job import Job
 
 SILENT_S = 60.0  # without an event: an agent reports each second
@@ -213,7 +213,7 @@ class ClusterModel:
         ]
 
     def share(
-        self, claim: Claim, others: Mapping[str, tuple[str, Claim]], free: Mapping[str, Mapping[str, float]]
+        self, claim: RunClaim, others: Mapping[str, tuple[str, RunClaim]], free: Mapping[str, Mapping[str, float]]
     ) -> None:
         """Divide the cluster between this run and others.
 

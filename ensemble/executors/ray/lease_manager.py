@@ -19,7 +19,7 @@ from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Offer, ResourceRequest
 from ensemble.executors.ray.sharing import ALONE, Pause, Shared, Sharing, as_amount
 from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.fairness import Claim
+from ensemble.schedule.fairness import RunClaim
 from ensemble.schedule.needs import resolve_devices
 from ensemble.spec import Identity
 
@@ -177,7 +177,7 @@ class LeaseManager:
         known = {offer.ray_id for offer in self._offers}
         self._leases.request(*sharing.defer(sharing.choose(planned)), known)
 
-    def make_claim(self) -> Claim:
+    def make_claim(self) -> RunClaim:
         """What the run holds and wants, as other runs are told."""
         names = {offer.ray_id: offer.node.name for offer in self._offers}
         return self.sharing.make_claim(KEPT_S, self._placed, names, time.monotonic())
@@ -186,7 +186,7 @@ class LeaseManager:
         """How many members have a place, and how many wait for one."""
         return len(self._placed), len(self._waiting)
 
-    def share(self, claim: Claim, others: Sequence[Claim], free: Mapping[str, Mapping[str, float]]) -> None:
+    def share(self, claim: RunClaim, others: Sequence[RunClaim], free: Mapping[str, Mapping[str, float]]) -> None:
         """Divide the cluster between this run and others.
 
         Args:

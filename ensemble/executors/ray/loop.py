@@ -15,6 +15,7 @@ from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.registry import Registry
 from ensemble.executors.ray.session import is_reachable
 
+_PART = 20  # of the time, what it may take to divide the cluster between runs
 POLL_S = 0.2  # while nothing is known of how long to wait
 
 HEAD_LOST = "the head of the Ray cluster does not answer any more"
@@ -38,6 +39,7 @@ class ClusterLoop:
     ) -> None:
         self._model, self._link, self._head, self._read_nodes = model, link, head, read_nodes
         self._registry = registry
+        self._divide_at = 0.0
         self.renew_at = 0.0  # when leases are renewed next
 
     @property
@@ -120,8 +122,11 @@ class ClusterLoop:
         others = {row.run_id: (row.describe(), row.claim) for row in registry.list_others()}
         to = {others[owed.to][0]: None for owed in leases.sharing.owed if owed.to in others}
         self._head.ask(registry.beat, claim, *leases.count_members(), f"to {', '.join(to)}" if to else "")
-        if others or leases.sharing.others:
-            self._model.share(claim, others, self._head.ask(_compat.list_free_resources))
+        if (others or leases.sharing.others) and time.monotonic() >= self._divide_at:
+            free, began_s = self._head.ask(_compat.list_free_resources), time.thread_time()
+            self._model.share(claim, others, free)
+            # A thousand nodes and many runs take a quarter of a second.
+            self._divide_at = time.monotonic() + _PART * (time.thread_time() - began_s)
 
     # -- when the head is lost ------------------------------------------------------------------------------------
 

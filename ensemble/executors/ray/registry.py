@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ensemble.schedule.fairness import Claim
+from ensemble.schedule.fairness import RunClaim
 
 VERSION = 1
 NAMESPACE, NAME = "ray-ensemble", "ray-ensemble-runs"
@@ -57,7 +57,7 @@ class RunRow(Struct, kw_only=True):
     pid: int
     directory: str
     started: float
-    claim: Claim
+    claim: RunClaim
     running: int = 0
     waiting: int = 0
     giving_back: str = ""
@@ -79,7 +79,7 @@ class _Version(Struct):
 def _make_actor_class() -> Any:
     import ray
 
-    class Runs:  # pickled by value: its node need not find this module
+    class RunRows:  # pickled by value: its node need not find this module
         def __init__(self, stale_s: float) -> None:
             self._rows: dict[str, tuple[float, bytes]] = {}
             self._stale_s = stale_s
@@ -101,7 +101,7 @@ def _make_actor_class() -> Any:
             self._rows = {key: each for key, each in self._rows.items() if now - each[0] < self._stale_s}
             return [(now - at, row) for at, row in self._rows.values()]
 
-    return ray.remote(num_cpus=0, max_restarts=0)(Runs)
+    return ray.remote(num_cpus=0, max_restarts=0)(RunRows)
 
 
 class Registry:
@@ -121,7 +121,7 @@ class Registry:
             pid=os.getpid(),
             directory=str(directory),
             started=time.time(),
-            claim=Claim(run=run_id),
+            claim=RunClaim(run=run_id),
         )
         self._actor: Any = None
         self._answer: Any = None  # to come
@@ -133,7 +133,7 @@ class Registry:
         """Whether it is time to send the row again."""
         return time.monotonic() - self._asked_at >= BEAT_S
 
-    def beat(self, claim: Claim, running: int = 0, waiting: int = 0, giving_back: str = "") -> None:
+    def beat(self, claim: RunClaim, running: int = 0, waiting: int = 0, giving_back: str = "") -> None:
         """Take the answer to the last row, if it has come, and send another one; never raises for the actor."""
         import ray
 
@@ -198,10 +198,15 @@ def decode_rows(answer: list[tuple[float, bytes]]) -> list[RunRow]:
     """The rows of this `VERSION`, in a fixed order, each with its age."""
     rows = []
     for age_s, text in answer:
-        if msgspec.json.decode(text, type=_Version).version == VERSION:
+        try:
+            if msgspec.json.decode(text, type=_Version).version != VERSION:
+                continue
             row = _decoder.decode(text)
-            row.age_s = age_s
-            rows.append(row)
+        except msgspec.MsgspecError as error:
+            log.debug("a row of another run cannot be read: %s", error)
+            continue
+        row.age_s = age_s
+        rows.append(row)
     return sorted(rows, key=lambda row: row.run_id)
 
 

@@ -17,7 +17,7 @@ from ensemble.executors.ray.lease_use import PlacedThere, sum_use
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Bundle, Offer, ResourceRequest
 from ensemble.schedule import Node, Placement
-from ensemble.schedule.fairness import NOTHING, QUANTUM_S, Amount, Claim, Division, Holding, Want, divide
+from ensemble.schedule.fairness import NOTHING, QUANTUM_S, Amount, ClusterDivision, Holding, RunClaim, Want, divide
 from ensemble.schedule.needs import UNITS, compute_need, uses_gpus
 from ensemble.spec import Identity, SpecError
 
@@ -86,11 +86,11 @@ class Sharing:
 
     def __init__(self, shared: Shared, leases: Leases) -> None:
         self.shared, self._leases, self._quantum_s = shared, leases, shared.quantum_s
-        self.others: Sequence[Claim] = ()
+        self.others: Sequence[RunClaim] = ()
         self.wanted = Counter[ResourceRequest]()
         self.withheld: frozenset[int] = frozenset()
         self.owed: list[Owed] = []
-        self._division = Division([], [])
+        self._division = ClusterDivision([], [])
         self._owed_since: dict[str, float] = {}  # by run
         self._gave_at = -math.inf
         self._waits_since: float | None = None
@@ -109,7 +109,7 @@ class Sharing:
 
     def make_claim(
         self, idle_after_s: float, placed: Iterable[Placement], names: Mapping[str, str], now: float
-    ) -> Claim:
+    ) -> RunClaim:
         """What the run holds and wants.
 
         Args:
@@ -138,7 +138,7 @@ class Sharing:
             self._waits_since = None
         elif self._waits_since is None:
             self._waits_since = now
-        return Claim(
+        return RunClaim(
             run=self.shared.run,
             priority=self.shared.priority,
             weight=self.shared.weight,
@@ -160,7 +160,7 @@ class Sharing:
         for lease, nodes in self._leases.list_reserved() if self.others else ():
             parts, numbers = dict[str, Amount](), iter(nodes)
             for part in lease.request.list_parts():
-                (ray_id,) = {next(numbers) for _ in part.bundle.as_resources()}
+                ray_id, *_ = [next(numbers) for _ in part.bundle.as_resources()]
                 parts[ray_id] = parts.get(ray_id, NOTHING).plus(_as_amount(part.bundle))
             holdings[lease.number] = Holding(str(lease.number), parts)
             gpus = lease.bundle.gpus
@@ -171,10 +171,10 @@ class Sharing:
 
     # -- what may be requested ------------------------------------------------------------------------------------
 
-    def decide(self, claim: Claim, free: Mapping[str, Amount], now: float) -> bool:
+    def decide(self, claim: RunClaim, free: Mapping[str, Amount], now: float) -> bool:
         """Divide the cluster anew; returns whether it is divided otherwise than before."""
         claims, before = sorted([claim, *self.others], key=lambda each: each.run), self._division.grants
-        self._division = divide(claims, free, self._quantum_s) if self.is_contended else Division([], [])
+        self._division = divide(claims, free, self._quantum_s) if self.is_contended else ClusterDivision([], [])
         debts = [debt for debt in self._division.debts if debt.run == self.shared.run]
         self._owed_since = {debt.to: self._owed_since.get(debt.to, now) for debt in debts}
         starting = self._list_starting(now)

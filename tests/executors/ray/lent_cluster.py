@@ -18,7 +18,7 @@ from ensemble.executors.ray import RayExecutor, agent_link, executor, loop
 from ensemble.executors.ray.head import Head
 from ensemble.executors.ray.registry import RunRow
 from ensemble.schedule import Placement, pack
-from ensemble.schedule.fairness import Claim
+from ensemble.schedule.fairness import RunClaim
 from ensemble.store import RunDir
 from ensemble.train import Job
 
@@ -135,7 +135,7 @@ class ListedRun:
         self._lender, self._run_id, self._name = lender, run_id, path.name
         self.is_due = True
 
-    def beat(self, claim: Claim, running: int, waiting: int, giving_back: str = "") -> None:
+    def beat(self, claim: RunClaim, running: int, waiting: int, giving_back: str = "") -> None:
         known = {"user": "somebody", "host": "here", "pid": 1, "directory": "/runs", "started": 0.0}
         row = RunRow(run_id=self._run_id, name=self._name, claim=claim, **known)  # type: ignore[arg-type]
         self._lender.rows[self._run_id] = row

@@ -40,7 +40,7 @@ class Sharing:
         return self.folder / name
 
     def wait_until(self, holds: Callable[[], object]) -> None:
-        until = time.monotonic() + 300
+        until = time.monotonic() + 600
         while not holds():
             assert time.monotonic() < until
             for name, driver in self.drivers.items():
@@ -50,7 +50,7 @@ class Sharing:
 
     def end(self) -> None:
         for name, driver in self.drivers.items():
-            _, said = driver.communicate(timeout=300)
+            _, said = driver.communicate(timeout=600)
             assert driver.returncode == 0, (name, said[-3000:])
 
     def ask(self) -> list[str]:
