@@ -20,7 +20,7 @@ from ensemble.executors.ray import registry
 from ensemble.executors.ray.cluster_view import compose
 from ensemble.reporting.cluster import list_lines, tabulate_others
 from ensemble.reporting.dashboard.projection import RunView
-from ensemble.schedule.fairness import Amount, Claim, Holding, Want
+from ensemble.schedule.fairness import Amount, Holding, RunClaim, Want
 from ensemble.store import RunDir
 
 RUN = """
@@ -166,7 +166,7 @@ def a_record(name: str, cpus: float = 8.0) -> dict[str, Any]:
 
 def a_row(name: str, holds: dict[str, Amount], wants: tuple[Want, ...] = (), **claim: Any) -> tuple[float, bytes]:
     holdings = (Holding(id="1", parts=holds),) if holds else ()
-    made = Claim(run=name, holdings=holdings, wants=wants, waited_s=90.0, **claim)
+    made = RunClaim(run=name, holdings=holdings, wants=wants, waited_s=90.0, **claim)
     row = registry.RunRow(
         run_id=name, name=name, user="ada", host="h", pid=1, directory=f"/runs/{name}", started=1.0, claim=made
     )
