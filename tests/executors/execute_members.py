@@ -82,6 +82,8 @@ def faulty_model(params: dict[str, Any]) -> Any:
         if params.get("fault") == "wait" and steps == params["after"]:
             while marker is None or not marker.exists():
                 time.sleep(0.005)
+        if params.get("fault") == "slow" and marker is not None and not marker.exists():
+            time.sleep(1.0)
         until_s = time.process_time() + params.get("burn_s", 0.0)
         while time.process_time() < until_s:
             pass

@@ -15,7 +15,7 @@ from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.registry import Registry
 from ensemble.executors.ray.session import is_reachable
 
-_PART = 20  # of the time, what it may take to divide the cluster between runs
+_PAUSE = 20  # between two divisions of the cluster, as many times as long as the last one took
 POLL_S = 0.2  # while nothing is known of how long to wait
 
 HEAD_LOST = "the head of the Ray cluster does not answer any more"
@@ -126,7 +126,7 @@ class ClusterLoop:
             free, began_s = self._head.ask(_compat.list_free_resources), time.thread_time()
             self._model.share(claim, others, free)
             # A thousand nodes and many runs take a quarter of a second.
-            self._divide_at = time.monotonic() + _PART * (time.thread_time() - began_s)
+            self._divide_at = time.monotonic() + _PAUSE * (time.thread_time() - began_s)
 
     # -- when the head is lost ------------------------------------------------------------------------------------
 

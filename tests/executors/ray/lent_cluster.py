@@ -74,7 +74,8 @@ class Lender:
         self.rows: dict[str, RunRow] = {}
         patch.setattr(executor, "Registry", lambda run_id, path: ListedRun(self, run_id, path))
         patch.setattr(loop, "is_reachable", lambda record: record["NodeID"] in self.reachable)
-        clock = SimpleNamespace(monotonic=self.read_clock, sleep=self.sleep, time=self.read_clock)
+        times = {"monotonic": self.read_clock, "time": self.read_clock, "thread_time": lambda: 0.0}
+        clock = SimpleNamespace(sleep=self.sleep, **times)
         patch.setattr(executor, "time", clock)
         patch.setattr(loop, "time", clock)
         patch.setattr(agent_link, "time", clock)

@@ -19,7 +19,7 @@ from two_nodes import expect_weights, wait_for_nodes
 pytestmark = [pytest.mark.ray, pytest.mark.more]
 
 LONG = [{"lr": 0.1, "step_s": 0.2}]
-EPOCHS = 40
+EPOCHS = 150  # of a second a step until there is a marker
 ACTORS = """import ray; ray.init(log_to_driver=False)
 print(ray.util.list_named_actors(all_namespaces=True))
 from ensemble.executors.ray.registry import list_runs
@@ -123,16 +123,20 @@ def test_runs_take_turns_also_when_the_one_that_keeps_the_registry_is_killed_and
 
 
 def test_a_higher_priority_has_a_member_paused_which_goes_on_to_the_same_weights(
-    sharing: Sharing, tmp_path_factory: pytest.TempPathFactory
+    sharing: Sharing, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    low = sharing.start("low", members=LONG, epochs=EPOCHS)
+    marker = tmp_path / "paused"
+    slow = [{"lr": 0.1, "fault": "slow", "marker": str(marker)}]
+    low = sharing.start("low", members=slow, epochs=EPOCHS, checkpoint_every=10)
     sharing.wait_until(lambda: of_kind(low, "epoch"))
     high = sharing.start("high", members=[{"lr": 0.3}], priority=1)
+    sharing.wait_until(lambda: of_kind(low, "made_way"))
+    marker.touch()
     sharing.end()
     (made_way,) = of_kind(low, "made_way")
     assert made_way["member"] == "member-0" and "paused for run high of user" in made_way["detail"]
     (paused,) = of_kind(low, "paused")
     assert 0 < paused["epoch"] < EPOCHS, "it goes on from a checkpoint"
     assert of_kind(high, "finished")[0]["t"] < of_kind(low, "finished")[0]["t"]
-    alone = expect_weights(tmp_path_factory, "local", lambda epochs: declared([{"lr": 0.1}], epochs))(EPOCHS)
+    alone = expect_weights(tmp_path_factory, "local", lambda epochs: declared(slow, epochs))(EPOCHS)
     assert list(finished_hashes(low).values()) == list(alone.values())
