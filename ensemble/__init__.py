@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ensemble.inspection import DryRun as DryRun
     from ensemble.inspection import SavedPredictions as SavedPredictions
     from ensemble.inspection import compare as compare
+    from ensemble.inspection import describe_nodes as describe_nodes
     from ensemble.inspection import list_runs as list_runs
     from ensemble.inspection import load_predictions as load_predictions
     from ensemble.inspection import sum_usage as sum_usage
@@ -60,8 +61,8 @@ _NAMES_OF = {
     "Resources SWA Search SpecError Task TensorBoard WandB choice cross_validated integer loguniform quantiles "
     "seeds uniform",
     "ensemble.api": "resume submit",
-    "ensemble.inspection": "Comparison DryRun SavedPredictions compare dry_run list_runs load_predictions "
-    "sum_usage",
+    "ensemble.inspection": "Comparison DryRun SavedPredictions compare describe_nodes dry_run list_runs "
+    "load_predictions sum_usage",
     "ensemble.refit": "refit",
     "ensemble.result": "Result",
     "ensemble.run": "Run attach",

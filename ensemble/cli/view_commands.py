@@ -42,6 +42,20 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
+def nodes(options: argparse.Namespace) -> int:
+    """Show the nodes of a run."""
+    from ensemble.inspection import describe_nodes
+    from ensemble.reporting.sections.nodes import list_columns, list_notes
+    from ensemble.reporting.tables import lay_out
+
+    rows = describe_nodes(options.run_dir)
+    if options.json != "-":
+        print_lines(options, *(lay_out(list_columns(rows), find_width()) if rows else ["no node has joined yet"]))
+        print_lines(options, *list_notes(rows))
+    write_json(options, rows)
+    return 0
+
+
 def _watch(run_dir: RunDir) -> int:
     """Show the progress of a run that another process drives until it ends, its controller is lost, or Ctrl-C.
 

@@ -254,7 +254,8 @@ class Attempts:
             )
         )
         live.end(event, "failed", decision, self._session.now + LINGER_S)
-        self._log("failed", member=member, attempt=live.number, error=error, reason=reason, retry=decision.retry)
+        known = {"member": member, "attempt": live.number, "node": node}
+        self._log("failed", **known, error=error, reason=reason, retry=decision.retry)
         if reason == "disk" and decision.retry:
             log.warning(
                 "%s: %s; it goes on from its last checkpoint when there is room, and tries in %.0f s%s",

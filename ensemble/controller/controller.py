@@ -60,8 +60,8 @@ USAGE_EVERY_S = 5.0
 BUDGET_EVERY_S = 1.0
 MIRROR_S = 0.1  # of each tick, at most, for showing a search to people
 SNAPSHOT_EVERY_S = 5.0  # how often it is looked whether the log has grown by a snapshot's worth
-METRICS_EVERY_S = 10.0  # for a cluster that collects metrics itself
-MEASUREMENTS = ("usage", "power", "feeder")  # what an executor that was closed may still report
+METRICS_EVERY_S = 5.0  # for a cluster that collects metrics itself, and drops them 20 s after the last report
+MEASUREMENTS = ("usage", "power", "feeder", "node_health")  # what an executor that was closed may still report
 
 
 class Controller:
@@ -382,6 +382,7 @@ class Controller:
             self.handle(self.executor.events(0.0))
         self._trials.catch_up()
         self.executor.close()
+        self.run_dir.cluster.unlink(missing_ok=True)
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
         self._perform(self.session.log_held(*self._read_clock()))
         left, files = self._read_unreported()  # by agents that were lost
@@ -411,6 +412,7 @@ class Controller:
     def _abort(self, error: BaseException) -> None:
         try:
             self.executor.close()  # what its processes have used is known when they have ended
+            self.run_dir.cluster.unlink(missing_ok=True)
         except Exception as second:
             log.warning("the executor could not be closed: %s", second)
         try:

@@ -28,6 +28,7 @@ from ensemble.controller.retention import list_unselected, plan_reduction
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waitlist import Waitlist
 from ensemble.events import Profiled, Report
+from ensemble.executors.node_health import is_news
 from ensemble.schedule import Node
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.spec.hyperparameters import describe_unused
@@ -250,6 +251,9 @@ class Session:
             self.commands.leave_node(event["node"], event["deadline"])
         elif kind == "node":
             self._change_node(Node.from_event(event), is_kept=event.get("is_withheld", False))
+        elif kind == "node_health":
+            if is_news(self.state.run.node(event["node"]).health, event):
+                self._log(event)
         elif kind == "make_way":
             for member in event["members"]:
                 self.commands.make_way(member, self.state.now + self._stop_timeout_s, event["detail"])

@@ -45,6 +45,7 @@ from ensemble.events.nodes import (
     NodeAvoided,
     NodeChanged,
     NodeDraining,
+    NodeHealth,
     NodeLost,
     NodeUnusable,
     Planned,
@@ -81,8 +82,9 @@ SECTIONS: dict[str, tuple[type[Event], ...]] = {
     ),
     "Data": (Feeder, FeederLost, FeederRestarted, SharingEnded, SampleDifference, BadRecord),
     "Nodes and packing": (
-        NodeChanged, NodeDraining, NodeLost, NodeUnusable, NodeAvoided, AgentReplaced, ClusterLost, GpuQuarantined,
-        ResourcesAwaited, MemoryAwaited, Measuring, Unmeasured, Profiled, Planned, Remedy, MemoryIncrease,
+        NodeChanged, NodeHealth, NodeDraining, NodeLost, NodeUnusable, NodeAvoided, AgentReplaced, ClusterLost,
+        GpuQuarantined, ResourcesAwaited, MemoryAwaited, Measuring, Unmeasured, Profiled, Planned, Remedy,
+        MemoryIncrease,
     ),
     "Usage": (Usage, Power),
 }  # fmt: skip

@@ -299,11 +299,13 @@ class Failed(AttemptEvent):
 
     Attributes:
         retry: whether it is tried again.
+        node: of the rank that failed.
     """
 
     error: str = ""
     reason: str | None = None
     retry: bool = False
+    node: str | None = None
 
 
 class Cost(AttemptEvent):

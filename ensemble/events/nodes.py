@@ -34,6 +34,25 @@ class NodeChanged(Event, tag="node"):
     power: Json | None = None
 
 
+class NodeHealth(Event):
+    """How a node is, where that has changed since it was last logged.
+
+    Attributes:
+        free_gb: GiB free of file systems, by what they are for: "run directory", "/tmp", "/dev/shm".
+        clock_s: by how many seconds the node's clock is ahead of the controller's; null: not known.
+        clock_error_s: how far from that it may be.
+        cpus, memory_gb, gpus: what the node has, also where the run holds less.
+    """
+
+    node: str
+    free_gb: dict[str, float] = {}
+    clock_s: float | None = None
+    clock_error_s: float | None = None
+    cpus: float | None = None
+    memory_gb: float | None = None
+    gpus: int = 0
+
+
 class NodeDraining(Event):
     """A node is to be left."""
 

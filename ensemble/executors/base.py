@@ -35,6 +35,9 @@ class MetricsExporter(Protocol):
     def report(self, samples: Iterable[MetricSample]) -> None:
         """Take the present values of the run's metrics; those of counters are totals."""
 
+    def list_others(self) -> list[dict[str, Any]]:
+        """The other runs of the cluster: what each holds and waits for."""
+
 
 class Executor(Protocol):
     """Starts the workers of members on nodes. Called from one thread only, the controller's.
@@ -124,7 +127,7 @@ class Executor(Protocol):
         - `agent_replaced` (node, detail): what starts ranks there has ended and is started again; `exited` events
           of its ranks follow, with `agent_lost`, which uses up no retry.
         - `cluster_lost` (detail): what gives out the nodes is gone. Members that run now can still be told to end.
-        - `power`, `usage` and `feeder`: measurements of the nodes.
+        - `power`, `usage`, `feeder` and `node_health`: measurements of the nodes.
 
         After `close` it returns at once with the last events of the nodes.
         """

@@ -47,7 +47,8 @@ class LocalExecutor:
 
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node is this host."""
-        self._services = NodeServices(NODE, ensemble, self._selector, self._queue.append)
+        put = self._queue.append
+        self._services = NodeServices(NODE, ensemble, self._selector, put, run_dir=run_dir.path)
         self._workers.directory = self._services.directory
         self._services.attach(self._workers)
         self._workers.connect()  # starts the fork server now, because its imports take long

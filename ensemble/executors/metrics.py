@@ -32,7 +32,7 @@ class Family:
     def unit(self) -> str:
         """Its base unit, as OpenMetrics has it; empty where it counts things."""
         last = self.stem.rpartition("_")[2]
-        return last if last in ("seconds", "joules", "watts", "ratio") and self.kind != "info" else ""
+        return last if last in ("seconds", "joules", "watts", "ratio", "bytes") and self.kind != "info" else ""
 
 
 class MetricSample(NamedTuple):

@@ -20,6 +20,7 @@ from ensemble.executors.host import describe_host
 from ensemble.executors.limits import raise_descriptor_limit
 from ensemble.executors.memory_offers import MemoryOffers
 from ensemble.executors.mps import Mps, stop_stale_daemon
+from ensemble.executors.node_health import HealthWatch
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
 from ensemble.schedule import Node
@@ -80,6 +81,7 @@ class NodeServices:
         selector: where descriptors are registered, each with the function to call when it is ready.
         emit: called with each event.
         takes_over: the directory of an agent that has ended, so that its feeders' addresses stay the same.
+        run_dir: whose free space is looked at, too.
 
     Attributes:
         directory: mode 0700, for sockets; removed by `close`.
@@ -93,6 +95,7 @@ class NodeServices:
         selector: selectors.BaseSelector,
         emit: Callable[[Report], None],
         takes_over: Path | None = None,
+        run_dir: Path | None = None,
     ) -> None:
         from ensemble.meter import PowerMeter
         from ensemble.meter.gpu_activity import GpuActivity
@@ -134,6 +137,7 @@ class NodeServices:
         if self.gpus is not None:
             self._activity = GpuActivity(self.gpus.known, with_mps=self._mps is not None and self._mps.running)
         self._described = self._describe_power()
+        self._health = HealthWatch(run_dir)
 
     def describe(self) -> Node:
         """This host as a node."""
@@ -162,6 +166,15 @@ class NodeServices:
             if self.gpus is not None:
                 self.gpus.sample()
             self._report_changes()
+            self._report_health()
+
+    def _report_health(self) -> None:
+        """Report what has been found of the node, after the first `describe`."""
+        if self._host is not None and (free_gb := self._health.take()) is not None:
+            host = self._host
+            has = {"cpus": host.cpus, "memory_gb": round(host.memory_gb, 3), "gpus": len(host.gpus)}
+            clock = {"clock_s": 0.0, "clock_error_s": 0.0}  # unless an agent knows better
+            self._emit({"type": "node_health", "node": self.node, "free_gb": free_gb, **has, **clock})
 
     def _emit_power(self, sampled: Sequence[dict[str, Any]]) -> None:
         self._sampled_at = time.monotonic()
@@ -262,6 +275,8 @@ class NodeServices:
         """End all feeders, report the power up to now, and remove the directory."""
         for cohort in list(self._feeders):
             self.stop_feeder(cohort)
+        self._health.close()
+        self._report_health()
         time.sleep(max(0.0, self._sampled_at + LAST_S - time.monotonic()))
         self._emit_power(self._meter.finish())
         self._meter.close()

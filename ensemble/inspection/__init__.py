@@ -2,6 +2,7 @@
 
 from ensemble.inspection.dry_run import dry_run
 from ensemble.inspection.dry_run_result import DryRun
+from ensemble.inspection.nodes import describe_nodes
 from ensemble.inspection.run_list import list_runs
 from ensemble.inspection.saved_predictions import SavedPredictions, load_predictions
 from ensemble.inspection.usage import sum_usage
@@ -13,6 +14,7 @@ __all__ = [
     "DryRun",
     "SavedPredictions",
     "compare",
+    "describe_nodes",
     "dry_run",
     "list_runs",
     "load_predictions",

@@ -126,44 +126,30 @@ class _Table:
     interval_s = REDRAW_S
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.live import Live
+        from ensemble.reporting.terminal import LiveLines
 
-        from ensemble.reporting.terminal import PlainConsole
-
-        self._console = PlainConsole(file=stream)
-        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live = LiveLines(stream)
         self._failures: dict[str, int] = {}
         self._said: dict[str, str] = {}
-        self._size = self._console.size
 
     def draw(self, state: RunState, left_s: float | None) -> None:
-        if not self._live.is_started:
-            self._live.start()
-        if self._console.size != self._size:  # a terminal may have broken the lines of the last drawing
-            self._size = self._console.size
-            self._console.clear()
+        self._live.begin()
         self._print_failures(state)
-        from rich.console import Group
-        from rich.text import Text
-
-        lines = table(state, left_s, self._console.height - 8, self._console.width)
-        shown = (Text(line, style, overflow="ellipsis", no_wrap=True) for line, style in lines)
-        self._live.update(Group(*shown), refresh=True)
+        console = self._live.console
+        self._live.draw(table(state, left_s, console.height - 8, console.width))
 
     def _print_failures(self, state: RunState) -> None:
         """Prints what failed since the last drawing, as lines that stay above the table."""
-        from rich.text import Text
-
         failed = [m for m in state.members.values() if m.failures > self._failures.get(m.id, 0)]
         self._failures = {m.id: m.failures for m in state.members.values()}
         for member in failed[:BURST]:
             style = "yellow" if _is_retried(member) else "red"
-            self._console.print(Text(f"{member.id} {_describe_failure(member, self._said)}", style=style))
+            self._live.print(f"{member.id} {_describe_failure(member, self._said)}", style)
         if len(failed) > BURST:
-            self._console.print(Text(f"and {len(failed) - BURST} more failed", style="yellow"))
+            self._live.print(f"and {len(failed) - BURST} more failed", "yellow")
 
     def close(self) -> None:
-        self._live.stop()
+        self._live.close()
 
 
 def table(

@@ -22,7 +22,7 @@ import ensemble.events as events
 from ensemble.events import Event, to_dict
 from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.log_lines import add_files
-from ensemble.store.member import ENDED, MemberState, Span
+from ensemble.store.member import ENDED, Exclusion, MemberState, Span
 from ensemble.store.state import RunState
 
 
@@ -113,8 +113,13 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.awaited_memory = event.detail
         case events.NodeChanged():
             _change_node(run, event)
+        case events.NodeHealth():
+            run.node(event.node).health = event
         case events.NodeUnusable():
             run.unusable[event.node] = event
+            _exclude(run, event)
+        case events.NodeDraining() | events.NodeLost() | events.NodeAvoided():
+            _exclude(run, event)
         case events.BadRecord():
             run.bad_records.setdefault((event.split, event.index), event)
         case events.SampleDifference():
@@ -146,9 +151,34 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.combined, run.combining = event, 0
 
 
+def _exclude(
+    run: RunState, event: events.NodeUnusable | events.NodeDraining | events.NodeLost | events.NodeAvoided
+) -> None:
+    """Takes note of why nothing is placed on a node, and since when: a repeated event does not change that."""
+    node, detail, until = run.node(event.node), "", None
+    match event:
+        case events.NodeUnusable(retry_s=None):
+            kind, detail = "unusable", event.detail
+        case events.NodeUnusable(retry_s=retry_s):
+            kind, detail, until = "resting", event.detail, event.t + (retry_s or 0.0)
+        case events.NodeDraining():
+            kind, until = "draining", event.deadline
+        case events.NodeLost():
+            kind, detail = "lost", event.detail
+        case events.NodeAvoided():
+            kind, detail = "avoided", "members have failed there repeatedly"
+    since = node.excluded[kind].since if kind in node.excluded else event.t
+    node.excluded[kind] = Exclusion(since, detail, until)
+    node.is_held = node.is_held and kind != "lost"
+
+
 def _change_node(run: RunState, event: events.NodeChanged) -> None:
     node, offers = run.node(event.node), event.cpus or event.gpus
     run.has_gpus |= bool(event.gpus)
+    node.is_held = bool(offers)
+    if offers:
+        avoided = node.excluded.get("avoided")  # until a member is placed there
+        node.excluded = {} if avoided is None else {"avoided": avoided}
     if offers or node.info is None:  # else it was given back
         node.info = event
     if offers:
@@ -191,8 +221,11 @@ def _start_run(run: RunState, event: events.RunStarted) -> None:
     run.quarantined.clear()  # it may be reset by now
     run.planned = None
     run.measuring.clear()
-    run.combining = 0
+    run.combining = run.failures_in_row = 0
     run.missing = run.awaited_memory = ""
+    for node in run.nodes.values():
+        node.is_held, node.health = False, None
+        node.excluded.clear()
     code = event.code
     back = {member.id for member in run.members.values() if member.is_resumable(code)}
     _forget_decisions(run, back, events.Failed)
@@ -318,6 +351,7 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
         case events.ExchangeMeasured():
             member.plan = {"tuned": event.tuned, "rates": event.rates, "auto": event.auto}
         case events.Finished():
+            run.failures_in_row = 0
             member.end("finished", t)
             member.weights_sha256 = event.weights_sha256
             member.predictions = event.predictions
@@ -342,6 +376,10 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
         case events.Resumed():
             member.requeue(t)
         case events.Failed():
+            run.failures_in_row += 1
+            if (name := event.node or member.node) is not None:
+                failures, cause = run.node(name).failures, event.reason or "unknown"
+                failures[cause] = failures.get(cause, 0) + 1
             member.failures += 1
             member.error, member.reason = event.error, event.reason
             member.close_span(t, "failed")
@@ -360,6 +398,9 @@ def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
     member.attempts = max(member.attempts, attempt) + 1
     member.node, member.devices, member.nodes = event.node, event.devices, event.nodes
     member.cohort, member.feeder = event.cohort, event.feeder
+    for name in dict.fromkeys(event.nodes or [event.node]):
+        run.node(name).attempts += 1
+        run.node(name).excluded.pop("avoided", None)
     if event.first_epoch is not None:
         member.first_epoch = member.identity["first_epoch"] = event.first_epoch
     member.spans.append(Span(attempt, event.node, event.devices, event.cohort, event.t, device=event.device))
@@ -400,6 +441,7 @@ def _start_attempt(run: RunState, member: MemberState, event: events.Started) ->
 def _end_epoch(run: RunState, member: MemberState, event: events.Epoch) -> None:
     if None in event.metrics.values():
         event = replace(event, metrics=_drop_missing(event.metrics))
+    run.failures_in_row = 0
     member.drop_epochs_from(event.epoch)
     member.history.append(event)
     member.metrics, member.epoch, member.step = event.metrics, event.epoch + 1, 0

@@ -41,12 +41,35 @@ class Span:
 
 
 @dataclass(slots=True)
+class Exclusion:
+    """Why nothing is placed on a node; Unix seconds. `until`: when it is tried again, or ends; None: unknown."""
+
+    since: float
+    detail: str = ""
+    until: float | None = None
+
+
+@dataclass(slots=True)
 class NodeState:
-    """A node: its `node` event, and the power in its last `power` event."""
+    """A node.
+
+    Attributes:
+        info: the last `node` event with an offer.  is_held: whether the run holds a part of it.
+        watts: the power in its last `power` event.
+        health: the last `node_health` event of this start.
+        attempts: that were placed there, over all starts.  failures: how many of them failed, by the cause.
+        excluded: why nothing is placed there, in this start: "lost", "draining", "unusable", "resting" (it is
+            tried again), "avoided" (members have failed there repeatedly).
+    """
 
     name: str
     info: events.NodeChanged | None = None
     watts: float | None = None
+    is_held: bool = False
+    health: events.NodeHealth | None = None
+    attempts: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    excluded: dict[str, Exclusion] = field(default_factory=dict)
 
 
 class UnknownEpochsError(Exception):

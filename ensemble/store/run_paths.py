@@ -19,6 +19,7 @@
     results.json, metrics.csv,
     summary.json, uncertainty.csv   derived
     digests.json                    digests of these, as they were written last
+    cluster.json                    the other runs of its Ray cluster, for the page, while the run goes on
     notes.json                      what people write about the run (`ensemble.store.run_notes`): not derived
     loggers/                        what each logger has written (`ensemble.reporting.loggers`), and its messages
     tensorboard/, mlflow/, wandb/   what loggers write, unless they were given another place
@@ -65,6 +66,7 @@ class RunPaths:
         self.journal = self.path / "optuna.journal"
         self.prior = self.path / "prior-trials.json"
         self.result_digests = self.path / "digests.json"
+        self.cluster = self.path / "cluster.json"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"

@@ -31,7 +31,7 @@ from ensemble.store.member import UnknownEpochsError
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-VERSION = 10
+VERSION = 11
 
 #: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
 TAIL_BYTES = 2**16

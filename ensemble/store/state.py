@@ -38,6 +38,7 @@ class RunState:
         awaited_memory: which member would start if others held no memory, in words; empty if none.
         measuring: members of which a few steps are being measured.
         combining: how many members are being combined now; 0 where none are.
+        failures_in_row: attempts that have failed since a member last ended an epoch or finished.
         memory_increases: all `memory_increase` events: what members were granted after they ran out of memory.
         packs: the digests of the packs that have files of members, by their paths in the run directory.
         holes: `unreadable` events: the parts of the log that are damaged.
@@ -77,6 +78,7 @@ class RunState:
     awaited_memory: str = ""
     measuring: set[str] = field(default_factory=set)
     combining: int = 0
+    failures_in_row: int = 0
     memory_increases: list[events.MemoryIncrease] = field(default_factory=list)
     packs: dict[str, str] = field(default_factory=dict)
     holes: list[events.Unreadable] = field(default_factory=list)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import queue
 import select
@@ -42,7 +43,7 @@ _USAGE_EVERY_S = 2.0
 _GATHER_S = 0.25  # events are sent together: each message costs Ray a millisecond of CPU time at both ends
 _ENDING_S = 10.0  # time limit for the end of the processes that an agent left which was killed
 #: Events on which nothing is decided at once; an `epoch` is one of them where nobody waits for a result.
-_DEFERRABLE = frozenset(("plan", "started", "progress", "usage", "checkpoint", "power", "feeder"))
+_DEFERRABLE = frozenset(("plan", "started", "progress", "usage", "checkpoint", "power", "feeder", "node_health"))
 
 log = logging.getLogger(__name__)
 
@@ -90,13 +91,14 @@ class NodeAgent:
         self._inbox: queue.SimpleQueue[tuple[int, Sequence[Command]]] = queue.SimpleQueue()
         self._early: dict[int, Sequence[Command]] = {}
         self._next_number = 0
+        self._ahead_s, self._is_ahead_old = math.inf, True  # of the clock, at most, in seconds
         self._deferrable = _DEFERRABLE | {"epoch"}
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake, selectors.EVENT_READ, self._read_inbox)
         ensemble = here.load_ensemble(takes_settings=True)
         before = None if takes_over is None else Path(takes_over)
-        self._services = NodeServices(node, ensemble, self._selector, self._events.put, before)
+        self._services = NodeServices(node, ensemble, self._selector, self._events.put, before, here.path)
         self._ranks = ProcessPool(node, self._selector, self._events.put, self._start_fork_server)
         self._ranks.directory = self._services.directory
         self._services.attach(self._ranks)
@@ -127,12 +129,17 @@ class NodeAgent:
         fields |= {"interface": find_interface(address), "gpu_names": names, "gpu_reasons": reasons}
         return fields, str(self._services.directory)
 
-    def perform(self, number: int, commands: Sequence[Command]) -> None:
+    def perform(self, number: int, commands: Sequence[Command], sent: float | None = None) -> None:
         """Execute commands after those of all lower numbers; returns at once.
 
         Args:
             number: counts the calls of this method, from 0.
+            sent: when the call was made, by the controller's clock; None: unknown.
         """
+        if sent is not None:
+            ahead_s = time.time() - sent
+            self._ahead_s = ahead_s if self._is_ahead_old else min(ahead_s, self._ahead_s)
+            self._is_ahead_old = False
         self._inbox.put((number, commands))
         os.eventfd_write(self._wake, 1)
 
@@ -146,7 +153,7 @@ class NodeAgent:
                     received.append(self._events.get(timeout=max(0.0, until - time.monotonic())))
                 while True:
                     received.append(self._events.get_nowait())
-            events = [event for event in received if isinstance(event, dict)]
+            events = [self._stamp(event) for event in received if isinstance(event, dict)]
             if events:
                 yield events
             for each in received:
@@ -154,6 +161,13 @@ class NodeAgent:
                     raise each
             if None in received:
                 return
+
+    def _stamp(self, event: Report) -> Report:
+        """Add to what is said of the node's health by what its clock can be compared with the controller's."""
+        if event["type"] != "node_health":
+            return event
+        ahead_s, self._is_ahead_old = self._ahead_s if math.isfinite(self._ahead_s) else None, True
+        return event | {"clock_s": None, "clock_error_s": None, "sent": time.time(), "ahead_s": ahead_s}
 
     # -- in the thread of its own -------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Report
+from ensemble.executors.node_health import settle_clock
 from ensemble.executors.ray.actions import Answered, Died, Ended, News, StartAgent
 from ensemble.executors.ray.agent import Command, NodeAgent, list_import_directories
 from ensemble.store.trust import TRUST_FOLDER, TRUST_GROUP
@@ -76,7 +77,7 @@ class AgentLink:
 
     def send(self, name: str, commands: Sequence[Command]) -> None:
         """Send commands to an agent; they are carried out in the order in which they were sent."""
-        self._actors[name].perform.remote(self._sent[name], commands)
+        self._actors[name].perform.remote(self._sent[name], commands, time.time())
         self._sent[name] += 1
 
     def wait(self, timeout_s: float | None) -> Iterator[tuple[str, News]]:
@@ -135,7 +136,8 @@ class AgentLink:
         try:
             if stream not in self._unanswered:
                 events: Sequence[Report] = ray.get(next(stream))
-                return events
+                now = time.time()
+                return [settle_clock(each, now) if each["type"] == "node_health" else each for each in events]
             self._unanswered.discard(stream)
             answer: Any = ray.get(stream)
             del self._streams[stream]

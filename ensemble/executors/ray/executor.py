@@ -22,6 +22,7 @@ from ensemble.executors.node_services import make_feeder_address
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.agent_link import AgentLink
 from ensemble.executors.ray.cluster_model import ClusterModel
+from ensemble.executors.ray.cluster_view import describe_row
 from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.loop import HEAD_LOST, POLL_S, ClusterLoop
@@ -122,10 +123,13 @@ class RayExecutor:
         if session.directory is not None and not asked:
             return
         self.metrics = RayMetrics(
-            find_dashboards(session.ray_directory) if session.directory is not None else None
+            find_dashboards(session.ray_directory) if session.directory is not None else None, self._list_others
         )
         if asked:
             log.warning("%s", session.describe_dashboard())
+
+    def _list_others(self) -> list[dict[str, Any]]:
+        return [] if self._registry is None else [describe_row(row) for row in self._registry.list_others()]
 
     def _open(self, ensemble: Ensemble) -> list[Node]:
         self._loop.begin()

@@ -1,8 +1,10 @@
 """Reports a run's metrics to Ray (`ray.util.metrics`), which exports them with its own, as `ray_` and their names.
 
-Ray exports them at the metrics port of the node on which the run is driven, and cannot end a series: a gauge
-stays at its last value until the driver ends. So only what needs few series is reported: figures of the run, by
-role, and of at most `MOST_STREAMS` streams; none of members.
+Ray exports them at the metrics port of the node on which the run is driven. All are given to Ray as gauges: those
+end two of Ray's export intervals after they were last set (20 s by default), so that none outlives its run, and
+totals go on where a resumed run had left them. A counter of Ray would stay for as long as the node lives, and what
+a resume reports would be added to it. Only what needs few series is reported: figures of the run, by role and by
+node, and of at most `MOST_STREAMS` streams; none of members.
 
 A Ray whose dashboard is on has a folder from which a Grafana provisions its dashboards; ours joins Ray's there.
 """
@@ -10,7 +12,7 @@ A Ray whose dashboard is on has a folder from which a Grafana provisions its das
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 64
 DASHBOARD, _OF_RAY = "ensemble_grafana_dashboard.json", "default_grafana_dashboard.json"
-_ORIGIN, _COHORT = "origin", "cohort"
+_COHORT = "cohort"
 
 
 class RayMetrics:
@@ -27,42 +29,31 @@ class RayMetrics:
 
     Args:
         folder: from which a Grafana provisions dashboards, made by Ray soon after its start; None: there is none.
+        list_others: see `MetricsExporter`.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, list_others: Callable[[], list[dict[str, Any]]] = list) -> None:
+        self.list_others = list_others
         self.dashboard: str | None = None
         self._folder = folder
         self._metrics: dict[str, Any] = {}
-        self._totals: dict[tuple[str, tuple[str, ...]], float] = {}
         self._streams: set[tuple[str, ...]] = set()
 
     def report(self, samples: Iterable[MetricSample]) -> None:
         """Give Ray the present values."""
         self._provision()
-        for family, labels, amount in self.find_changes(samples):
+        for family, labels, value in self.select(samples):
             metric = self._metrics.get(family.name)
             if metric is None:
                 metric = self._metrics[family.name] = _make_metric(family)
-            if family.kind == "gauge":
-                metric.set(amount, labels)
-            else:
-                metric.inc(amount, labels)
+            metric.set(value, labels)
 
-    def find_changes(self, samples: Iterable[MetricSample]) -> Iterator[tuple[Family, dict[str, str], float]]:
-        """Yields what Ray is to be given: values of gauges, and by how much counters have grown since before."""
+    def select(self, samples: Iterable[MetricSample]) -> Iterator[tuple[Family, dict[str, str], float]]:
+        """Yields what Ray is to be given, with the labels by their names."""
         for family, labels, value in samples:
             named = dict(zip(family.labels, labels, strict=True))
-            if family.kind == "info" or not self._has_room(named):
-                continue
-            if family.kind == "gauge":
+            if family.kind != "info" and self._has_room(named):
                 yield family, named, value
-                continue
-            # The origin of a total may change, and Ray keeps the series that had it before: each has its part.
-            key = (family.name, tuple(label for name, label in named.items() if name != _ORIGIN))
-            grown = value - self._totals.get(key, 0.0)
-            if grown > 0:
-                self._totals[key] = value
-                yield family, named, grown
 
     def _provision(self) -> None:
         """Put the dashboard beside Ray's, once those are there: before, Ray may empty the folder."""
@@ -92,7 +83,6 @@ def find_dashboards(session: Path) -> Path:
 
 
 def _make_metric(family: Family) -> Any:
-    from ray.util.metrics import Counter, Gauge
+    from ray.util.metrics import Gauge
 
-    kind = Counter if family.kind == "counter" else Gauge
-    return kind(family.name, family.help, family.labels)
+    return Gauge(family.name, family.help, family.labels)

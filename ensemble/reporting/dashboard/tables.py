@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED
-from ensemble.reporting.sections import Table, cost_tables, exchange, impact, packing
+from ensemble.reporting.sections import Table, cost_tables, exchange, impact, nodes, packing
 
 if TYPE_CHECKING:
     from ensemble.meter import Ledger
@@ -21,7 +21,11 @@ TABLES: Sequence[Callable[[RunState, Ledger], list[Table]]] = (
     packing.tabulate,
     cost_tables.tabulate,
     impact.tabulate,
+    nodes.tabulate,
 )
+
+#: The ids of those that the view "Placement" shows; the others are in the view "Cost".
+OF_PLACEMENT = frozenset(("nodes",))
 
 
 #: Columns of these tables that members have on the page already.
@@ -35,7 +39,8 @@ def describe_tables(state: RunState, ledger: Ledger) -> dict[str, Any]:
         - `columns` of members: each with `id`, `title`, `about`, `kind` ("text" or ""), and `letters` of its
           widest cell; `members`: the cells of each. A cell is a number, a text, null, or [text, what it is sorted
           by].
-        - `tables` of all else: each with `id`, `title`, `text`, `head` ([name, class] of each column), `rows`.
+        - `tables` of all else: each with `id`, `title`, `text`, `head` ([name, class] of each column), `rows`;
+          `places`: those of nodes.
         - `missing`: a sentence for each that could not be made.
     """
     tables, missing = list[dict[str, Any]](), list[str]()
@@ -46,7 +51,9 @@ def describe_tables(state: RunState, ledger: Ledger) -> dict[str, Any]:
             missing.append(explain_failure(tabulate.__module__.rpartition(".")[2], error))
     columns, members = _join_columns([table for table in tables if table["of_members"]], state.members)
     others = [table for table in tables if not table["of_members"]]
-    return {"columns": columns, "members": members, "tables": others, "missing": missing}
+    places = [table for table in others if table["id"] in OF_PLACEMENT]
+    others = [table for table in others if table not in places]
+    return {"columns": columns, "members": members, "tables": others, "places": places, "missing": missing}
 
 
 def _join_columns(

@@ -61,6 +61,24 @@ RUN_MODELS = Family(
 RUN_UPDATED = Family(
     "ensemble_run_updated_timestamp_seconds", "gauge", "Time of the last event of the run, in Unix seconds.", RUN
 )
+RUN_FAILED = Family(
+    "ensemble_run_failed_attempts_total",
+    "counter",
+    "Attempts of members that have failed, by cause, tried again or not.",
+    (*RUN, "reason"),
+)
+RUN_FAILURES_IN_ROW = Family(
+    "ensemble_run_failures_in_row",
+    "gauge",
+    "Attempts that have failed since a member of the run last ended an epoch.",
+    RUN,
+)
+RUN_LOST_FEEDERS = Family(
+    "ensemble_run_streams_without_feeder",
+    "gauge",
+    "Streams whose feeder has ended and has no successor yet: their members prepare for themselves.",
+    RUN,
+)
 RUN_CPU = Family(
     "ensemble_run_cpu_seconds_total",
     "counter",
@@ -157,6 +175,27 @@ NODE_POWER = Family(
     f"Power of a whole node in its last interval, other programs included. {_ORIGIN}",
     (*RUN, "node", "origin"),
 )
+NODE_EXCLUDED = Family(
+    "ensemble_node_excluded",
+    "gauge",
+    "1: nothing is placed on a node now; the reason is lost, unusable, draining, resting or avoided.",
+    (*RUN, "node", "reason"),
+)
+NODE_QUARANTINED = Family(
+    "ensemble_node_quarantined_gpus", "gauge", "GPUs of a node that the run uses no more.", (*RUN, "node")
+)
+NODE_FREE = Family(
+    "ensemble_node_free_bytes",
+    "gauge",
+    "Free space of a node by place (run directory, /tmp, /dev/shm), as last logged: again when it is a fifth off.",
+    (*RUN, "node", "place"),
+)
+NODE_CLOCK = Family(
+    "ensemble_node_clock_offset_seconds",
+    "gauge",
+    "By how much a node's clock is ahead of the controller's at least (below 0: behind); 0 where it may be right.",
+    (*RUN, "node"),
+)
 
 FAMILIES = (
     *(RUN_INFO, RUN_MEMBERS, RUN_PROGRESS, RUN_BEST, RUN_RATE, RUN_MODELS, RUN_UPDATED, RUN_CPU, RUN_ENERGY),
@@ -166,4 +205,6 @@ FAMILIES = (
     *(MEMBER_ENERGY, MEMBER_POWER),
     *(STREAM_PREPARED, STREAM_CONSUMED, STREAM_SKIPPED, STREAM_REUSE, STREAM_WORKERS, STREAM_LEVEL),
     NODE_POWER,
+    *(RUN_FAILED, RUN_FAILURES_IN_ROW, RUN_LOST_FEEDERS),
+    *(NODE_EXCLUDED, NODE_QUARANTINED, NODE_FREE, NODE_CLOCK),
 )

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ensemble.events import NOT_COMBINED
+from ensemble.events import NOT_COMBINED, FeederLost
 from ensemble.executors.metrics import MetricSample
 from ensemble.meter import LedgerView
 from ensemble.meter.origin import Origin, from_ticks, weakest
@@ -28,6 +28,7 @@ from ensemble.reporting.metrics import families as f
 from ensemble.reporting.model_figures import describe_figure, read_task
 from ensemble.reporting.ranking import finite_or_none, metric
 from ensemble.reporting.run_projection import RunProjection
+from ensemble.reporting.sections.nodes import list_nodes
 from ensemble.reporting.time_left import fraction_done
 from ensemble.store.member import ENDED
 
@@ -67,18 +68,22 @@ def project(
     yield from project_streams(run, state, view, cohorts)
 
 
-#: Families of which no series ever has to end, for collectors that cannot end any.
-LASTING = frozenset(
+#: Families for collectors to which each series is dear: of the run, its nodes and its streams.
+FEW = frozenset(
     (f.RUN_MEMBERS, f.RUN_PROGRESS, f.RUN_BEST, f.RUN_RATE, f.RUN_MODELS, f.RUN_CPU, f.RUN_ENERGY, f.RUN_PREPARED)
 ) | frozenset(
-    (f.RUN_CONSUMED, f.RUN_REUSE, f.STREAM_PREPARED, f.STREAM_CONSUMED, f.STREAM_SKIPPED, f.STREAM_REUSE)
+    (
+        *(f.RUN_CONSUMED, f.RUN_REUSE, f.STREAM_PREPARED, f.STREAM_CONSUMED, f.STREAM_SKIPPED, f.STREAM_REUSE),
+        *(f.RUN_UPDATED, f.RUN_FAILED, f.RUN_FAILURES_IN_ROW, f.RUN_LOST_FEEDERS),
+        *(f.NODE_EXCLUDED, f.NODE_QUARANTINED, f.NODE_FREE, f.NODE_CLOCK),
+    )
 )
 
 
-def project_lasting(run: str, state: RunState, view: LedgerView) -> Iterator[MetricSample]:
-    """Yields the samples of the families in `LASTING`, none of which is about a member; see `project`."""
+def project_few(run: str, state: RunState, view: LedgerView) -> Iterator[MetricSample]:
+    """Yields the samples of the families in `FEW`, none of which is about a member; see `project`."""
     samples = (*project_run(run, state, view, _sum_up(view.settled)), *project_streams(run, state, view))
-    return (sample for sample in samples if sample.family in LASTING)
+    return (sample for sample in samples if sample.family in FEW)
 
 
 def select_members(state: RunState, most: int) -> tuple[list[MemberState], int]:
@@ -127,6 +132,7 @@ def project_run(
         yield MetricSample(f.RUN_MODELS, (run,), known.pace.per_minute)
     if state.updated is not None:
         yield MetricSample(f.RUN_UPDATED, (run,), state.updated)
+    yield from _project_failures(run, state)
     yield from _project_roles(run, state, view, used)
     samples = view.parser.samples
     prepared, consumed = samples.prepared + samples.private, samples.consumed + samples.private
@@ -137,6 +143,30 @@ def project_run(
     for name, node in view.parser.nodes.items() if state.ended is None else ():
         if node.power and (watts := node.power[-1].watts) is not None:
             yield MetricSample(f.NODE_POWER, (run, clean(name), node.power[-1].origin), watts)
+
+
+def _project_failures(run: str, state: RunState) -> Iterator[MetricSample]:
+    """Yields what has failed, and, while the run goes on, how its nodes are."""
+    failed: Counter[str] = Counter()
+    for node in state.nodes.values():
+        failed.update(node.failures)
+    for reason, many in failed.items():
+        yield MetricSample(f.RUN_FAILED, (run, clean(reason)), many)
+    yield MetricSample(f.RUN_FAILURES_IN_ROW, (run,), state.failures_in_row)
+    if state.ended is not None:
+        return
+    lost = sum(isinstance(event, FeederLost) for event in state.unshared.values())
+    yield MetricSample(f.RUN_LOST_FEEDERS, (run,), lost)
+    for row in list_nodes(state):
+        which = (run, clean(row["node"]))
+        for reason in state.nodes[row["node"]].excluded:
+            yield MetricSample(f.NODE_EXCLUDED, (*which, reason), 1)
+        yield MetricSample(f.NODE_QUARANTINED, which, len(row["quarantined"]))
+        for place, free_gb in row["free_gb"].items():
+            yield MetricSample(f.NODE_FREE, (*which, clean(place)), free_gb * 2**30)
+        if (clock_s := row["clock_s"]) is not None:
+            certain_s = max(0.0, abs(clock_s) - (row["clock_error_s"] or 0.0))
+            yield MetricSample(f.NODE_CLOCK, which, math.copysign(certain_s, clock_s))
 
 
 def _project_combined(run: str, state: RunState) -> Iterator[MetricSample]:

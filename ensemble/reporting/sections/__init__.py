@@ -2,8 +2,8 @@
 
 Each file has one or both of these functions; a new section is a file here and a line in the list that is named:
 
-- `tabulate(state: RunState, ledger: Ledger) -> list[Table]`: its tables, in the views "Members" and "Cost"; listed
-  in `TABLES` of `ensemble.reporting.dashboard.tables`.
+- `tabulate(state: RunState, ledger: Ledger) -> list[Table]`: its tables, in the views "Members", "Cost" and
+  "Placement"; listed in `TABLES` of `ensemble.reporting.dashboard.tables`.
 - `summarize(state: RunState, ledger: Ledger) -> list[Line]`: its lines in the closing summary; listed in
   `SUMMARIES` of `ensemble.reporting.summary`.
 """

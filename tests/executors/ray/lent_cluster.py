@@ -53,7 +53,7 @@ class Actor:
         self.commands: list[tuple[Any, ...]] = []
         self.describe = SimpleNamespace(remote=lambda address: self.answer)
         self.events = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: self.stream))
-        self.perform = SimpleNamespace(remote=lambda number, commands: self.commands.extend(commands))
+        self.perform = SimpleNamespace(remote=lambda number, commands, sent: self.commands.extend(commands))
 
 
 class Lender:
@@ -74,7 +74,8 @@ class Lender:
         self.rows: dict[str, RunRow] = {}
         patch.setattr(executor, "Registry", lambda run_id, path: ListedRun(self, run_id, path))
         patch.setattr(loop, "is_reachable", lambda record: record["NodeID"] in self.reachable)
-        clock = SimpleNamespace(monotonic=self.read_clock, sleep=self.sleep, thread_time=lambda: 0.0)
+        times = {"monotonic": self.read_clock, "time": self.read_clock, "thread_time": lambda: 0.0}
+        clock = SimpleNamespace(sleep=self.sleep, **times)
         patch.setattr(executor, "time", clock)
         patch.setattr(loop, "time", clock)
         patch.setattr(agent_link, "time", clock)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ from execute_members import an_ensemble
 from leftovers import wait_until
 
 from ensemble.executors.memory_guard import MemoryGuard, RankMemory
+from ensemble.executors.node_health import settle_clock
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.ray import session
 from ensemble.executors.ray.agent import NodeAgent, list_import_directories
@@ -94,6 +96,16 @@ def test_commands_are_executed_in_their_order_and_a_rank_ends_for_lack_of_memory
     [exited] = list_exits(agent)
     assert (exited["outcome"], exited["reason"]) == (None, "oom")
     assert "short of memory" in exited["detail"]
+
+
+def test_an_agent_says_how_its_node_is_and_by_how_much_its_clock_is_ahead(run: Run) -> None:
+    agent, ahead_s = run.start_agent(), 3600.0
+    agent.describe("127.0.0.1")
+    agent.perform(0, [], time.time() - ahead_s)  # of a controller whose clock is an hour behind
+    found = (event for events in agent.events() for event in events if event["type"] == "node_health")
+    report = settle_clock(next(found), time.time() - ahead_s)
+    assert abs(report["clock_s"] - ahead_s) <= report["clock_error_s"] < 60
+    assert report["free_gb"].keys() == {"run directory", "/tmp", "/dev/shm"} and report["cpus"] > 0
 
 
 def test_an_agent_whose_thread_fails_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from leftovers import wait_until
 from prometheus_client.parser import text_string_to_metric_families as parse_metrics
+from started_cluster import make_cluster
 
 from ensemble.cli.parser import main
 from ensemble.executors.metrics import MetricSample
 from ensemble.executors.ray.metrics import MOST_STREAMS, RayMetrics, find_dashboards
 from ensemble.reporting.metrics import DASHBOARD
 from ensemble.reporting.metrics import families as f
-from ensemble.reporting.metrics.projection import LASTING
+from ensemble.reporting.metrics.projection import FEW
+from ensemble.store import RunDir, RunStatus
 
 ROOT = Path(__file__).parents[3]
 SPEC = """
@@ -51,6 +53,67 @@ def scrape(directory: Path) -> dict[str, list[tuple[dict[str, str], float]]]:
                 for sample in family.samples:
                     found.setdefault(sample.name, []).append((sample.labels, sample.value))
     return found
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from execute_members import an_ensemble
+import ensemble
+run_dir, go, epochs = sys.argv[1:]
+fault = {"fault": "wait", "after": 3, "marker": go, "burn_s": 0.05}
+if epochs == "2":
+    ensemble.submit(an_ensemble([{"lr": 0.1} | fault], name="outlived", epochs=2), run_dir, executor="ray").wait()
+else:
+    Path(go).unlink()
+    ensemble.resume(run_dir, epochs=int(epochs)).wait()
+print("ended", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.more
+@pytest.mark.ray
+def test_the_series_of_a_run_go_when_it_has_ended_though_its_cluster_and_program_go_on(tmp_path: Path) -> None:
+    with make_cluster(RAY_metrics_report_interval_ms="1000") as cluster, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        cluster.start(metrics_export_port=port)
+
+        def list_series() -> dict[str, float]:
+            """Our series, by name and labels."""
+            families = parse_metrics(fetch(f"http://127.0.0.1:{port}/metrics")[1])
+            samples = (each for family in families for each in family.samples if "ray_ensemble" in each.name)
+            return {f"{each.name} {each.labels.get('role', '')}": each.value for each in samples}
+
+        def drive(epochs: int) -> float:
+            """The most CPU-seconds of training that were exported."""
+            go = tmp_path / "go"
+            command = [sys.executable, "-c", DRIVER, str(tmp_path / "run"), str(go), str(epochs)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+            program = subprocess.Popen(command, env=cluster.environment, text=True, **pipes)  # type: ignore[call-overload]
+            try:
+                key = "ray_ensemble_run_cpu_seconds_total train"
+                wait_until(lambda: program.poll() is not None or key in list_series(), "nothing is exported")
+                while key not in (seen := list_series()):  # between two exports
+                    assert program.poll() is None
+                go.touch()
+                assert program.stdout.readline() == "ended\n"
+                wait_until(lambda: not list_series(), "they outlive the run")
+                assert program.poll() is None, "its program is still there, and so is the cluster"
+                assert cluster.find("raylet/raylet")
+                return seen[key]
+            finally:
+                program.stdin.close()
+                program.wait()
+
+        drive(2)
+        used = RunStatus.load(RunDir(tmp_path / "run")).used.read()
+        spent_s = used.by_role()["train"].cpu_s
+        exported_s = drive(4)
+        used = RunStatus.load(RunDir(tmp_path / "run")).used.read()
+        assert spent_s <= exported_s <= used.by_role()["train"].cpu_s, "a resume goes on where it was"
 
 
 @pytest.mark.slow
@@ -89,7 +152,7 @@ def test_a_watched_run_shows_rays_dashboard_and_reports_through_ray(tmp_path: Pa
 
         wait_until(is_training, "Ray does not export that two members train")
         series = scrape(directory)
-        names = {"ray_" + family.name for family in LASTING}
+        names = {"ray_" + family.name for family in FEW}
         assert {name for name in series if "ensemble" in name} <= names
         assert not any("member" in labels for name in names for labels, _ in series.get(name, []))
         assert any(value > 0 for _, value in series["ray_ensemble_run_cpu_seconds_total"])
@@ -129,35 +192,13 @@ def test_rays_figure_beside_ours_has_its_name_and_labels() -> None:
 # -- what Ray is given ------------------------------------------------------------------------------------------
 
 
-def joules(value: float, origin: str = "attributed") -> MetricSample:
-    return MetricSample(f.RUN_ENERGY, ("a", "train", origin), value)
-
-
-@pytest.mark.parametrize(
-    ("totals", "given"),
-    [
-        ([joules(5.0), joules(5.0), joules(7.5)], [(5.0, "attributed"), (2.5, "attributed")]),
-        ([joules(5.0), joules(9.0, "estimated")], [(5.0, "attributed"), (4.0, "estimated")]),
-        ([joules(0.0)], []),
-    ],
-    ids=["grows", "another origin", "nothing"],
-)
-def test_a_counter_is_given_what_a_total_has_grown_by(
-    totals: Sequence[MetricSample], given: Sequence[tuple[float, str]]
-) -> None:
-    metrics = RayMetrics()
-    changes = [change for total in totals for change in metrics.find_changes([total])]
-    labels = {"run": "a", "role": "train"}
-    assert changes == [(f.RUN_ENERGY, labels | {"origin": origin}, value) for value, origin in given]
-
-
 def test_only_the_first_streams_are_reported() -> None:
     metrics = RayMetrics()
     streams = [
         MetricSample(f.STREAM_REUSE, ("a", "node", str(cohort)), 2.0) for cohort in range(MOST_STREAMS + 10)
     ]
     for _ in range(2):
-        found = [labels["cohort"] for _, labels, _ in metrics.find_changes(streams)]
+        found = [labels["cohort"] for _, labels, _ in metrics.select(streams)]
         assert found == list(map(str, range(MOST_STREAMS)))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from documents import START, make_documents
-from page_steps import Open
+from page_steps import Open, show
 
 pytestmark = [pytest.mark.browser, pytest.mark.more]
 
@@ -119,3 +119,16 @@ def test_a_click_selects_and_arrow_keys_go_from_member_to_member(tab: Any, open_
     tab.keyboard.press("Enter")
     tab.wait_for_function("() => location.hash.includes('select=member-0,member-1')")
     assert tab.locator(f"{PIECE}[tabindex='0']").count() == 1
+
+
+def test_tables_of_nodes_and_of_other_runs_stand_below_and_not_with_the_cost(tab: Any, open_page: Open) -> None:
+    documents = make_documents(4)
+    nodes = {"id": "nodes", "title": "Nodes", "text": "n0: lost since noon.", "head": [["node", "text"]]}
+    documents["tables"]["places"] = [nodes | {"rows": [["node-<b>0"]]}, nodes | {"id": "cluster", "rows": [["b"]]}]
+    open_page(documents, "#placement")
+    assert "lost since noon" in tab.inner_text(f"{VIEW} [data-table=nodes]")
+    assert "node-<b>0" in tab.inner_text(f"{VIEW} [data-table=nodes] tbody")
+    assert tab.locator(f"{VIEW} [data-table=cluster] tbody tr").count() == 1
+    show(tab, "cost")
+    tab.wait_for_selector("[data-table='cost_of_roles']")
+    assert tab.locator("[data-table=nodes]").count() == 0

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "grafana" / "prometheus.yml"
+ALERTS = CONFIG.with_name("alerts.yml")
 PATIENCE_S = 300.0
 
 
@@ -68,6 +69,7 @@ def started(directory: Path, target: str, token: str) -> Iterator[Prometheus]:
         assert text.count(before) == 1
         text = text.replace(before, after)
     (directory / "prometheus.yml").write_text(text)
+    (directory / "alerts.yml").write_text(ALERTS.read_text())
     (directory / "token").touch(0o600)
     (directory / "token").write_text(token + "\n")
     with socket.socket() as probe:

@@ -137,7 +137,10 @@ def test_a_member_has_power_while_it_trains_and_energy_with_its_origin(tmp_path:
 
 
 def test_every_family_is_seen_in_a_run_and_promtool_finds_no_fault(tmp_path: Path) -> None:
-    going = scrape(one(write_run(tmp_path / "going", measured(list_run(epochs=30, until=200.0)))))
+    events = measured(list_run(epochs=30, until=200.0))
+    health = {"type": "node_health", "node": "node-0", "free_gb": {"/tmp": 1.0}, "clock_s": 0.5}
+    events += [{"v": 2, "t": events[-1]["t"], **e} for e in (health, {"type": "node_avoided", "node": "node-0"})]
+    going = scrape(one(write_run(tmp_path / "going", events)))
     made = make_combined(TASKS["gaussian"], ["member-0", "member-1"])
     ended = [e | made if e["type"] == "combined" else e for e in measured(list_run())]
     over = one(write_run(tmp_path / "over", ended))

@@ -3,6 +3,7 @@
 import { fill, h, setAttribute, setText } from "../dom.js";
 import { clock, count, hyperparameters, number, share, visible, watts } from "../format.js";
 import { card, makeTip, roving } from "../card.js";
+import { plainTable } from "../plain_table.js";
 import { Plots } from "./task_plots.js";
 import { busiest, holders, layOut, rowsOf } from "../places.js";
 
@@ -13,7 +14,8 @@ const LETTER = 6.6; // pixels
 export const placementView = {
   id: "placement",
   title: "Placement",
-  needs: ["history"],
+  needs: ["history", "tables"],
+  renews: ["tables"],
   shown: () => true,
   mount: (root, page) => new PlacementView(root, page),
 };
@@ -35,7 +37,8 @@ class PlacementView {
     this.holder = h("div", { class: "nodes-holder" }, this.absent, this.grid);
     fill(this.card.body, this.holder);
     this.plots = new Plots(page, { document: "history", view: "placement" });
-    fill(root, h("div", { class: "grid" }, this.card.root, this.plots.root));
+    this.tables = h("div", { class: "below" });
+    fill(root, h("div", { class: "grid" }, this.card.root, this.plots.root), this.tables);
     this.tip = makeTip(this.holder);
     const on = (name, listener) => this.grid.addEventListener(name, listener);
     on("pointerover", (event) => this.point(event.target.closest("[data-member]")));
@@ -76,6 +79,7 @@ class PlacementView {
     this.plots.update(changed);
     if (changed.size === 1 && changed.has("hover")) return;
     const { store } = this;
+    if (this.shown !== store.tables) fill(this.tables, ((this.shown = store.tables)?.places ?? []).map(plainTable));
     const [begin, end] = this.limits();
     const isPresent = this.moment === null && this.isLive();
     const at = this.moment ?? (isPresent ? end : busiest(store, store.order) ?? end);
