@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ensemble.spec import Ensemble, Notify
     from ensemble.store import RunDir, RunState
 
-EXIT_FAILED, EXIT_SOME_FAILED = 1, 3
+EXIT_FAILED, EXIT_SOME_FAILED, EXIT_RESUMABLE = 1, 3, 75  # 75: EX_TEMPFAIL of sysexits.h
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -73,6 +73,7 @@ def submit(options: argparse.Namespace) -> int:
     flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed", "--dashboard", "--no-samples"]
     page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
     trust = [] if options.trust_folder is None else ["--trust-folder", os.path.abspath(options.trust_folder)]
+    mirror = [] if options.mirror is None else ["--mirror", options.mirror]
     jobs = JobClient(options.address)
     id, fresh = jobs.submit(
         spec,
@@ -80,7 +81,7 @@ def submit(options: argparse.Namespace) -> int:
         run_dir=run_dir,
         settings=options.set,
         working_dir=Path(options.working_dir).expanduser() if options.working_dir else None,
-        flags=[*(flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]), *page, *trust],
+        flags=[*(flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]), *page, *trust, *mirror],
     )
     if not fresh:
         print(f"ensemble: the job {id} is running already", file=sys.stderr)
@@ -150,6 +151,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         "group_read": options.group_read,
         "code": code,
         "checked": checked,
+        "mirror": options.mirror,
     }
     with _serve_page(run_dir, options):
         return _run_to_end(
@@ -175,18 +177,27 @@ def _serve_page(run_dir: RunDir, options: argparse.Namespace) -> contextlib.Abst
 
 def resume(options: argparse.Namespace) -> int:
     """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
-    from ensemble.api import read_begun
+    from ensemble.api import fetch_mirror, read_begun
     from ensemble.api import resume as resume_run
     from ensemble.controller.repair import check_ended, restore_files
     from ensemble.controller.unfinished import explain_rest
     from ensemble.store import RunDir, is_locked, read_events
+    from ensemble.store.mirror import is_url
 
     _apply_trust(options)
+    if is_url(options.run_dir):
+        options.mirror, url = options.mirror or options.run_dir, options.run_dir
+        options.run_dir = str(fetch_mirror(url, options.into, options.trust).path)
+        print(f"{url} was fetched into {options.run_dir}", file=sys.stderr)
+    elif options.into is not None or options.trust is not None:
+        raise SpecError("--into and --trust are of the address of a mirror, not of a run directory")
     run_dir = RunDir(options.run_dir)
     if is_locked(run_dir.events) and options.member is None and _is_ending(read_events(run_dir.events)):
         print(f"{run_dir.path} is being stopped; it is continued when it has ended", file=sys.stderr)
         while is_locked(run_dir.events):
             time.sleep(POLL_S)
+    if is_locked(run_dir.events) and options.mirror is not None:
+        raise SpecError(f"{run_dir.path} is in progress: --mirror is given when it is started or resumed")
     if is_locked(run_dir.events) and options.epochs is None and options.budget is None:
         return send_request(options)
     if options.member is not None:
@@ -202,7 +213,7 @@ def resume(options: argparse.Namespace) -> int:
         print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
     how: dict[str, Any] = {"accept_code": options.accept_code, "epochs": options.epochs, "checked": checked}
     how["notify"] = _list_receivers(options)
-    how["budget"] = options.budget
+    how |= {"budget": options.budget, "mirror": options.mirror}
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
 
 
@@ -272,7 +283,9 @@ def _is_finished(state: RunState, code: str | None) -> bool:
 def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace) -> int:
     """Show the result of a run that has finished already, and write what is missing of it."""
     from ensemble.controller.unfinished import complete_results
-    from ensemble.store import StoreError, WriteError
+    from ensemble.store import EventLog, StoreError, WriteError
+    from ensemble.store.mirror import MirrorError, complete_mirror
+    from ensemble.store.mirror import explain_rest as explain_mirror_rest
 
     more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members on, to N epochs in all"
     again = "`ensemble run --fresh` trains again in a new directory"
@@ -285,6 +298,12 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
         return EXIT_FAILED
     except StoreError as error:
         print(f"ensemble: {error}", file=sys.stderr)
+    if options.mirror is not None or explain_mirror_rest(run_dir) is not None:
+        try:
+            with EventLog(run_dir.events):
+                complete_mirror(run_dir, options.mirror)
+        except MirrorError as error:
+            print(f"ensemble: {error}", file=sys.stderr)
     return _show_result(run_dir, options, check=False)
 
 
@@ -313,12 +332,13 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     Returns:
         The exit status: 1 if no member finished, or results could not be written; 3 if some failed, or the members
         that finished could not be
-        combined for an error, and that was not allowed; else 0.
+        combined for an error, and that was not allowed; else 75 if its mirror is not complete, and 0.
     """
     from ensemble.controller.unfinished import check_complete
     from ensemble.reporting import RunProjection, status_json, status_rows, summary
     from ensemble.reporting.sections.quality import describe_failed_combination
     from ensemble.store import WriteError, read_events
+    from ensemble.store.mirror import explain_rest
 
     run = RunProjection.from_events(read_events(run_dir.events))
     state = run.state
@@ -337,4 +357,6 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     uncombined = describe_failed_combination(state)
     if uncombined is not None:
         print(f"ensemble: {uncombined}", file=sys.stderr)
-    return EXIT_SOME_FAILED if ("failed" in states or uncombined) and not options.allow_failed else 0
+    if ("failed" in states or uncombined) and not options.allow_failed:
+        return EXIT_SOME_FAILED
+    return EXIT_RESUMABLE if explain_rest(run_dir) is not None else 0
