@@ -88,8 +88,8 @@ class Bucket:
         with self._naming("cannot be written to"):
             try:
                 if self._is_local:
-                    os.makedirs(os.path.dirname(path), exist_ok=True)
-                    with open(path, "xb") as file:
+                    _make_private_folder(path)
+                    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                         file.write(content)
                 else:
                     self._fs.pipe_file(path, content, mode="create")
@@ -147,9 +147,10 @@ class Bucket:
 
     @contextlib.contextmanager
     def _written_whole(self, path: str) -> Iterator[str]:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _make_private_folder(path)
         temporary = f"{os.path.dirname(path)}/.{uuid.uuid4().hex}.tmp"
         try:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             yield temporary
             os.replace(temporary, path)
         finally:
@@ -166,3 +167,7 @@ class Bucket:
         except Exception as error:  # of the library for the protocol
             text = " ".join(str(error).split())[:200]
             raise MirrorError(f"{self.url}: {what}: {type(error).__name__}: {text}") from error
+
+
+def _make_private_folder(path: str) -> None:
+    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
