@@ -25,7 +25,7 @@ class S3Proxy:
     """
 
     def __init__(self, upstream: tuple[str, int]) -> None:
-        self.delay_s, self.fails_every, self.refuses, self.requests = 0.0, 0, 0, 0
+        self.delay_s, self.fails_every, self.refuses, self.requests, self._is_away = 0.0, 0, 0, 0, False
         numbers, proxy = itertools.count(1), self
 
         class Handler(BaseHTTPRequestHandler):
@@ -42,6 +42,9 @@ class S3Proxy:
                 proxy.requests = number = next(numbers)
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 time.sleep(proxy.delay_s)
+                if proxy._is_away:
+                    self.close_connection = True
+                    return
                 status = proxy.refuses or (503 if proxy.fails_every and number % proxy.fails_every == 0 else 0)
                 if status:
                     self.send_response(status)
@@ -74,12 +77,14 @@ class S3Proxy:
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def go_away(self) -> None:
-        """Refuse connections from now on."""
+        """Refuse connections from now on, and break those that there are."""
+        self._is_away = True
         self._server.shutdown()
         self._server.server_close()
 
     def come_back(self) -> None:
         """Be there again, at the same port."""
+        self._is_away = False
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler)
         self._serve()
 

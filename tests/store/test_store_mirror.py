@@ -342,7 +342,13 @@ def test_two_that_claim_the_same_start_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_addresses_hold_no_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for url in ("s3://key:secret@bucket/run", "s3://bucket/run?token=secret", "gs://bucket/*", "https://host/run"):
+    for url in (
+        "s3://key:secret@bucket/run",
+        "s3://bucket/run?token=secret",
+        "gs://bucket/*",
+        "https://host/run",
+        "memory://run",
+    ):
         with pytest.raises(SpecError) as refused:
             check_url(url)
         assert "secret" not in str(refused.value)

@@ -108,9 +108,11 @@ def _check_owner(bucket: Bucket, numbers: list[int], run_dir: RunDir) -> None:
         claim = read_claim(bucket, number)
         own = run_dir.info["run_id"]
         if claim is not None and claim.run_id != own:
+            again = format_command("resume", bucket.url)
             raise StoreError(
                 f"{bucket.url} mirrors another run ({claim.name!r}, run id {claim.run_id}, start {number}, begun "
-                f"on {claim.host} by process {claim.pid}), not {own}: give another address"
+                f"on {claim.host} by process {claim.pid}), not {own}: give another address, or go on with that "
+                f"run: {again}"
             )
 
 

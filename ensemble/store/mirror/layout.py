@@ -33,10 +33,8 @@ MOST_SEGMENTS, SEGMENT_BYTES = 32, 64 * 2**20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _OF_CODE = ("run.json", "ensemble.pkl", "spec.py")
 #: Results that are fetched. The report has scripts and can be made again, and a study may hold pickles.
-_OF_RUN = frozenset(
-    ("notes.json", "prior-trials.json", "ledger.json", "ledger.csv", "results.json", "summary.json")
-    + ("metrics.csv", "uncertainty.csv", "digests.json")
-)
+_OF_RESULTS = "ledger.json ledger.csv results.json summary.json metrics.csv uncertainty.csv digests.json"
+_OF_RUN = ("notes.json", "prior-trials.json", *_OF_RESULTS.split())
 _OF_MEMBER = re.compile(r"(?:checkpoint|predictions|initial-weights)[\w.-]*\.safetensors|log\.txt", re.ASCII)
 
 
@@ -104,7 +102,11 @@ def check_url(url: str) -> str:
         SpecError: it is none, or holds a user's name, a password or a token.
     """
     parts = urlsplit(url)
-    if not is_url(url) or parts.scheme in ("http", "https") or not (parts.netloc + parts.path).strip("/"):
+    if (
+        not is_url(url)
+        or parts.scheme in ("http", "https", "memory")
+        or not (parts.netloc + parts.path).strip("/")
+    ):
         raise SpecError(f"{_hide(url)!r} is no address for a mirror: give s3://BUCKET/PATH, gs://..., file:///...")
     if "@" in parts.netloc or parts.query or parts.fragment or re.search(r"[*?\[\]]", url):
         raise SpecError(

@@ -79,6 +79,7 @@ class MirrorWriter:
         known = load_status(run_dir)
         self._status = self._saved = known or MirrorStatus(url=options.url, code="", start=options.start)
         self._fenced: FencedError | None = None
+        self._run_id = self._name = ""
         self._is_open, self._noted_at, self._output_at = False, 0.0, 0.0
         self._older: dict[str, str] = {}  # objects of earlier starts, by digest, and their folders
         self._own: set[str] = set()  # objects of this start
@@ -134,23 +135,23 @@ class MirrorWriter:
         if self._is_open:
             return
         bucket, options, run_dir = self._bucket, self._options, self._run_dir
-        info = run_dir.info
+        self._run_id, self._name = run_dir.info["run_id"], run_dir.info["name"]
         claim = Claim(
-            run_id=info["run_id"],
-            name=info["name"],
+            run_id=self._run_id,
+            name=self._name,
             token=options.token,
             host=socket.gethostname(),
             pid=os.getpid(),
             t=time.time(),
         )
-        if not bucket.create(claim_of(options.start), msgspec.json.encode(claim)):
-            other = read_claim(bucket, options.start)
-            if other is None or other.token != options.token:
-                self._raise_fenced(options.start)
+        bucket.create(claim_of(options.start), msgspec.json.encode(claim))
+        owner = read_claim(bucket, options.start)  # also where it was created: a store may know no such request
+        if owner is None or owner.token != options.token:
+            self._raise_fenced(options.start)
         numbers = self._check_fence()
         head = read_head(bucket, numbers)
-        if head is not None and head.start == options.start and continues(run_dir, head):  # the process died
-            self._own = {each.digest for each in (*head.log, *head.files.values())}
+        self._own = {name for name in bucket.list(self._prefix) if name != HEAD}  # of this process, which has died
+        if head is not None and head.start == options.start and continues(run_dir, head):
             self._segments, self._head = list(head.log), head
             self._hash = hash_log(run_dir.events, head.log_bytes)
         elif head is not None and head.start != options.start:
@@ -306,10 +307,9 @@ class MirrorWriter:
 
     def _write_head(self, files: dict[str, Stored]) -> None:
         self._check_fence()
-        info = self._run_dir.info
         head = Head(
-            run_id=info["run_id"],
-            name=info["name"],
+            run_id=self._run_id,
+            name=self._name,
             start=self._options.start,
             t=time.time(),
             log=list(self._segments),
