@@ -137,10 +137,10 @@ def test_training_goes_on_while_the_store_is_slow_fails_and_is_away(
 ) -> None:
     url, run = "s3://bucket/two", tmp_path / "run"
     driver = Driver(
-        tmp_path, "run", SPEC, "--executor", "local", "--run-dir", run, "--mirror", url, "--set", "step_s=0.3"
+        tmp_path, "run", SPEC, "--executor", "local", "--run-dir", run, "--mirror", url, "--set", "step_s=0.5"
     )
     store.delay_s, store.fails_every = 0.1, 2
-    driver.wait_for(lambda: run.exists() and load_status(RunDir(run)) and min(epochs_at(url)) >= 1)
+    driver.wait_for(lambda: run.exists() and load_status(RunDir(run)) and status_of(run).log_bytes)
     for process in processes_with("FAULTS_NODE", driver.mark):
         assert KEYS["AWS_SECRET_ACCESS_KEY"] not in " ".join(process.cmdline())
     store.go_away()
@@ -178,6 +178,9 @@ def test_a_store_that_refuses_is_said_before_training_and_at_the_end(
     assert main([*given, "s3://bucket/three"]) == 2
     assert "s3://bucket/three: cannot be" in capsys.readouterr().err and state_of(run).started is None
     store.refuses = 0
+    bucket = Bucket("s3://bucket/claims")
+    assert bucket.create("starts/000001.json", b"1") and not bucket.create("starts/000001.json", b"2")
+    assert bucket.read("starts/000001.json") == b"1" and bucket.list("starts") == ["000001.json"]
     assert main([*given, "s3://no-such-bucket/three"]) == 2
     assert "s3://no-such-bucket/three: cannot be written to" in capsys.readouterr().err
 

@@ -19,6 +19,10 @@ from ensemble.store.errors import StoreError
 #: Of a file that is sent in parts: a part is in memory while it is sent. S3 takes 10,000 parts.
 PART_BYTES, MOST_PARTS = 16 * 2**20, 9000
 
+_S3 = ("s3", "s3a")
+#: Of botocore, in seconds: it is tried again by s3fs, and by whoever calls, who can say so meanwhile.
+_PATIENCE = {"connect_timeout": 10, "retries": {"max_attempts": 1}}
+
 
 class MirrorError(StoreError):
     """An object store does not do what it was asked."""
@@ -44,7 +48,10 @@ class Bucket:
         try:
             import fsspec
 
-            more = {"auto_mkdir": True} if self._is_local else {"use_listings_cache": False}
+            more: dict[str, Any] = {"auto_mkdir": True} if self._is_local else {"use_listings_cache": False}
+            if self._protocol in _S3:
+                given = fsspec.config.conf.get(self._protocol, {}).get("config_kwargs", {})
+                more["config_kwargs"] = {**_PATIENCE, **given}
             self._fs: Any = fsspec.filesystem(self._protocol, skip_instance_cache=True, **more)
         except (ImportError, ValueError) as error:
             raise MirrorError(f"{url}: {error}") from None
@@ -118,7 +125,7 @@ class Bucket:
         """Put a file; from then on there is all of it."""
         source, path = f"/proc/self/fd/{descriptor}", self._path(name)
         more: dict[str, Any] = {}
-        if self._protocol in ("s3", "s3a"):
+        if self._protocol in _S3:
             part = max(PART_BYTES, os.fstat(descriptor).st_size // MOST_PARTS)
             more = {"chunksize": part, "max_concurrency": 2}
         with self._naming("cannot be written to"):
