@@ -32,7 +32,7 @@ from ensemble.store.mirror import (
     load_status,
 )
 from ensemble.store.mirror.bucket import Bucket
-from ensemble.store.mirror.layout import MOST_SEGMENTS, Head, Stored, find_merge, is_of_run
+from ensemble.store.mirror.layout import MOST_SEGMENTS, MirrorHead, Stored, find_merge, is_of_run
 from ensemble.store.verification import verify
 
 
@@ -79,12 +79,12 @@ def url_of(folder: Path) -> str:
     return f"file://{folder}/mirror"
 
 
-def head_of(folder: Path) -> tuple[Path, Head]:
+def head_of(folder: Path) -> tuple[Path, MirrorHead]:
     path = folder / "mirror/000001/head.json"
-    return path, msgspec.json.decode(path.read_bytes(), type=Head)
+    return path, msgspec.json.decode(path.read_bytes(), type=MirrorHead)
 
 
-def edit_head(folder: Path, edit: Callable[[Head], object]) -> None:
+def edit_head(folder: Path, edit: Callable[[MirrorHead], object]) -> None:
     path, head = head_of(folder)
     edit(head)
     path.write_bytes(msgspec.json.encode(head))

@@ -16,7 +16,7 @@ from ensemble.store.mirror import FencedError, MirrorOptions, MirrorWriter
 RETRY_S, LONGEST_RETRY_S = 0.5, 30.0
 
 
-class Mirror:
+class MirrorFollower:
     """Follows a run as a logger does, but by its files."""
 
     may_wait: ClassVar[bool] = True
@@ -60,4 +60,4 @@ class Mirror:
         self._writer.sync()
 
 
-LOGGER = Mirror
+LOGGER = MirrorFollower

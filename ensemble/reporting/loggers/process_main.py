@@ -27,7 +27,7 @@ from typing import Any
 from ensemble.events import Event, read_event
 from ensemble.reporting.loggers.base import Kept, Logger, LostRecordsError
 from ensemble.reporting.loggers.follower import Follower, describe_missing
-from ensemble.reporting.loggers.mirror import Mirror
+from ensemble.reporting.loggers.mirror import MirrorFollower
 from ensemble.store import RunDir
 from ensemble.store.files import group_read_mode, make_directory
 
@@ -39,15 +39,15 @@ RETRY_S = 5.0  # after a failure; doubled with each one that follows
 Say = Callable[[dict[str, Any]], None]
 
 
-def make_logger(name: str, run_dir: RunDir, options: Mapping[str, Any]) -> Logger | Mirror:
+def make_logger(name: str, run_dir: RunDir, options: Mapping[str, Any]) -> Logger | MirrorFollower:
     """The logger of a name; imports no library."""
     return find_logger(name)(run_dir, options)
 
 
-def find_logger(name: str) -> type[Logger] | type[Mirror]:
+def find_logger(name: str) -> type[Logger] | type[MirrorFollower]:
     """The class of a logger; one of several of a kind has a number behind its name."""
     module = importlib.import_module(f"ensemble.reporting.loggers.{name.partition('-')[0]}")
-    found: type[Logger] | type[Mirror] = module.LOGGER
+    found: type[Logger] | type[MirrorFollower] = module.LOGGER
     return found
 
 
@@ -67,7 +67,7 @@ class LoggerProcess:
         self._requests, self._say = requests, say
         self._kind = find_logger(name)
         self._kept = Kept(run_dir, name, self._kind.identify(options))
-        self._follower: Follower | Mirror | None = None
+        self._follower: Follower | MirrorFollower | None = None
         self._failures = 0
 
     def run(self) -> None:
@@ -112,7 +112,7 @@ class LoggerProcess:
             missing = f"{describe(error)}; {self._kind.missing or describe_missing(self._run_dir, self._kept)}"
         self._say({"ended": True, "missing": missing})
 
-    def _try(self, step: Callable[[Follower | Mirror], None]) -> None:
+    def _try(self, step: Callable[[Follower | MirrorFollower], None]) -> None:
         try:
             step(self._get_follower())
         except LostRecordsError:  # once more, from the first event on
@@ -123,17 +123,17 @@ class LoggerProcess:
                 self._close()
             raise
 
-    def _get_follower(self) -> Follower | Mirror:
+    def _get_follower(self) -> Follower | MirrorFollower:
         if self._follower is None:
             logger = make_logger(self._name, self._run_dir, self._options)
-            if isinstance(logger, Mirror):
+            if isinstance(logger, MirrorFollower):
                 self._follower = logger
             else:
                 self._follower = Follower(self._run_dir, logger, self._kept)
         return self._follower
 
     def _close(self) -> None:
-        if isinstance(self._follower, Mirror):  # it stays: it knows what is copied already
+        if isinstance(self._follower, MirrorFollower):  # it stays: it knows what is copied already
             return
         follower, self._follower = self._follower, None
         if follower is not None:

@@ -52,10 +52,10 @@ class Bucket:
             if self._protocol in _S3:
                 given = fsspec.config.conf.get(self._protocol, {}).get("config_kwargs", {})
                 more["config_kwargs"] = {**_PATIENCE, **given}
-            self._fs: Any = fsspec.filesystem(self._protocol, skip_instance_cache=True, **more)
+            found: tuple[Any, str] = fsspec.core.url_to_fs(url, skip_instance_cache=True, **more)
         except (ImportError, ValueError) as error:
             raise MirrorError(f"{url}: {error}") from None
-        self._root = str(self._fs._strip_protocol(url)).rstrip("/")
+        self._fs, self._root = found[0], found[1].rstrip("/")
 
     def list(self, folder: str = "") -> list[str]:
         """The names in a folder; empty where there is none."""

@@ -21,8 +21,8 @@ from ensemble.store.mirror.layout import (
     NO_MIRROR,
     STARTS,
     VERSION,
-    Claim,
-    Head,
+    MirrorClaim,
+    MirrorHead,
     Stored,
     check_url,
     claim_of,
@@ -116,14 +116,14 @@ def _check_owner(bucket: Bucket, numbers: list[int], run_dir: RunDir) -> None:
             )
 
 
-def read_claim(bucket: Bucket, number: int) -> Claim | None:
+def read_claim(bucket: Bucket, number: int) -> MirrorClaim | None:
     """Who writes a start; None where there is none, or its claim is unreadable."""
     with contextlib.suppress(msgspec.MsgspecError):
-        return msgspec.json.decode(bucket.read(claim_of(number)) or b"", type=Claim)
+        return msgspec.json.decode(bucket.read(claim_of(number)) or b"", type=MirrorClaim)
     return None
 
 
-def read_head(bucket: Bucket, numbers: list[int]) -> Head | None:
+def read_head(bucket: Bucket, numbers: list[int]) -> MirrorHead | None:
     """What is at the address: the head of the highest start that has one.
 
     Raises:
@@ -136,7 +136,7 @@ def read_head(bucket: Bucket, numbers: list[int]) -> Head | None:
         try:
             version = msgspec.json.decode(content)["v"]
             if version == VERSION:
-                head = msgspec.json.decode(content, type=Head)
+                head = msgspec.json.decode(content, type=MirrorHead)
                 head.check(bucket.url)
                 if head.start == number:
                     return head
@@ -149,7 +149,7 @@ def read_head(bucket: Bucket, numbers: list[int]) -> Head | None:
     return None
 
 
-def continues(run_dir: RunDir, head: Head) -> bool:
+def continues(run_dir: RunDir, head: MirrorHead) -> bool:
     """Whether the log in a directory begins with the one in a mirror."""
     try:
         return hash_log(run_dir.events, head.log_bytes).hexdigest() == head.log_digest

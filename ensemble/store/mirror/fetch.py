@@ -26,7 +26,7 @@ from ensemble.store.mirror.bucket import Bucket, GoneError, MirrorError
 from ensemble.store.mirror.claim import hash_file, read_head
 from ensemble.store.mirror.layout import (
     STARTS,
-    Head,
+    MirrorHead,
     Stored,
     check_url,
     digest_code,
@@ -94,7 +94,7 @@ def open_run(path: str | os.PathLike[str], trust: str | None, *, model_only: boo
     return RunDir(path)
 
 
-def fetch_log(url: str) -> tuple[RunDir, Head]:
+def fetch_log(url: str) -> tuple[RunDir, MirrorHead]:
     """Fetch the log of a run into a temporary directory, which is removed when this process ends.
 
     Returns:
@@ -120,7 +120,7 @@ def _is_of_model(name: str) -> bool:
 
 def _fetch(
     bucket: Bucket, target: Path, wants: Callable[[str], bool], trust: str | None, *, runs_code: bool = True
-) -> Head:
+) -> MirrorHead:
     for left in reversed(range(TRIES)):
         try:
             head = _patiently(lambda: read_head(bucket, read_numbers(bucket.list(STARTS))))
@@ -138,7 +138,7 @@ def _fetch(
     raise AssertionError
 
 
-def _check_trust(url: str, head: Head, trust: str | None) -> None:
+def _check_trust(url: str, head: MirrorHead, trust: str | None) -> None:
     found = digest_code(head.files)
     if trust == found:
         return
@@ -157,7 +157,7 @@ def _check_trust(url: str, head: Head, trust: str | None) -> None:
     )
 
 
-def _fetch_files(bucket: Bucket, head: Head, target: Path, files: Mapping[str, Stored]) -> None:
+def _fetch_files(bucket: Bucket, head: MirrorHead, target: Path, files: Mapping[str, Stored]) -> None:
     def fetch(name: str, stored: Stored) -> None:
         path = target / name
         if not _holds(path, stored):
@@ -178,7 +178,7 @@ def _fetch_files(bucket: Bucket, head: Head, target: Path, files: Mapping[str, S
             path.unlink()
 
 
-def _fetch_segments(bucket: Bucket, head: Head, target: Path) -> None:
+def _fetch_segments(bucket: Bucket, head: MirrorHead, target: Path) -> None:
     log, part = RunPaths(target).events, target / ".segment"
     with open(log, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as whole:
         for segment in head.log:
@@ -190,7 +190,7 @@ def _fetch_segments(bucket: Bucket, head: Head, target: Path) -> None:
         raise DamagedError(f"{bucket.url} is damaged: its log is not what its head says")
 
 
-def _fetch_object(bucket: Bucket, head: Head, stored: Stored, path: Path) -> None:
+def _fetch_object(bucket: Bucket, head: MirrorHead, stored: Stored, path: Path) -> None:
     name = f"{prefix_of(head.start)}/{stored.digest}"
     _patiently(lambda: bucket.fetch(name, path))
     path.chmod(0o600)

@@ -38,7 +38,7 @@ _OF_RUN = ("notes.json", "prior-trials.json", *_OF_RESULTS.split())
 _OF_MEMBER = re.compile(r"(?:checkpoint|predictions|initial-weights)[\w.-]*\.safetensors|log\.txt", re.ASCII)
 
 
-class Claim(Struct, kw_only=True):
+class MirrorClaim(Struct, kw_only=True):
     """Who writes a start of a mirror.
 
     Attributes:
@@ -62,7 +62,7 @@ class Stored(Struct, frozen=True, array_like=True):
     size: int
 
 
-class Head(Struct, kw_only=True):
+class MirrorHead(Struct, kw_only=True):
     """A state of a run from which it can be resumed.
 
     Attributes:

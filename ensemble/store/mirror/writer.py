@@ -37,8 +37,8 @@ from ensemble.store.mirror.layout import (
     HEAD,
     SEGMENT_BYTES,
     STARTS,
-    Claim,
-    Head,
+    MirrorClaim,
+    MirrorHead,
     Stored,
     claim_of,
     find_merge,
@@ -84,7 +84,7 @@ class MirrorWriter:
         self._older: dict[str, str] = {}  # objects of earlier starts, by digest, and their folders
         self._own: set[str] = set()  # objects of this start
         self._seen: dict[str, tuple[_Stamp, Stored]] = {}
-        self._head: Head | None = None
+        self._head: MirrorHead | None = None
         self._begin_log()
 
     def _begin_log(self) -> None:
@@ -129,14 +129,14 @@ class MirrorWriter:
     # -- beginning ----------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Claim the start, and learn what is there already; once."""
+        """MirrorClaim the start, and learn what is there already; once."""
         if self._fenced is not None:
             raise self._fenced
         if self._is_open:
             return
         bucket, options, run_dir = self._bucket, self._options, self._run_dir
         self._run_id, self._name = run_dir.info["run_id"], run_dir.info["name"]
-        claim = Claim(
+        claim = MirrorClaim(
             run_id=self._run_id,
             name=self._name,
             token=options.token,
@@ -307,7 +307,7 @@ class MirrorWriter:
 
     def _write_head(self, files: dict[str, Stored]) -> None:
         self._check_fence()
-        head = Head(
+        head = MirrorHead(
             run_id=self._run_id,
             name=self._name,
             start=self._options.start,
