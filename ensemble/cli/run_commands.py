@@ -65,6 +65,7 @@ def run(options: argparse.Namespace) -> int:
 def submit(options: argparse.Namespace) -> int:
     """Run a spec file as a job on a cluster, unless a job of that name is running."""
     from ensemble.executors.ray.jobs import JobClient
+    from ensemble.store.mirror import NO_MIRROR, check_url
 
     spec = Path(options.spec).expanduser()
     name = options.name or spec.stem
@@ -74,6 +75,8 @@ def submit(options: argparse.Namespace) -> int:
     page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
     trust = [] if options.trust_folder is None else ["--trust-folder", os.path.abspath(options.trust_folder)]
     mirror = [] if options.mirror is None else ["--mirror", options.mirror]
+    if options.mirror not in (None, NO_MIRROR):
+        check_url(options.mirror)  # before anybody can read it in the list of jobs
     jobs = JobClient(options.address)
     id, fresh = jobs.submit(
         spec,

@@ -48,7 +48,7 @@ from ensemble.store.event_handlers import give_more_epochs
 from ensemble.store.files import format_command
 from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.member_log import shorten
-from ensemble.store.mirror import MirrorOptions, explain_rest
+from ensemble.store.mirror import MirrorOptions, describe_status, explain_rest, load_status
 from ensemble.store.verification import FileCheck
 from ensemble.train.kernel_caches import remove_empty
 from ensemble.user_code.fingerprint import Code, code_of
@@ -415,6 +415,9 @@ class Controller:
         """
         if not self._mirror.names:
             return
+        known = load_status(self.run_dir)
+        if known is not None and (known.files or known.error):
+            log.warning("waiting for at most %.0f s: %s", MIRROR_END_S, describe_status(self.run_dir))
         self._mirror.end(None, 0, MIRROR_END_S)
         if (rest := explain_rest(self.run_dir)) is not None:
             log.warning("%s", rest)

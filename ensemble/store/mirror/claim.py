@@ -31,7 +31,7 @@ from ensemble.store.mirror.layout import (
     prefix_of,
     read_numbers,
 )
-from ensemble.store.mirror.status import MirrorStatus, load_status, save_status
+from ensemble.store.mirror.status import MirrorStatus, is_fetched, load_status, save_status
 from ensemble.store.rundir import RunDir
 
 log = logging.getLogger(__name__)
@@ -97,8 +97,8 @@ def claim_mirror(run_dir: RunDir, url: str | None) -> MirrorOptions | None:
         bucket.remove(probe)
     options = MirrorOptions(url=url, start=(numbers or [0])[-1] + 1, token=token)
     code = digest_code(hash_code(run_dir))
-    is_fetched = known is not None and known.is_fetched
-    save_status(run_dir, MirrorStatus(url=url, code=code, start=options.start, is_fetched=is_fetched))
+    status = MirrorStatus(url=url, code=code, start=options.start, is_fetched=is_fetched(run_dir))
+    save_status(run_dir, status)
     log.warning("mirror: %s (start %d); to load its code from there: --trust %s", url, options.start, code)
     return options
 

@@ -35,7 +35,7 @@ from ensemble.store.mirror.layout import (
     prefix_of,
     read_numbers,
 )
-from ensemble.store.mirror.status import MirrorStatus, load_status, save_status
+from ensemble.store.mirror.status import MirrorStatus, save_status
 from ensemble.store.run_paths import RunPaths
 from ensemble.store.rundir import RunDir
 
@@ -106,12 +106,6 @@ def fetch_log(url: str) -> tuple[RunDir, MirrorHead]:
     target = Path(tempfile.mkdtemp(prefix="ensemble-mirror-"))
     _remove_at_exit(target)
     return RunDir(target), _fetch(Bucket(check_url(url)), target, lambda name: False, None, runs_code=False)
-
-
-def is_fetched(run_dir: RunPaths) -> bool:
-    """Whether a directory was fetched from a mirror: what its checkpoints hold beside data must not run."""
-    status = load_status(run_dir)
-    return status.is_fetched if status is not None else run_dir.mirror.exists()
 
 
 def _is_of_model(name: str) -> bool:

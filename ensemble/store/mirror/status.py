@@ -49,6 +49,12 @@ def load_status(run_dir: RunPaths) -> MirrorStatus | None:
     return found if found.v == VERSION else None
 
 
+def is_fetched(run_dir: RunPaths) -> bool:
+    """Whether a directory was fetched from a mirror: what its checkpoints hold beside data must not run."""
+    status = load_status(run_dir)
+    return status.is_fetched if status is not None else run_dir.mirror.exists()
+
+
 def save_status(run_dir: RunPaths, status: MirrorStatus) -> None:
     """Replace what a run's directory says of its mirror.
 
