@@ -42,6 +42,7 @@ from ensemble.store import (
 )
 from ensemble.store.frozen_arrays import check_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
+from ensemble.store.mirror import claim_mirror, fetch_run, is_url
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
@@ -165,6 +166,7 @@ def submit(
     code: Code | None = None,
     checked: Sequence[FileCheck] | None = None,
     notify: Notify | str | Sequence[Notify | str] | None = None,
+    mirror: str | None = None,
 ) -> Run:
     """Start a run, or continue the run that this ensemble already has in that directory.
 
@@ -189,6 +191,8 @@ def submit(
         checked: how the files of members that have ended were found, where they were read already.
         notify: who is told when the run fails, stalls or ends, a member diverges, or a budget is used: addresses
             of webhooks, or `Notify` objects. It is not kept: a resume is given its own.
+        mirror: an address (`s3://`, `gs://`, `file://`) to which all that a resume needs is copied while the run
+            goes on (`ensemble.store.mirror`); "none": nowhere any more. A run that has one keeps it.
 
     Returns:
         A handle, when nodes have been found and the declaration can run on them.
@@ -212,8 +216,11 @@ def submit(
     training_data(ensemble)  # computes the digests of arrays once, and not in each member's process
     if known.info_file.exists() and known.info["name"] == ensemble.name and known.events.exists():
         if is_locked(known.events):
-            if receivers:
-                log.warning("%s is in progress: who is told of it was said when it was started", known.path)
+            if receivers or mirror:
+                text = (
+                    "%s is in progress: who is told of it, and where it is mirrored, was said when it was started"
+                )
+                log.warning(text, known.path)
             return _follow(known, ensemble, code, on_event)
         state = fold(read_events(known.events))
         check_same(state, ensemble, known.path)  # before the declaration of the run is replaced
@@ -232,7 +239,7 @@ def submit(
         # What the program changes from here on, or the user in the spec file, is no matter of this run.
         frozen = declaration.load(made.data, is_in_process=runner.in_process)
         del declaration, ensemble  # they hold memory for as long as the run takes
-        return _start(made, frozen, code, runner, on_event, checked=checked, notify=receivers)
+        return _start(made, frozen, code, runner, on_event, checked=checked, notify=receivers, mirror=mirror)
     except BaseException:
         release_arrays(made.data)
         raise
@@ -262,6 +269,9 @@ def resume(
     share_weight: float | None = None,
     checked: Sequence[FileCheck] | None = None,
     notify: Notify | str | Sequence[Notify | str] | None = None,
+    mirror: str | None = None,
+    into: str | os.PathLike[str] | None = None,
+    trust: str | None = None,
 ) -> Run:
     """Continue a run that was stopped or killed, with the declaration and the code that are kept in its directory.
 
@@ -273,7 +283,8 @@ def resume(
     that number. Schedules go by the number of steps that was declared (`ensemble.controller.more_epochs`).
 
     Args:
-        run_dir: of the run.
+        run_dir: of the run, or the address of its mirror: the run is fetched and goes on in a new directory, and
+            is mirrored there again.
         executor: the one of before unless given.
         on_event: as in `submit`.
         accept_code: continue although members were trained with other code, of modules that are not kept in the
@@ -282,7 +293,9 @@ def resume(
         budget: of a search, in all, as `Search.budget`. Later resumes keep it.
         limits, priority, share_weight: as `Ensemble` has them, of this start; unless given, as declared.
         checked: as in `submit`.
-        notify: as in `submit`.
+        notify, mirror: as in `submit`.
+        into: with an address, the new directory; `runs/<name>` unless given.
+        trust: with an address, the digest of the code there, which the run said when it was started.
 
     Raises:
         SpecError: `epochs` is no integer of at least 1, or `budget` is none, or not of a search.
@@ -291,7 +304,12 @@ def resume(
             have changed; or `accept_code` is given, but the changed code is not the one that is kept in the run.
     """
     check_number("epochs", epochs, low=1, integer=True, optional=True)
-    known, receivers = RunDir(run_dir), resolve_notify(notify)
+    receivers = resolve_notify(notify)
+    if is_url(os.fspath(run_dir)):
+        mirror, run_dir = mirror or os.fspath(run_dir), fetch_mirror(os.fspath(run_dir), into, trust)
+    elif into is not None or trust is not None:
+        raise SpecError("into= and trust= are of the address of a mirror, not of a run directory")
+    known = RunDir(run_dir)
     if epochs is not None and is_locked(known.events):
         raise StoreError(f"{known.path} is in progress: its members can have more epochs when it has ended")
     state = read_begun(known)
@@ -316,7 +334,17 @@ def resume(
     check_data(state, ensemble, known.path)
     check_code(state, code, known, accept=accept_code)
     check_edits(code, known, accept=accept_code)
-    return _start(known, ensemble, code, runner, on_event, more_epochs, checked, receivers)
+    return _start(known, ensemble, code, runner, on_event, more_epochs, checked, receivers, mirror)
+
+
+def fetch_mirror(url: str, into: str | os.PathLike[str] | None, trust: str | None) -> RunDir:
+    """Fetch a run from its mirror, to resume it in a directory; the arguments are those of `resume`.
+
+    Raises:
+        StoreError: as `ensemble.store.mirror.fetch_run`.
+    """
+    target = Path("runs") / url.rstrip("/").rpartition("/")[2] if into is None else Path(into).expanduser()
+    return fetch_run(url, target, trust)
 
 
 def read_begun(run_dir: RunDir) -> RunState:
@@ -346,12 +374,18 @@ def _start(
     more_epochs: MoreEpochs | None = None,
     checked: Sequence[FileCheck] | None = None,
     notify: Sequence[Notify] = (),
+    mirror: str | None = None,
 ) -> Run:
     for row in ensemble.list_overlaps():
         log.warning("%s", describe_overlap(row))
     exit_on_signals()
     with defer_signals() as received:
-        events, state = EventLog(run_dir.events), fold(read_events(run_dir.events))
+        events = EventLog(run_dir.events)
+        try:
+            state, mirrored = fold(read_events(run_dir.events)), claim_mirror(run_dir, mirror)
+        except BaseException:
+            events.close()
+            raise
         controller = Controller(
             run_dir,
             ensemble,
@@ -363,6 +397,7 @@ def _start(
             more_epochs=more_epochs,
             checked=checked,
             notify=notify,
+            mirror=mirrored,
         )
         try:
             controller.open()

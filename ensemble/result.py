@@ -16,6 +16,7 @@ from ensemble.reporting.notebook import result_html
 from ensemble.reporting.ranking import front_members
 from ensemble.spec.frames import Row, Rows
 from ensemble.store import RunDir, RunStatus, StoreError
+from ensemble.store.mirror import explain_rest
 
 if TYPE_CHECKING:
     import pandas
@@ -40,6 +41,7 @@ class Result:
         ledger: CPU time and energy by member and role; None where it could not be computed.
         stopped: why the run was stopped, None when it ran to its end.
         run_dir: the run directory.
+        mirror_rest: what the mirror of the run lacks, in words; None where it lacks nothing, or there is none.
     """
 
     members: Rows
@@ -49,6 +51,7 @@ class Result:
     stopped: str | None
     run_dir: Path
     front: list[str] = dataclasses.field(default_factory=list)
+    mirror_rest: str | None = None
 
     def summary(self, *, members: int = 20, width: int = 120) -> str:
         """What `ensemble run` prints at its end: members, the combined model beside the best one, and costs.
@@ -110,4 +113,5 @@ def make_result(run_dir: RunDir) -> Result:
         stopped=run.reason,
         run_dir=run_dir.path,
         front=[member.id for member in front_members(state)],
+        mirror_rest=explain_rest(run_dir),
     )

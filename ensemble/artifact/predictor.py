@@ -78,6 +78,7 @@ def predict(
     prepared: bool = False,
     batch_size: int = 256,
     device: str | None = None,
+    trust: str | None = None,
 ) -> int:
     """Predict for all records of a data set, and write the predictions to a Parquet file, whole or not at all.
 
@@ -88,7 +89,7 @@ def predict(
     are warned of.
 
     Args:
-        model: an artifact, or the directory of a run.
+        model: an artifact, or the directory of a run, or the address of its mirror.
         data: a file or folder of records like those that the run read (`ensemble.artifact.data.FORMATS`); they are
             prepared by the stages of the run's validation pipeline.
         out: the file: a new one, or one of predictions or without content, which is replaced.
@@ -97,6 +98,7 @@ def predict(
         prepared: with an artifact: the data are what its program takes, no stage is to be run.
         batch_size: samples that are computed at once.
         device: of torch; None takes a GPU where there is one.
+        trust: the digest of the code at the address of a mirror, see `load`.
 
     Returns:
         The number of rows.
@@ -108,11 +110,14 @@ def predict(
         WriteError: the file cannot be written.
     """
     from ensemble.store.files import write_atomically
+    from ensemble.store.mirror import is_url, open_run
 
     if (data is None) == (split is None):
         raise ArtifactError("give data to predict for, or --split with a run, and not both")
     target = Path(out).expanduser().absolute()
     _check_out(target, data)
+    if trust is not None or is_url(str(model)):
+        model = open_run(model, trust, model_only=split is None).path
     predictor = open_predictor(model, data, split, uncertainty=uncertainty, prepared=prepared, device=device)
     rows: list[int] = []
     write_atomically(target, lambda file: rows.append(_write(file, predictor, batch_size)))

@@ -180,6 +180,29 @@ def read_limits(options: argparse.Namespace) -> dict[str, Any]:
     return {"limits": given, "priority": options.priority, "share_weight": options.share_weight}
 
 
+def add_mirror_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says where a run is mirrored.
+
+    Args:
+        parser: of a command that drives a run.
+    """
+    text = (
+        "copy all that a resume needs there while the run goes on: s3://BUCKET/PATH, gs://..., file:///...; "
+        "'none' ends that (default: the address of before)"
+    )
+    parser.add_argument("--mirror", metavar="URL", help=text)
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says which code of a mirror may run.
+
+    Args:
+        parser: of a command that loads a run from an address.
+    """
+    text = "with the address of a mirror: the digest of its code, which the run said when it was started"
+    parser.add_argument("--trust", metavar="CODE_DIGEST", help=text)
+
+
 def add_notify_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say who gets alerts.
 

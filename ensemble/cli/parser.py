@@ -27,8 +27,10 @@ from ensemble.cli import (
 from ensemble.cli.arguments import (
     add_json_option,
     add_limit_options,
+    add_mirror_option,
     add_notify_options,
     add_run_options,
+    add_trust_option,
     age,
     budget,
     count,
@@ -37,7 +39,7 @@ from ensemble.cli.arguments import (
 )
 from ensemble.cli.bench import add_studies
 from ensemble.cli.cache_commands import add_cache_commands
-from ensemble.cli.run_commands import EXIT_FAILED
+from ensemble.cli.run_commands import EXIT_FAILED, EXIT_RESUMABLE
 from ensemble.interrupts import Terminated, exit_at_once, exit_on_signals, exit_process
 
 EXIT_STATUSES = """\
@@ -47,10 +49,11 @@ exit status:
   2  a usage error, or a declaration that cannot run: one line says which; nothing was started
   3  some members failed, or those that finished could not be combined (an error of the function combine=, or in
      the predictions): they are trained, and there is no combined model; 0 with --allow-failed
-  75 the cluster does not answer any more; `ensemble resume RUN_DIR` continues the run
+  75 the cluster does not answer any more, and `ensemble resume RUN_DIR` continues the run; or the run has ended
+     and its mirror is not complete, which the same completes
   128 + n  ended by signal n, such as 130 by Ctrl-C
 """
-EXIT_USAGE, EXIT_RESUMABLE, EXIT_INTERRUPTED = 2, 75, 130  # 75: EX_TEMPFAIL of sysexits.h
+EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 
 
 def main(
@@ -218,6 +221,7 @@ def _make_parser() -> argparse.ArgumentParser:
         add_run_options(added)
         add_limit_options(added)
         add_notify_options(added)
+        add_mirror_option(added)
         group_read = "let the group of the run directory read it (default: only its owner)"
         added.add_argument("--group-read", action="store_true", help=group_read)
         dashboard.add_page_options(added)
@@ -245,6 +249,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add_run_options(submit)
     add_limit_options(submit)
+    add_mirror_option(submit)
     dashboard.add_page_options(submit)
     submit.add_argument(
         "--follow", action="store_true", help="print the job's output until it ends, and exit with its status"
@@ -275,7 +280,10 @@ def _make_parser() -> argparse.ArgumentParser:
     ):
         added = command(name, do, text)
         added.set_defaults(command=name)
-        added.add_argument("run_dir", metavar="RUN_DIR")
+        takes_url = name in ("status", "resume")
+        added.add_argument(
+            "run_dir", metavar="RUN_DIR", help="or the address of its mirror" if takes_url else None
+        )
         if name in ("logs", "cancel", "pause", "resume"):
             added.add_argument("member", nargs="?", help="name of a member, such as member-0 (default: all)")
         if name == "status":
@@ -304,6 +312,10 @@ def _make_parser() -> argparse.ArgumentParser:
             add_run_options(added, fresh=False)
             add_limit_options(added)
             add_notify_options(added)
+            add_mirror_option(added)
+            text = "with the address of a mirror: the new directory of the run (default: runs/NAME)"
+            added.add_argument("--into", metavar="DIR", help=text)
+            add_trust_option(added)
 
     text = "Compare the files of a run with the digests in its log, and list what is whole, damaged or missing."
     verified = command("verify", verify.verify_run, text)

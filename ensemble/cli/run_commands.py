@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ensemble.spec import Ensemble, Notify
     from ensemble.store import RunDir, RunState
 
-EXIT_FAILED, EXIT_SOME_FAILED = 1, 3
+EXIT_FAILED, EXIT_SOME_FAILED, EXIT_RESUMABLE = 1, 3, 75  # 75: EX_TEMPFAIL of sysexits.h
 
 
 def demo(options: argparse.Namespace) -> int:
@@ -68,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
 def submit(options: argparse.Namespace) -> int:
     """Run a spec file as a job on a cluster, unless a job of that name is running."""
     from ensemble.executors.ray.jobs import JobClient
+    from ensemble.store.mirror import NO_MIRROR, check_url
 
     spec = Path(options.spec).expanduser()
     name = options.name or spec.stem
@@ -78,6 +79,9 @@ def submit(options: argparse.Namespace) -> int:
     numbers = ("max_gpus", "max_cpus", "priority", "share_weight")
     ranks = [f"--{name.replace('_', '-')}={given[name]}" for name in numbers if given[name] is not None]
     trust = [] if options.trust_folder is None else ["--trust-folder", os.path.abspath(options.trust_folder)]
+    mirror = [] if options.mirror is None else ["--mirror", options.mirror]
+    if options.mirror not in (None, NO_MIRROR):
+        check_url(options.mirror)  # before anybody can read it in the list of jobs
     jobs = JobClient(options.address)
     id, fresh = jobs.submit(
         spec,
@@ -85,7 +89,13 @@ def submit(options: argparse.Namespace) -> int:
         run_dir=run_dir,
         settings=options.set,
         working_dir=Path(options.working_dir).expanduser() if options.working_dir else None,
-        flags=[*(flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]), *page, *ranks, *trust],
+        flags=[
+            *(flag for flag in flags if given[flag.lstrip("-").replace("-", "_")]),
+            *page,
+            *ranks,
+            *trust,
+            *mirror,
+        ],
     )
     if not fresh:
         print(f"ensemble: the job {id} is running already", file=sys.stderr)
@@ -155,6 +165,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         "group_read": options.group_read,
         "code": code,
         "checked": checked,
+        "mirror": options.mirror,
     }
     with _serve_page(run_dir, options):
         return _run_to_end(
@@ -181,13 +192,20 @@ def _serve_page(run_dir: RunDir, options: argparse.Namespace) -> contextlib.Abst
 
 def resume(options: argparse.Namespace) -> int:
     """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
-    from ensemble.api import read_begun
+    from ensemble.api import fetch_mirror, read_begun
     from ensemble.api import resume as resume_run
     from ensemble.controller.repair import check_ended, restore_files
     from ensemble.controller.unfinished import explain_rest
     from ensemble.store import RunDir, is_locked, read_events
+    from ensemble.store.mirror import is_url
 
     _apply_trust(options)
+    if is_url(options.run_dir):
+        options.mirror, url = options.mirror or options.run_dir, options.run_dir
+        options.run_dir = str(fetch_mirror(url, options.into, options.trust).path)
+        print(f"{url} was fetched into {options.run_dir}", file=sys.stderr)
+    elif options.into is not None or options.trust is not None:
+        raise SpecError("--into and --trust are of the address of a mirror, not of a run directory")
     run_dir = RunDir(options.run_dir)
     if is_locked(run_dir.events) and options.member is None and _is_ending(read_events(run_dir.events)):
         print(f"{run_dir.path} is being stopped; it is continued when it has ended", file=sys.stderr)
@@ -199,6 +217,8 @@ def resume(options: argparse.Namespace) -> int:
             f"{run_dir.path} is in progress: limits, priority and share weight are given when a run is started; "
             f"{format_command('stop', options.run_dir)} stops it first"
         )
+    if is_locked(run_dir.events) and options.mirror is not None:
+        raise SpecError(f"{run_dir.path} is in progress: --mirror is given when it is started or resumed")
     if is_locked(run_dir.events) and options.epochs is None and options.budget is None:
         return send_request(options)
     if options.member is not None:
@@ -214,8 +234,7 @@ def resume(options: argparse.Namespace) -> int:
         print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
     how: dict[str, Any] = {"accept_code": options.accept_code, "epochs": options.epochs, "checked": checked}
     how["notify"] = _list_receivers(options)
-    how["budget"] = options.budget
-    how |= limited
+    how |= {"budget": options.budget, "mirror": options.mirror, **limited}
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
 
 
@@ -285,7 +304,9 @@ def _is_finished(state: RunState, code: str | None) -> bool:
 def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace) -> int:
     """Show the result of a run that has finished already, and write what is missing of it."""
     from ensemble.controller.unfinished import complete_results
-    from ensemble.store import StoreError, WriteError
+    from ensemble.store import EventLog, StoreError, WriteError
+    from ensemble.store.mirror import MirrorError, complete_mirror
+    from ensemble.store.mirror import explain_rest as explain_mirror_rest
 
     more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members on, to N epochs in all"
     again = "`ensemble run --fresh` trains again in a new directory"
@@ -298,6 +319,12 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
         return EXIT_FAILED
     except StoreError as error:
         print(f"ensemble: {error}", file=sys.stderr)
+    if options.mirror is not None or explain_mirror_rest(run_dir) is not None:
+        try:
+            with EventLog(run_dir.events):
+                complete_mirror(run_dir, options.mirror)
+        except MirrorError as error:
+            print(f"ensemble: {error}", file=sys.stderr)
     return _show_result(run_dir, options, check=False)
 
 
@@ -326,12 +353,13 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     Returns:
         The exit status: 1 if no member finished, or results could not be written; 3 if some failed, or the members
         that finished could not be
-        combined for an error, and that was not allowed; else 0.
+        combined for an error, and that was not allowed; else 75 if its mirror is not complete, and 0.
     """
     from ensemble.controller.unfinished import check_complete
     from ensemble.reporting import RunProjection, status_json, status_rows, summary
     from ensemble.reporting.sections.quality import describe_failed_combination
     from ensemble.store import WriteError, read_events
+    from ensemble.store.mirror import explain_rest
 
     run = RunProjection.from_events(read_events(run_dir.events))
     state = run.state
@@ -350,4 +378,6 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     uncombined = describe_failed_combination(state)
     if uncombined is not None:
         print(f"ensemble: {uncombined}", file=sys.stderr)
-    return EXIT_SOME_FAILED if ("failed" in states or uncombined) and not options.allow_failed else 0
+    if ("failed" in states or uncombined) and not options.allow_failed:
+        return EXIT_SOME_FAILED
+    return EXIT_RESUMABLE if explain_rest(run_dir) is not None else 0

@@ -23,7 +23,10 @@ def status(options: argparse.Namespace) -> int:
     """Show the state of the run and a row for each member."""
     from ensemble import reporting
     from ensemble.store import RunDir, RunStatus
+    from ensemble.store.mirror import describe_status, is_url
 
+    if is_url(options.run_dir):
+        return _show_mirrored(options)
     run_dir = RunDir(options.run_dir)
     if options.watch:
         if options.json:
@@ -35,7 +38,8 @@ def status(options: argparse.Namespace) -> int:
     rows = reporting.status_rows(run)
     if options.json != "-":
         print_lines(options, reporting.status_head(run), *reporting.status_lines(run, rows, find_width()))
-        print_lines(options, *reporting.status_notes(run, find_width()))
+        mirror = describe_status(run_dir)
+        print_lines(options, *reporting.status_notes(run, find_width()), *([] if mirror is None else [mirror]))
     write_json(options, reporting.status_json(run, rows))
     if gone is not None:
         print(gone, file=sys.stderr)
@@ -53,6 +57,25 @@ def nodes(options: argparse.Namespace) -> int:
         print_lines(options, *(lay_out(list_columns(rows), find_width()) if rows else ["no node has joined yet"]))
         print_lines(options, *list_notes(rows))
     write_json(options, rows)
+
+
+def _show_mirrored(options: argparse.Namespace) -> int:
+    """Show a run by the log in its mirror; no code of it runs."""
+    from ensemble import reporting
+    from ensemble.store import read_events
+    from ensemble.store.mirror import fetch_log
+
+    if options.watch:
+        raise SpecError("--watch is for a run directory: the mirror of a run is behind it")
+    run_dir, head = fetch_log(options.run_dir)
+    run = reporting.RunProjection.from_events(read_events(run_dir.events))
+    rows = reporting.status_rows(run)
+    if options.json != "-":
+        print_lines(options, reporting.status_head(run), *reporting.status_lines(run, rows, find_width()))
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(head.t))
+        as_of = f"as mirrored at {when} (start {head.start}); whether the run goes on is not known here"
+        print_lines(options, *reporting.status_notes(run, find_width()), as_of)
+    write_json(options, reporting.status_json(run, rows))
     return 0
 
 

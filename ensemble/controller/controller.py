@@ -48,6 +48,7 @@ from ensemble.store.event_handlers import give_more_epochs
 from ensemble.store.files import format_command
 from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.member_log import shorten
+from ensemble.store.mirror import MirrorOptions, describe_status, explain_rest, load_status
 from ensemble.store.packs import finish_removal
 from ensemble.store.verification import FileCheck
 from ensemble.train.kernel_caches import remove_empty
@@ -61,6 +62,7 @@ BUDGET_EVERY_S = 1.0
 MIRROR_S = 0.1  # of each tick, at most, for showing a search to people
 SNAPSHOT_EVERY_S = 5.0  # how often it is looked whether the log has grown by a snapshot's worth
 METRICS_EVERY_S = 5.0  # for a cluster that collects metrics itself, and drops them 20 s after the last report
+MIRROR_END_S = 600.0  # for what the mirror lacks when the run has ended
 MEASUREMENTS = ("usage", "power", "feeder", "node_health")  # what an executor that was closed may still report
 
 
@@ -74,6 +76,7 @@ class Controller:
         stop_timeout_s: how long members may take to write a checkpoint when the run is stopped, in seconds.
         code: the ensemble's code; None: it is read now.
         more_epochs: more epochs for members that have ended.
+        mirror: where the run is mirrored.
         checked: how the files of members that have ended were found (`check_ended`); None: `open` reads them.
 
     Attributes:
@@ -98,6 +101,7 @@ class Controller:
         more_epochs: MoreEpochs | None = None,
         checked: Sequence[FileCheck] | None = None,
         notify: Sequence[Notify] = (),
+        mirror: MirrorOptions | None = None,
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock, self.view = threading.RLock(), None
@@ -107,6 +111,7 @@ class Controller:
         self._events, self._on_event, self._stop_timeout_s = events, on_event, stop_timeout_s
         self._status = RunStatus(run_dir)
         self._loggers = LoggerProcesses(run_dir, resolve_loggers(ensemble.loggers), notify)
+        self._mirror = LoggerProcesses(run_dir, [] if mirror is None else [mirror])
         self._ended = False
         self._cluster_lost: str | None = None
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
@@ -136,7 +141,7 @@ class Controller:
             repairs = self._plan_repairs()
             opened = self.executor.open(self.run_dir, self.ensemble, self.handle)
             nodes = [node.limit(self.ensemble.limits) for node in opened]
-            self._usage = DriverUsage(self.run_dir.usage, self._clock, self._loggers, nodes)
+            self._usage = DriverUsage(self.run_dir.usage, self._clock, [self._loggers, self._mirror], nodes)
             raise_if_deferred()
             stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)
             stream.check()
@@ -193,6 +198,7 @@ class Controller:
             why = "it was made before this start of the run"
             self._process([{"type": "request", "request": request, "refused": why} for request in early])
             self._loggers.start()
+            self._mirror.start()
         except BaseException:
             self._close()
             raise
@@ -244,6 +250,7 @@ class Controller:
             except OSError as error:
                 log.warning("the log of %s stays as large as it is: %s", member, error)
         self._loggers.close()
+        self._mirror.close()
         if (usage := getattr(self, "_usage", None)) is not None:
             usage.close()
         release_arrays(self.run_dir.data)
@@ -271,7 +278,7 @@ class Controller:
                 actions = []
             if now >= self._usage_at or self.session.attempts.costs.is_due(self._limit_clock.read()):
                 self._usage_at = now + USAGE_EVERY_S
-                actions += self._decide([*self._loggers.read(), *self._usage.sample()])
+                actions += self._decide([*self._read_loggers(), *self._usage.sample()])
             actions += self._decide(self._performer.reducer.read())
             self._reconcile(actions)
             if now >= self._snapshot_at:
@@ -386,7 +393,7 @@ class Controller:
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
         self._perform(self.session.log_held(*self._read_clock()))
         left, files = self._read_unreported()  # by agents that were lost
-        self._process([*left, *self._loggers.read(), *self._usage.sample()])
+        self._process([*left, *self._read_loggers(), *self._usage.sample()])
         remove(files)
         self._perform(self.session.log_held(*self._read_clock()))
         self._save_snapshot()
@@ -396,10 +403,32 @@ class Controller:
         report_cpu_s = time.process_time() - used_s
         for line in self._loggers.end(last, len(self.state.members)):
             self._finalizer.note_missing(line)
-        rest = {"loggers_cpu_s": self._usage.count_loggers_rest()} if self._loggers.names else {}
+        rest = (
+            {"loggers_cpu_s": self._usage.count_loggers_rest()}
+            if self._loggers.names or self._mirror.names
+            else {}
+        )
         self._handle_requests()  # those of the minutes that combination, report and loggers may take
         self._process([{**ending, "report_cpu_s": report_cpu_s, **rest}])
         self._finalizer.write_ledger()
+        self._end_mirror()
+
+    def _read_loggers(self) -> list[Report]:
+        return [*self._loggers.read(), *self._mirror.read()]
+
+    def _end_mirror(self) -> None:
+        """Let the mirror copy what is left of the run, with its last event and its results; for a limited time.
+
+        What it lacks then stays said in the run directory, as the log has its last event already.
+        """
+        if not self._mirror.names:
+            return
+        known = load_status(self.run_dir)
+        if known is not None and (known.files or known.error):
+            log.warning("waiting for at most %.0f s: %s", MIRROR_END_S, describe_status(self.run_dir))
+        self._mirror.end(None, 0, MIRROR_END_S)
+        if (rest := explain_rest(self.run_dir)) is not None:
+            log.warning("%s", rest)
 
     def _describe_end(self) -> Report:
         """The last event."""
@@ -420,6 +449,7 @@ class Controller:
             last = [event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS]
             self._process([*last, *self._usage.sample(), {"type": "run_stopped", "reason": reason}])
             self._loggers.end(None, len(self.state.members))
+            self._end_mirror()
         except Exception as second:  # such as a full disk, which may also be the cause of `error`
             log.warning("the end could not be logged: %s", second)
 

@@ -1,4 +1,4 @@
-"""The CPU time of the process that drives a run, and of those of its loggers."""
+"""The CPU time of the process that drives a run, and of those of its loggers and its mirror."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from ensemble.schedule import Node
 
 
 class DriverUsage:
-    """What this process and those of the loggers use.
+    """What this process and those of the loggers use; `loggers` are groups of these.
 
     Args:
         folder: where a tally is kept, for the case that this process is killed.
         nodes: of the run; the driver is on the first one of this host, or counts to the first one of all.
     """
 
-    def __init__(self, folder: Path, clock: CpuClock, loggers: LoggerProcesses, nodes: Sequence[Node]) -> None:
+    def __init__(
+        self, folder: Path, clock: CpuClock, loggers: Sequence[LoggerProcesses], nodes: Sequence[Node]
+    ) -> None:
         here = [node.name for node in nodes if node.host == socket.gethostname()]
         self._node = (here or [node.name for node in nodes] or ["driver"])[0]
         self._clock, self._loggers = clock, loggers
@@ -37,13 +39,16 @@ class DriverUsage:
 
     def sample(self) -> list[Report]:
         """`usage` events with what has been used so far."""
-        own, loggers = self._clock.report(self._node, "orchestrate"), self._loggers.make_usage(self._node)
+        own, loggers = self._clock.report(self._node, "orchestrate"), self._list_loggers()
         self._loggers_cpu_s = sum(each["cpu_s"] for each in loggers)
         return [own, *loggers]
 
+    def _list_loggers(self) -> list[Report]:
+        return [each for loggers in self._loggers for each in loggers.make_usage(self._node)]
+
     def count_loggers_rest(self) -> float:
         """The CPU-seconds that the loggers have used since the last sample."""
-        used_s: float = sum(each["cpu_s"] for each in self._loggers.make_usage(self._node))
+        used_s: float = sum(each["cpu_s"] for each in self._list_loggers())
         return used_s - self._loggers_cpu_s
 
     def close(self) -> None:

@@ -43,6 +43,7 @@ _KINDS = (
     ("results.json", "metrics of the members and of the combined model", "all members"),
     ("summary.json", "metrics of the members and of the combined model", "all members"),
     ("notes.json", "a name, tags and a note that people gave the run", "the run"),
+    ("mirror.json", "the address of the mirror, and what is missing there", "the run"),
     ("tensorboard/*", "what a logger has written", "all members"),
     ("mlflow/*", "what a logger has written", "all members"),
     ("wandb/*", "what a logger has written", "all members"),
@@ -111,6 +112,7 @@ _TOP = [
     "digests.json",
     "cluster.json",
     "notes.json",
+    "mirror.json",
 ]
 _DEEPER = (
     "members/*/log.txt",

@@ -21,6 +21,7 @@
     digests.json                    digests of these, as they were written last
     cluster.json                    the other runs of its Ray cluster, for the page, while the run goes on
     notes.json                      what people write about the run (`ensemble.store.run_notes`): not derived
+    mirror.json                     where the run is mirrored, and what is missing there (`ensemble.store.mirror`)
     loggers/                        what each logger has written (`ensemble.reporting.loggers`), and its messages
     tensorboard/, mlflow/, wandb/   what loggers write, unless they were given another place
 
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING
 
 from ensemble.events import NOT_COMBINED
 from ensemble.store.errors import DamagedError, StoreError
+from pipelines.sources._remote import is_url
 
 if TYPE_CHECKING:
     from ensemble.store.member import MemberState
@@ -42,9 +44,18 @@ if TYPE_CHECKING:
 
 
 class RunPaths:
-    """The paths of one run; the constructor does not access the disk."""
+    """The paths of one run; the constructor does not access the disk.
+
+    Raises:
+        StoreError: an address is given.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if is_url(os.fspath(path)):
+            raise StoreError(
+                f"{os.fspath(path)} is an address: status, resume and predict (ensemble.load in Python) take that "
+                "of a mirror, all else a run directory"
+            )
         self.path = Path(path).expanduser().absolute()
         self.events = self.path / "events.jsonl"
         self.snapshot = self.path / "snapshot.msgpack"
@@ -65,6 +76,7 @@ class RunPaths:
         self.report = self.path / "report.html"
         self.journal = self.path / "optuna.journal"
         self.prior = self.path / "prior-trials.json"
+        self.mirror = self.path / "mirror.json"
         self.result_digests = self.path / "digests.json"
         self.cluster = self.path / "cluster.json"
 

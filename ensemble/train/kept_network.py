@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.store import RunDir, StoreError, pickle_by_value
+from ensemble.store.mirror import is_fetched
 from ensemble.train.pickled import join_tensors, split_tensors
 from ensemble.user_code.fingerprint import PYTHON, Code
 
@@ -93,6 +94,10 @@ def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str 
     Raises:
         NotKept: the checkpoint has none, or not of this code or Python, or it cannot be built.
     """
+    if is_fetched(run):
+        raise NotKept(
+            f"{run.path} was fetched from a mirror, and the digest that is trusted is not of checkpoints"
+        )
     kept = state.get("network")
     if kept is None:
         raise NotKept(f"{file} has no network beside the weights")

@@ -36,6 +36,9 @@ class Logger(ABC):
 
     #: Whether it waits for others rather than works: it may do so at any time.
     may_wait: ClassVar[bool] = False
+    #: Between two looks at the log, and the longest time until another attempt after failures, in seconds.
+    follow_s: ClassVar[float] = 1.0
+    longest_retry_s: ClassVar[float] = 300.0
     #: What is said where it could not write its end; None: how many epochs are missing.
     missing: ClassVar[str | None] = None
 

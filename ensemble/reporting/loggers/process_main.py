@@ -27,27 +27,27 @@ from typing import Any
 from ensemble.events import Event, read_event
 from ensemble.reporting.loggers.base import Kept, Logger, LostRecordsError
 from ensemble.reporting.loggers.follower import Follower, describe_missing
+from ensemble.reporting.loggers.mirror import MirrorFollower
 from ensemble.store import RunDir
 from ensemble.store.files import group_read_mode, make_directory
 
-FOLLOW_S = 1.0  # between two looks at the log
 WORK_SHARE = 0.1  # of the time that a logger works at most, until the run ends
 LAST_S = 20.0  # for a last word when the controller is gone
 LOST = {"lost": True}
-RETRY_S, LONGEST_RETRY_S = 5.0, 300.0  # after a failure; doubled with each one that follows
+RETRY_S = 5.0  # after a failure; doubled with each one that follows
 
 Say = Callable[[dict[str, Any]], None]
 
 
-def make_logger(name: str, run_dir: RunDir, options: Mapping[str, Any]) -> Logger:
+def make_logger(name: str, run_dir: RunDir, options: Mapping[str, Any]) -> Logger | MirrorFollower:
     """The logger of a name; imports no library."""
     return find_logger(name)(run_dir, options)
 
 
-def find_logger(name: str) -> type[Logger]:
+def find_logger(name: str) -> type[Logger] | type[MirrorFollower]:
     """The class of a logger; one of several of a kind has a number behind its name."""
     module = importlib.import_module(f"ensemble.reporting.loggers.{name.partition('-')[0]}")
-    found: type[Logger] = module.LOGGER
+    found: type[Logger] | type[MirrorFollower] = module.LOGGER
     return found
 
 
@@ -67,7 +67,7 @@ class LoggerProcess:
         self._requests, self._say = requests, say
         self._kind = find_logger(name)
         self._kept = Kept(run_dir, name, self._kind.identify(options))
-        self._follower: Follower | None = None
+        self._follower: Follower | MirrorFollower | None = None
         self._failures = 0
 
     def run(self) -> None:
@@ -76,7 +76,7 @@ class LoggerProcess:
         while (request := self._wait(pause_s)) is None:
             pause_s = self._catch_up()
         if request == LOST:
-            self._try(Follower.lose)
+            self._try(lambda follower: follower.lose())
             return
         self._end(read_event(request["last"]))
 
@@ -96,13 +96,12 @@ class LoggerProcess:
             self._failures += 1
             if self._failures == 1:
                 self._say({"failed": describe(error)})
-            return min(LONGEST_RETRY_S, RETRY_S * 2.0 ** (self._failures - 1))
+            return min(self._kind.longest_retry_s, RETRY_S * 2.0 ** (self._failures - 1))
         if self._failures:
             self._failures = 0
             self._say({"works": True})
-        return (
-            FOLLOW_S if self._kind.may_wait else max(FOLLOW_S, (time.monotonic() - began) * (1 / WORK_SHARE - 1))
-        )
+        pause_s, worked_s = self._kind.follow_s, time.monotonic() - began
+        return pause_s if self._kind.may_wait else max(pause_s, worked_s * (1 / WORK_SHARE - 1))
 
     def _end(self, last: Event | None) -> None:
         missing = None
@@ -113,7 +112,7 @@ class LoggerProcess:
             missing = f"{describe(error)}; {self._kind.missing or describe_missing(self._run_dir, self._kept)}"
         self._say({"ended": True, "missing": missing})
 
-    def _try(self, step: Callable[[Follower], None]) -> None:
+    def _try(self, step: Callable[[Follower | MirrorFollower], None]) -> None:
         try:
             step(self._get_follower())
         except LostRecordsError:  # once more, from the first event on
@@ -124,13 +123,18 @@ class LoggerProcess:
                 self._close()
             raise
 
-    def _get_follower(self) -> Follower:
+    def _get_follower(self) -> Follower | MirrorFollower:
         if self._follower is None:
             logger = make_logger(self._name, self._run_dir, self._options)
-            self._follower = Follower(self._run_dir, logger, self._kept)
+            if isinstance(logger, MirrorFollower):
+                self._follower = logger
+            else:
+                self._follower = Follower(self._run_dir, logger, self._kept)
         return self._follower
 
     def _close(self) -> None:
+        if isinstance(self._follower, MirrorFollower):  # it stays: it knows what is copied already
+            return
         follower, self._follower = self._follower, None
         if follower is not None:
             follower.close()

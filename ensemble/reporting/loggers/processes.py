@@ -22,6 +22,7 @@ from ensemble.reporting.sections.notices import describe_logger
 from ensemble.spec import LoggerOptions, Notify
 from ensemble.store import RunDir
 from ensemble.store.files import make_directory
+from ensemble.store.mirror import MirrorOptions
 from pipelines.ipc.child_processes import child_environment, reap
 
 log = logging.getLogger(__name__)
@@ -33,11 +34,13 @@ END_S, END_MEMBER_S = 120.0, 0.5
 _ROOM = 32  # bytes for the path of a socket below its directory
 LOOK_S = 0.5  # between two looks for a request that the run ends at once
 
+Options = LoggerOptions | Notify | MirrorOptions
+
 
 class _Process:
     """The process of one logger, and those that its library starts."""
 
-    def __init__(self, run_dir: RunDir, name: str, options: LoggerOptions | Notify) -> None:
+    def __init__(self, run_dir: RunDir, name: str, options: Options) -> None:
         self.name = name
         self._messages = run_dir.loggers / f"{self.name}.log"
         self._private = PrivateDirectory("ensemble-logger-", _ROOM)
@@ -123,16 +126,16 @@ class LoggerProcesses:
 
     Args:
         run_dir: of the run.
-        loggers: their options.
+        loggers: their options; those of a mirror, too.
         notify: who gets alerts.
 
     Attributes:
         names: of all of them.
     """
 
-    def __init__(self, run_dir: RunDir, loggers: Sequence[LoggerOptions], notify: Sequence[Notify] = ()) -> None:
+    def __init__(self, run_dir: RunDir, loggers: Sequence[Options], notify: Sequence[Notify] = ()) -> None:
         self._run_dir = run_dir
-        self._loggers: dict[str, LoggerOptions | Notify] = {each.name: each for each in loggers}
+        self._loggers: dict[str, Options] = {each.name: each for each in loggers}
         self._loggers |= {f"{each.name}-{place}": each for place, each in enumerate(notify, 1)}
         self.names = list(self._loggers)
         self._processes: dict[str, _Process] = {}
@@ -180,17 +183,18 @@ class LoggerProcesses:
         """
         return [process.make_usage(node) for process in (*self._processes.values(), *self._closed)]
 
-    def end(self, last: Event | None, members: int) -> list[str]:
+    def end(self, last: Event | None, members: int, limit_s: float = END_S) -> list[str]:
         """Let all loggers write what is left, and end them, at once where the run is asked to end so.
 
         Args:
             last: the event that will be logged last; None if it is in the log.
             members: of the run, for the time limit.
+            limit_s: for a run without members.
 
         Returns:
             What could not be written, a line for each logger that lacks something.
         """
-        limit_s = END_S + END_MEMBER_S * members
+        limit_s += END_MEMBER_S * members
         until = time.monotonic() + limit_s
         gone = [name for name in self.names if name not in self._processes]
         lines = [f"{name}: its process died; the log's end is missing" for name in gone if self._starts]

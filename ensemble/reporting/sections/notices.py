@@ -58,7 +58,8 @@ def describe_bad_record(event: events.BadRecord) -> str:
 def describe_logger(name: str, state: str, detail: str) -> str:
     """A `logger` event as a sentence."""
     how = {"failing": "fails, the run goes on", "works": "works again", "ended": "has ended, the run goes on"}
-    return f"the logger {name} {how[state]}{f': {detail}' if detail else ''}"
+    what = name if name == "mirror" else f"logger {name}"
+    return f"the {what} {how[state]}{f': {detail}' if detail else ''}"
 
 
 _ACTIONS = {

@@ -1,0 +1,201 @@
+"""A machine that is lost with its disk, and object stores that are slow, refuse or are away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from event_dicts import fold, read_events
+from faults_bucket import KEYS, S3Proxy, serve_bucket
+from faults_cluster import CHILD_PATH, kill_all, processes_with
+
+from ensemble.cli.parser import main
+from ensemble.store import RunDir, RunState, StoreError
+from ensemble.store.mirror import MirrorStatus, fetch_log, load_status
+from ensemble.store.mirror.bucket import Bucket
+from ensemble.store.mirror.claim import read_head
+
+pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+SPEC = Path(__file__).with_name("mirrored_spec.py")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    with serve_bucket("bucket") as (proxy, environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield proxy
+
+
+class Driver:
+    """`ensemble` in a process of its own, which is found with all that it starts."""
+
+    def __init__(self, tmp_path: Path, *arguments: object) -> None:
+        self.mark = f"{tmp_path}-{time.monotonic_ns()}"
+        self.tmp = tmp_path / f"tmp-{time.monotonic_ns()}"
+        self.tmp.mkdir()
+        environment = {**os.environ, "PYTHONPATH": CHILD_PATH, "FAULTS_NODE": self.mark, "TMPDIR": str(self.tmp)}
+        self.said = self.tmp / "said.txt"
+        with open(self.said, "wb") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ensemble", *map(str, arguments)],
+                env=environment,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self) -> tuple[int, str]:
+        return self.process.wait(timeout=600), self.said.read_text()
+
+    def wait_for(self, what: Callable[[], object]) -> None:
+        until = time.monotonic() + 300
+        while not what():
+            assert self.process.poll() is None, self.said.read_text()[-3000:]
+            assert time.monotonic() < until, self.said.read_text()[-3000:]
+            time.sleep(0.2)
+
+    def lose(self) -> None:
+        """The machine is gone: nothing that it runs ends in order."""
+        self.process.send_signal(signal.SIGKILL)
+        kill_all(processes_with("FAULTS_NODE", self.mark))
+        self.process.wait()
+        shutil.rmtree(self.tmp, ignore_errors=True)
+
+
+def state_of(path: Path) -> RunState:
+    return fold(read_events(RunDir(path).events)) if RunDir(path).events.exists() else RunState()
+
+
+def status_of(path: Path) -> MirrorStatus:
+    known = load_status(RunDir(path))
+    assert known is not None
+    return known
+
+
+def epochs_at(url: str) -> list[int]:
+    try:
+        state = fold(read_events(fetch_log(url)[0].events))
+    except StoreError:  # nothing is there yet
+        return [0]
+    return [member.epoch if member.checkpoint else 0 for member in state.members.values()] or [0]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunState:
+    run = tmp_path_factory.mktemp("undisturbed") / "run"
+    status, said = Driver(run.parent, "run", SPEC, "--executor", "local", "--run-dir", run).wait()
+    assert status == 0, said
+    return state_of(run)
+
+
+@pytest.mark.parametrize("kind", ["s3", "file"])
+def test_a_run_whose_machine_and_disk_are_lost_goes_on_elsewhere(
+    kind: str, undisturbed: RunState, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if kind == "s3":
+        request.getfixturevalue("store")
+    url = "s3://bucket/runs/one" if kind == "s3" else f"file://{tmp_path}/mirror"
+    run, after = tmp_path / "run", tmp_path / "after"
+    first = Driver(
+        tmp_path, "run", SPEC, "--executor", "local", "--run-dir", run, "--mirror", url, "--set", "step_s=0.3"
+    )
+    first.wait_for(lambda: run.exists() and load_status(RunDir(run)) and min(epochs_at(url)) >= 1)
+    code = status_of(run).code
+    assert f"--trust {code}" in first.said.read_text()
+    first.lose()
+    shutil.rmtree(run)
+    assert main(["status", url]) == 0 and main(["resume", url, "--into", str(after)]) == 2
+    status, said = Driver(tmp_path, "resume", url, "--into", after, "--trust", code).wait()
+    assert status == 0, said
+    state = state_of(after)
+    assert state.starts == 2 and status_of(after).is_whole and status_of(after).start == 2
+    for name, member in undisturbed.members.items():
+        found = state.members[name]
+        assert (found.weights_sha256, found.metrics) == (member.weights_sha256, member.metrics)
+        assert found.attempts == 2 and [epoch.epoch for epoch in found.history] == [0, 1, 2, 3]
+    assert state.combined is not None and undisturbed.combined is not None
+    assert state.combined.metrics == undisturbed.combined.metrics
+    mirrored = fold(read_events(fetch_log(url)[0].events))
+    assert mirrored.ended is not None and mirrored.combined == state.combined
+    secrets = KEYS["AWS_SECRET_ACCESS_KEY"].encode()
+    assert not [path for path in after.rglob("*") if path.is_file() and secrets in path.read_bytes()]
+
+
+def test_training_goes_on_while_the_store_is_slow_fails_and_is_away(
+    store: S3Proxy, undisturbed: RunState, tmp_path: Path
+) -> None:
+    url, run = "s3://bucket/two", tmp_path / "run"
+    driver = Driver(
+        tmp_path, "run", SPEC, "--executor", "local", "--run-dir", run, "--mirror", url, "--set", "step_s=0.5"
+    )
+    store.delay_s, store.fails_every = 0.1, 2
+    driver.wait_for(lambda: run.exists() and load_status(RunDir(run)) and status_of(run).log_bytes)
+    for process in processes_with("FAULTS_NODE", driver.mark):
+        assert KEYS["AWS_SECRET_ACCESS_KEY"] not in " ".join(process.cmdline())
+    store.go_away()
+    driver.wait_for(lambda: status_of(run).error and state_of(run).ended is not None)
+    told = subprocess.run(
+        [sys.executable, "-m", "ensemble", "status", str(run)],
+        env={**os.environ, "PYTHONPATH": CHILD_PATH},
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert f"mirror: {url}: " in told and " behind since " in told, told
+    logged = [event for event in read_events(RunDir(run).events) if event["type"] == "logger"]
+    assert [(event["logger"], event["state"]) for event in logged][:1] == [("mirror", "failing")]
+    store.delay_s, store.fails_every = 0.0, 0
+    store.come_back()
+    status, said = driver.wait()
+    assert status == 0 and status_of(run).is_whole, said
+    state = fold(read_events(fetch_log(url)[0].events))
+    for name, member in undisturbed.members.items():
+        assert state.members[name].weights_sha256 == member.weights_sha256
+        assert state.members[name].attempts == 1
+
+
+def test_a_store_that_refuses_is_said_before_training_and_at_the_end(
+    store: S3Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("ensemble.controller.controller.MIRROR_END_S", 5.0)
+    run = tmp_path / "run"
+    given = ["run", str(SPEC), "--executor", "inline", "--run-dir", str(run), "--set", "epochs=1", "--mirror"]
+    store.refuses = 403
+    assert main([*given, "s3://bucket/three"]) == 2
+    assert "s3://bucket/three: cannot be" in capsys.readouterr().err and state_of(run).started is None
+    store.refuses = 0
+    bucket = Bucket("s3://bucket/claims")
+    assert bucket.create("starts/000001.json", b"1") and not bucket.create("starts/000001.json", b"2")
+    assert bucket.read("starts/000001.json") == b"1" and bucket.list("starts") == ["000001.json"]
+    assert main([*given, "s3://no-such-bucket/three"]) == 2
+    assert "s3://no-such-bucket/three: cannot be written to" in capsys.readouterr().err
+
+    from ensemble.controller.controller import Controller
+
+    opened = Controller.open
+
+    def fill(controller: Controller) -> None:
+        opened(controller)
+        store.refuses = 507
+
+    monkeypatch.setattr(Controller, "open", fill)
+    assert main([*given, "s3://bucket/three"]) == 75
+    assert "the mirror s3://bucket/three is not complete: " in caplog.text
+    store.refuses = 0
+    assert main(["resume", str(run)]) == 0 and status_of(run).is_whole
+    head = read_head(Bucket("s3://bucket/three"), [1, 2])
+    assert head is not None and "results.json" in head.files
