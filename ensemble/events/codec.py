@@ -77,8 +77,8 @@ SECTIONS: dict[str, tuple[type[Event], ...]] = {
     ),
     "Members": (
         MemberDeclared, Placed, DeviceChanged, Started, ExchangeMeasured, StepsDone, Epoch, Checkpoint,
-        CheckpointReduced, Packed, Damaged, Moved, MadeWay, Paused, Resumed, Finished, Pruned, Stopped, Cancelled, Failed,
-        Cost, UnusedHyperparameters,
+        CheckpointReduced, Packed, Damaged, Moved, MadeWay, Paused, Resumed, Finished, Pruned, Stopped, Cancelled,
+        Failed, Cost, UnusedHyperparameters,
     ),
     "Data": (Feeder, FeederLost, FeederRestarted, SharingEnded, SampleDifference, BadRecord),
     "Nodes and packing": (
