@@ -57,6 +57,7 @@ def nodes(options: argparse.Namespace) -> int:
         print_lines(options, *(lay_out(list_columns(rows), find_width()) if rows else ["no node has joined yet"]))
         print_lines(options, *list_notes(rows))
     write_json(options, rows)
+    return 0
 
 
 def _show_mirrored(options: argparse.Namespace) -> int:

@@ -207,9 +207,14 @@ def _list_files(folder: Path) -> Iterator[PackedFile]:
 def _list_packs(folder: Path) -> list[str]:
     """The names of a run's packs, the first one first."""
     try:
-        return sorted((name for name in os.listdir(folder) if _NAME.fullmatch(name)), key=lambda n: (len(n), n))
+        return sorted(filter(is_pack, os.listdir(folder)), key=lambda name: (len(name), name))
     except OSError:
         return []
+
+
+def is_pack(name: str) -> bool:
+    """Whether a pack may have this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _name(path: Path) -> str:
@@ -272,7 +277,7 @@ def _read(entry: Entry, name: str) -> bytes:
         try:
             magic, checksum, packed, size, length, more = _HEADER.unpack(header)
             rest = file.read(length + more + packed)
-            content = zlib.decompress(rest[length + more :], -zlib.MAX_WBITS)
+            content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(rest[length + more :], MOST_BYTES + 1)
         except (struct.error, zlib.error):
             magic = b""
     is_it = magic == _MAGIC and rest[:length] == name.encode() and len(content) == size == entry.bytes

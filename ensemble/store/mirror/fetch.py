@@ -46,7 +46,7 @@ TRIES, BACK_OFF_S, READERS = 5, 0.5, 8
 
 #: Arrays that are no column of a source: what functions hold (`ensemble.store.declaration`).
 _OF_FUNCTIONS = re.compile(r"data/array-[0-9a-f]{32}\.npy")
-_OF_MODEL = re.compile(r"members/[^/]+/(?:checkpoint|predictions)[^/]*\.safetensors")
+_OF_MODEL = re.compile(r"packs/[^/]+|members/[^/]+/(?:checkpoint|predictions)[^/]*\.safetensors")
 
 
 def fetch_run(url: str, into: Path | None, trust: str | None, *, model_only: bool = False) -> RunDir:

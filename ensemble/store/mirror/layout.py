@@ -21,6 +21,7 @@ from ensemble.spec import SpecError
 from ensemble.store.errors import StoreError
 from ensemble.store.frozen_arrays import KEPT, is_name
 from ensemble.store.kept_code import is_fingerprint
+from ensemble.store.packs import is_pack
 from pipelines.sources._remote import is_url as is_url
 
 VERSION = 1
@@ -158,6 +159,8 @@ def is_of_run(path: str) -> bool:
             return is_name(name) and name.endswith(KEPT)
         case ["members", _, name]:
             return _OF_MEMBER.fullmatch(name) is not None
+        case ["packs", name]:
+            return is_pack(name)
     return False
 
 

@@ -189,13 +189,14 @@ class MirrorWriter:
         run_dir, state = self._run_dir, self._state
         yield from ((name, True) for name in list_code(run_dir))
         yield from ((name, False) for name in state.files if name.startswith(f"{run_dir.data.name}/"))
+        yield from ((name, True) for name in state.packs)
         for member in state.members.values():
-            folder = f"members/{member.id}"
-            yield from ((f"{folder}/{name}", True) for name, _ in member.list_checkpoints())
+            folder, is_loose = f"members/{member.id}", not member.is_packed
+            yield from ((f"{folder}/{name}", is_loose) for name, _ in member.list_checkpoints())
             yield f"{folder}/{run_dir.initial_weights(member.id).name}", False
             if member.state == "finished":
                 yield from (
-                    (f"{folder}/predictions-{split}.safetensors", True) for split in member.predictions or {}
+                    (f"{folder}/predictions-{split}.safetensors", is_loose) for split in member.predictions or {}
                 )
             yield f"{folder}/log.txt", False
         yield from ((path.name, False) for path in (run_dir.notes, run_dir.prior))
