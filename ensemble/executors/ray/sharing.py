@@ -159,8 +159,8 @@ class Sharing:
         wants = Counter[Want]()
         for request in self.choose(self.wanted).elements():
             if wants.total() < MOST_WANTS:
-                parts = tuple(_as_amount(part.bundle) for part in request.list_parts())
-                wants[Want(parts, nodes=request.list_nodes(offers, has_kinds=self.has_kinds))] += 1
+                gang = tuple(_as_amount(part.bundle) for part in request.list_parts())
+                wants[Want(gang, nodes=request.list_nodes(offers, has_kinds=self.has_kinds))] += 1
         for lease, nodes in self._leases.list_reserved() if self.others else ():
             parts, numbers = dict[str, Amount](), iter(nodes)
             for part in lease.request.list_parts():
