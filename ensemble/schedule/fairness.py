@@ -205,7 +205,7 @@ class _Given(NamedTuple):
         to: who waits for it.
         is_exchange: whether they only change places.
         grant: the number of the grant for which it is.
-        alone: what is needed on a node, if it is the only one that is given back for that grant.
+        alone: what it is for, if it is the only one that is given back for that grant.
     """
 
     holding: Holding
@@ -213,7 +213,7 @@ class _Given(NamedTuple):
     to: str
     is_exchange: bool
     grant: int
-    alone: Amount | None = None
+    alone: Want | None = None
 
 
 class _Board:
@@ -290,7 +290,7 @@ class _Board:
             return None
         is_alone = len(want.parts) == len(best[2]) == 1
         for each in best[2]:
-            self._given[each.run, each.holding.id] = each._replace(alone=part if is_alone else None)
+            self._given[each.run, each.holding.id] = each._replace(alone=want if is_alone else None)
             self._levels[each.run] -= self._weigh(each.run, each.holding.parts.values())
             for node, amount in each.holding.parts.items():
                 if node in self._left:
@@ -367,12 +367,13 @@ class _Board:
             for each in given
         ]
 
-    def _list_instead(self, given: _Given, part: Amount) -> Iterator[str]:
+    def _list_instead(self, given: _Given, want: Want) -> Iterator[str]:
         """The ids of the owner's other holdings each of which makes as much room."""
-        (chosen,) = self.grants[given.grant].nodes
+        (chosen,), (part,) = self.grants[given.grant].nodes, want.parts
+        usable = set(want.list_nodes(self._left))
         for other in self._claims[given.run].holdings:
             for node, amount in other.parts.items():
-                left = self._left.get(node)
+                left = self._left[node] if node in usable else None
                 if node == chosen and left is not None:
                     left = left.plus(part).minus(given.holding.parts[node])
                 is_free = (given.run, other.id) not in self._given

@@ -101,6 +101,20 @@ def test_parts_of_a_gang_are_granted_together_or_not_at_all() -> None:
     assert sorted(divide([both], {"x": gpus(1), "y": gpus(1)}).grants[0].nodes) == ["x", "y"]
 
 
+def test_room_is_made_on_nodes_that_a_run_can_use_and_on_no_other() -> None:
+    rich = claim("a", *hold("a", *"xxxy"))
+    cases: list[tuple[tuple[str, ...], str | None]] = [(("y",), "a3"), (("x",), "a0"), ((), None)]
+    for nodes, giver in cases:
+        picky = RunClaim(run="b", wants=(Want((gpus(1),), nodes=nodes),), waited_s=1.0)
+        found = divide([rich, picky], {"x": NOTHING, "y": NOTHING, "z": NOTHING})
+        assert [debt.holding for debt in found.debts] == ([giver] if giver else [])
+        assert [grant.nodes for grant in found.grants] == ([nodes] if giver else [])
+        held = {holding.id for holding in rich.holdings if nodes and nodes[0] in holding.parts}
+        assert all({debt.holding, *debt.instead} == held for debt in found.debts)
+    picky = RunClaim(run="b", wants=(Want((gpus(1),), nodes=("y",)), Want((gpus(1),))))
+    assert [each.nodes for each in divide([picky], {"x": gpus(1), "y": NOTHING}).grants] == [("x",)]
+
+
 # -- over time ----------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from event_dicts import fold, read_events
 from execute_members import an_ensemble, model, momentum
 from execute_members import loss as plain_loss
@@ -19,6 +20,7 @@ from execute_members import loss as plain_loss
 import ensemble
 from ensemble import Recipe, SpecError
 from ensemble.cli.parser import main
+from ensemble.controller import session_state
 from ensemble.store import RunDir, StoreError
 from ensemble.store.mirror import (
     FencedError,
@@ -79,8 +81,8 @@ def url_of(folder: Path) -> str:
     return f"file://{folder}/mirror"
 
 
-def head_of(folder: Path) -> tuple[Path, MirrorHead]:
-    path = folder / "mirror/000001/head.json"
+def head_of(folder: Path, path: Path | None = None) -> tuple[Path, MirrorHead]:
+    path = path or folder / "mirror/000001/head.json"
     return path, msgspec.json.decode(path.read_bytes(), type=MirrorHead)
 
 
@@ -227,6 +229,33 @@ def test_a_model_is_loaded_and_predicts_from_an_address(mirrored: Path, tmp_path
     assert torch.equal(ensemble.load(url, trust=code)(batch), ensemble.load(mirrored / "run")(batch))
     out = tmp_path / "p.parquet"
     assert main(["predict", url, "--trust", code, "--split", "valid", "--out", str(out)]) == 0 and out.exists()
+
+
+@pytest.mark.parametrize("packed_when", ["before", "after"])
+def test_what_is_packed_is_mirrored_and_goes_on_from_there(
+    packed_when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether files were packed before the mirror saw them, or after: its head has each once."""
+    folder = tmp_path
+    if packed_when == "before":
+        monkeypatch.setattr(session_state, "MANY", 2)
+    run_dir = train(folder / "run")
+    begin(run_dir, url_of(folder)).sync(is_last=packed_when == "before")
+    if packed_when == "after":
+        assert not fold(read_events(run_dir.events)).packs
+        monkeypatch.setattr(session_state, "MANY", 2)
+        ensemble.resume(run_dir, "inline", mirror=url_of(folder)).wait()
+        begin(run_dir, url_of(folder)).sync(is_last=True)
+    assert fold(read_events(run_dir.events)).packs
+    _, head = head_of(folder, max((folder / "mirror").glob("0*/head.json")))
+    assert any(name.startswith("packs/") for name in head.files)
+    assert not any(name.startswith("members/") for name in head.files)
+    batch = {"x": torch.linspace(-1, 1, 12).reshape(3, 4)}
+    loaded = ensemble.load(url_of(folder), trust=code_of(run_dir))(batch)
+    assert torch.equal(loaded, ensemble.load(run_dir.path)(batch))
+    ensemble.resume(url_of(folder), "inline", epochs=3, into=folder / "on", trust=code_of(run_dir)).wait()
+    assert {each.epoch for each in fold(read_events(folder / "on/events.jsonl")).members.values()} == {3}
+    assert all(each.is_sound for each in verify(RunDir(folder / "on")))
 
 
 def test_an_object_that_was_exchanged_is_refused(copied: Path) -> None:

@@ -14,6 +14,7 @@ from ray._private.label_utils import validate_label_selector
 from ray_model import Run, World, fits_alone, list_pending, make_member, replace_ray
 
 from ensemble.executors.ray.lease_manager import KEPT_S
+from ensemble.executors.ray.sharing import Shared
 from ensemble.schedule import Node
 from ensemble.schedule.selection import explain_unselected, is_selected
 from ensemble.spec import Identity, SpecError
@@ -207,3 +208,33 @@ def test_a_refusal_names_the_nodes_and_what_they_have() -> None:
     assert explain(rack="!1", gpu_type="T4") == (
         "no node has all of rack=!1, gpu_type=T4 (b lacks rack=!1; c lacks gpu_type=T4)"
     )
+
+
+@pytest.mark.parametrize("wanted", ["H100", "T4"])
+def test_another_run_gives_back_on_a_node_that_is_selected(world: World, wanted: str) -> None:
+    cluster = world.make([KINDS["T4"], KINDS["H100"]])
+    names = dict(zip(("T4", "H100"), cluster.total, strict=True))
+    whole = {"gpus_per_worker": 1.0}
+    first = Run(cluster, "a", "auto", [make_selecting(n, None, **whole) for n in range(8)], Shared("a"))
+    asks = [make_selecting(n, {"gpu_type": wanted}, **whole) for n in range(2)]
+    second = Run(cluster, "b", "auto", asks, Shared("b"))
+    settle(first, 20)
+    assert len(first.running) == 4
+    first.others, second.others = [second], [first]
+    for _ in range(12):
+        cluster.clock += 1.0
+        cluster.schedule()
+        for run in (first, second):
+            run.renew()
+            run.place()
+    withheld = {n for n, held in first.list_held().items() if any(map(first.manager.is_withheld, held))}
+    assert withheld == {names[wanted]}
+    first.end(next(each for each in first.running if names[wanted] in each.ranks_by_node))
+    for _ in range(12):
+        cluster.clock += 1.0
+        cluster.schedule()
+        for run in (first, second):
+            run.renew()
+            run.place()
+    assert [set(each.ranks_by_node) for each in second.running] == [{names[wanted]}]
+    assert len(first.running) == 3
