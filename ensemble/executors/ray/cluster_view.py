@@ -51,7 +51,7 @@ class ClusterReader:
 
         try:
             records = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-            free, rows = _compat.list_free_resources(), read_rows()
+            free, rows = _compat.list_free_resources(), registry.read_rows()
         except ray.exceptions.RayError as error:
             raise SpecError(f"the cluster at {self.address} does not answer: {error}") from None
         return {"t": time.time(), "address": self.address, **compose(records, free, rows)}
@@ -59,22 +59,6 @@ class ClusterReader:
     def close(self) -> None:
         """Disconnect."""
         self._session.close()
-
-
-def read_rows(timeout_s: float = 5.0) -> list[tuple[float, bytes]]:
-    """The rows of the runs of the cluster to which this process is connected, as they are, each with its age.
-
-    Raises:
-        ray.exceptions.RayError: they cannot be read.
-    """
-    import ray
-
-    find: Any = ray.get_actor
-    try:
-        answer: Any = ray.get(find(registry.NAME, registry.NAMESPACE).list.remote(), timeout=timeout_s)
-    except (ValueError, ray.exceptions.RayActorError):  # no run, or the one that kept them has ended just now
-        return []
-    return list(answer)
 
 
 def describe_row(row: registry.RunRow) -> dict[str, Any]:

@@ -5,7 +5,7 @@ created it, and the others create it again at their next beat. So nothing outliv
 bytes and knows nothing of them; a row of another `VERSION` is left out. Each run sends its row about once a second
 and is answered with the rows of all runs that did so lately; no call waits for the actor.
 
-`list_runs` reads the rows from outside a run, and creates nothing.
+`read_rows` reads them from outside a run, and creates nothing.
 """
 
 from __future__ import annotations
@@ -210,17 +210,17 @@ def decode_rows(answer: list[tuple[float, bytes]]) -> list[RunRow]:
     return sorted(rows, key=lambda row: row.run_id)
 
 
-def list_runs(timeout_s: float = _ANSWER_S) -> list[RunRow]:
-    """The runs of the cluster to which this process is connected; creates nothing.
+def read_rows(timeout_s: float = _ANSWER_S) -> list[tuple[float, bytes]]:
+    """The rows of the cluster to which this process is connected, as they are, each with its age; creates nothing.
 
     Raises:
-        TimeoutError: the actor does not answer (`ray.exceptions.GetTimeoutError`).
+        ray.exceptions.RayError: the actor does not answer.
     """
     import ray
 
     find: Any = ray.get_actor
     try:
         answer: Any = ray.get(find(NAME, NAMESPACE).list.remote(), timeout=timeout_s)
-    except (ValueError, ray.exceptions.RayActorError):  # no run, or it has ended just now
+    except (ValueError, ray.exceptions.RayActorError):  # no run, or the one that kept them has ended just now
         return []
-    return decode_rows(answer)
+    return list(answer)

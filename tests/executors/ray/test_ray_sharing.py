@@ -22,8 +22,8 @@ LONG = [{"lr": 0.1, "step_s": 0.2}]
 EPOCHS = 150  # of a second a step until there is a marker
 ACTORS = """import ray; ray.init(log_to_driver=False)
 print(ray.util.list_named_actors(all_namespaces=True))
-from ensemble.executors.ray.registry import list_runs
-print([(row.name, row.claim.priority, row.running) for row in list_runs()])"""
+from ensemble.executors.ray.registry import decode_rows, read_rows
+print([(row.name, row.claim.priority, row.running) for row in decode_rows(read_rows())])"""
 
 
 class Sharing:
