@@ -134,7 +134,7 @@ class Controller:
                 refuse_without_locks(self.ensemble, self.run_dir)
             remove_stale("ensemble-", stop_stale_daemon)
             packed = [member.id for member in self.state.members.values() if member.is_packed]
-            finish_removal(self.run_dir.path, self.state.packs, packed)
+            unnamed = finish_removal(self.run_dir.path, self.state.packs, packed)
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             left, files = self._read_unreported()  # by processes of an earlier start that was killed
             check_starts(self.ensemble, self.state)
@@ -185,6 +185,7 @@ class Controller:
                     more_epochs=self._more_epochs,
                 ),
                 *repairs,
+                *unnamed,
                 *([] if change is None else [{"type": "code_changed", **change.as_event()}]),
                 self._usage.begin(),
                 *({"type": "node", **node.as_event()} for node in nodes),

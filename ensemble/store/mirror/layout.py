@@ -21,7 +21,7 @@ from ensemble.spec import SpecError
 from ensemble.store.errors import StoreError
 from ensemble.store.frozen_arrays import KEPT, is_name
 from ensemble.store.kept_code import is_fingerprint
-from ensemble.store.packs import is_pack
+from ensemble.store.pack_index import is_pack
 from pipelines.sources._remote import is_url as is_url
 
 VERSION = 1
