@@ -100,8 +100,8 @@ class FileReducer:
         self._pending.append(self._thread.submit(do))
 
     def read(self) -> list[Report]:
-        """What was done since the last call: `checkpoint_reduced` and `packed` events, with `error` where it could
-        not be.
+        """What was done since the last call: `checkpoint_reduced` events, with `error` where it could not be, and
+        `packed` events.
         """
         done = [each for each in self._pending if each.done()]
         self._pending = [each for each in self._pending if each not in done]
