@@ -132,7 +132,8 @@ class FileReducer:
                 of = {"path": at, "digest": digest, "bytes": size, "members": names, "files": files}
                 done.append({"type": "packed", **of})
         except (StoreError, OSError) as error:
-            log.warning("the files of %d members stay as they are: %s", len(members), error)
+            left = len(members) - sum(len(each["members"]) for each in done)
+            log.warning("the files of %d members stay as they are: %s", left, error)
         return done
 
     def _reduce(self, action: ReduceCheckpoint) -> Report:

@@ -13,6 +13,7 @@ import struct
 import time
 import zipfile
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -27,11 +28,10 @@ MOST_BYTES = 2**20
 BLOCK_BYTES = 2**20
 
 _NAME = re.compile(r"\d{6,}\.zip")
-_HEADER, _MAGIC = struct.Struct("<4s10xIIIHH"), b"PK\3\4"  # of an entry: checksum, two sizes, two lengths
+_HEADER, _MAGIC = struct.Struct("<4s10xIIIHH"), re.compile(b"PK\3\4")  # of an entry: checksum, sizes, lengths
+_LONGEST = 2**10  # of a header with its name
 _END = struct.Struct("<12xI6x")  # after the directory: its length
 _COMMENT = b"CRC-32 of the directory: %08x"
-NO_COMMENT = _COMMENT % 0  # yet
-_LONGEST = 2**10  # of a header with its name
 _SETTLED_NS = 2 * 10**9  # after which another change of a directory has another time
 
 
@@ -79,40 +79,28 @@ class _Index:
     """What the packs of a run have, by name. A pack is read once, as it does not change."""
 
     def __init__(self, folder: str) -> None:
-        self._folder, self._known = folder, (0, 0, 0)
-        self._packs: dict[str, tuple[tuple[int, ...], dict[str, Entry]]] = {}
+        self._folder, self._known = Path(folder), (0, 0, 0)
+        self._packs: dict[tuple[object, ...], dict[str, Entry]] = {}
         self._entries: dict[str, Entry] = {}
 
     def find(self, name: str, folder: os.stat_result) -> Entry | None:
-        """Where a file is by the packs that are there now.
-
-        Args:
-            folder: the status of the packs' directory.
-        """
+        """Where a file is by the packs that are there now; `folder`: the status of their directory."""
         known = folder.st_dev, folder.st_ino, folder.st_mtime_ns
         if known != self._known:
             is_settled = time.time_ns() - folder.st_mtime_ns > _SETTLED_NS
-            if self._update() and is_settled:
+            packs, listed = dict[tuple[object, ...], dict[str, Entry]](), list_packs(self._folder)
+            for pack in listed:
+                with contextlib.suppress(OSError):  # what it has is missing, which is said of each file
+                    now = os.stat(self._folder / pack)
+                    stamp = pack, now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
+                    there = self._packs.get(stamp)
+                    packs[stamp] = read_pack(self._folder / pack) if there is None else there
+            if packs.keys() != self._packs.keys():
+                entries = {each: entry for has in packs.values() for each, entry in has.items()}
+                self._packs, self._entries = packs, entries
+            if is_settled and len(packs) == len(listed):
                 self._known = known
         return self._entries.get(name)
-
-    def _update(self) -> bool:
-        """Read new packs. False: one cannot be read; what it has is missing, which is said of each file."""
-        before, names = self._packs, list_packs(Path(self._folder))
-        packs: dict[str, tuple[tuple[int, ...], dict[str, Entry]]] = {}
-        for name in names:
-            with contextlib.suppress(OSError):
-                path = Path(self._folder, name)
-                status = path.stat()
-                stamp = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-                same = before.get(name)
-                packs[name] = same if same and same[0] == stamp else (stamp, read_pack(path))
-        if [id(each) for each in packs.values()] != [id(each) for each in before.values()]:
-            entries: dict[str, Entry] = {}
-            for _, each in packs.values():
-                entries |= each
-            self._packs, self._entries = packs, entries
-        return len(packs) == len(names)
 
 
 _index_of = functools.lru_cache(maxsize=16)(_Index)
@@ -152,43 +140,41 @@ def read_whole(pack: Path) -> dict[str, Entry]:
     return {}
 
 
-def seal(file: BinaryIO, start: int) -> None:
-    """Writes the checksum of the directory, which begins at `start`, into the comment of a new pack."""
-    file.seek(start)
-    checksum = zlib.crc32(file.read()[: -len(NO_COMMENT)])
-    file.seek(-len(NO_COMMENT), os.SEEK_END)
-    file.write(_COMMENT % checksum)
+def write_archive(path: Path, files: Iterable[Path]) -> None:
+    """Writes a new pack of files of members."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w+b") as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False) as archive:
+            archive.comment = _COMMENT % 0
+            for each in files:
+                archive.write(each, name_in_pack(each))
+        file.write(_make_comment(file))
+
+
+def _make_comment(file: BinaryIO) -> bytes:
+    """The comment that a pack has if its directory is as it was written; the file is where it stands."""
+    rest = os.fstat(file.fileno()).st_size - _END.size - len(_COMMENT % 0)
+    file.seek(max(0, rest))
+    begin = rest - (_END.unpack(file.read(_END.size))[0] if rest > 0 else 0)
+    file.seek(max(0, begin))
+    return _COMMENT % zlib.crc32(file.read(rest - begin + _END.size)) if begin > 0 else b""
 
 
 def _has_directory(file: BinaryIO) -> bool:
-    """Whether the directory of a pack is what was written."""
-    if (rest := os.fstat(file.fileno()).st_size - _END.size - len(NO_COMMENT)) < 0:
-        return False
-    file.seek(rest)
-    end = file.read()
-    (length,) = _END.unpack_from(end)
-    if length > rest:
-        return False
-    file.seek(rest - length)
-    checksum = zlib.crc32(file.read(length) + end[: _END.size])
-    return end[_END.size :] == _COMMENT % checksum
+    return (comment := _make_comment(file)) != b"" and comment == file.read()
 
 
 def _scan(pack: Path, file: BinaryIO) -> dict[str, Entry]:
-    found, begin = dict[str, Entry](), 0
-    while True:
+    found = dict[str, Entry]()
+    for begin in range(0, os.fstat(file.fileno()).st_size, BLOCK_BYTES):
         file.seek(begin)
         block = file.read(BLOCK_BYTES + _LONGEST)
-        at = block.find(_MAGIC)
-        while 0 <= at < min(BLOCK_BYTES, len(block) - _HEADER.size):
+        for at in (match.start() for match in _MAGIC.finditer(block, 0, len(block) - _HEADER.size + 4)):
             _, checksum, packed, size, length, more = _HEADER.unpack_from(block, at)
             data = at + _HEADER.size + length
             name = block[at + _HEADER.size : data].decode(errors="replace")
             found[name] = Entry(pack, begin + data + more, packed, size, checksum)
-            at = block.find(_MAGIC, at + 4)
-        if len(block) <= BLOCK_BYTES:
-            return found
-        begin += BLOCK_BYTES
+    return found
 
 
 def read_entry(entry: Entry, name: str) -> bytes:

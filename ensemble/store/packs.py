@@ -16,7 +16,6 @@ import contextlib
 import os
 import re
 import stat
-import zipfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -26,13 +25,12 @@ from ensemble.store.pack_index import (
     FOLDER,
     MEMBERS,
     MOST_BYTES,
-    NO_COMMENT,
     find,
     list_packs,
     name_in_pack,
     read_entry,
     read_whole,
-    seal,
+    write_archive,
 )
 from ensemble.store.regular_files import open_regular
 
@@ -127,15 +125,7 @@ def write_packs(run: Path, members: Iterable[str]) -> Iterator[tuple[Path, str, 
         path = folder / f"{1 + max((int(name[:-4]) for name in list_packs(folder)), default=0):06d}.zip"
 
         def write(temporary: Path, found: Sequence[PackedFile] = found) -> None:
-            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w+b") as file:
-                with zipfile.ZipFile(
-                    file, "w", zipfile.ZIP_DEFLATED, compresslevel=1, strict_timestamps=False
-                ) as archive:
-                    archive.comment = NO_COMMENT
-                    for each in found:
-                        archive.write(each.path, name_in_pack(each.path))
-                seal(file, archive.start_dir)
+            write_archive(temporary, (each.path for each in found))
 
         yield path, write_atomically(path, write, sum(each.bytes for each in found)), found, names
 
