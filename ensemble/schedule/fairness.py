@@ -25,21 +25,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 QUANTUM_S = 600.0
 MOST_AT_ONCE = 8  # gangs for which a run is made room at a time; others follow
 _EPSILON = 1e-6
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
+MOST_WANTS = 64  # in a row
+
+# What others say is decoded within these ranges, or not at all.
+_Measure = Annotated[float, Meta(ge=0.0, le=1e9)]
+_Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
+
 
 class Amount(NamedTuple):
     """GPUs, cores and GiB of memory."""
 
-    gpus: float
-    cpus: float
-    memory_gb: float = 0.0
+    gpus: _Measure
+    cpus: _Measure
+    memory_gb: _Measure = 0.0
 
     def plus(self, other: Amount) -> Amount:
         """Both together."""
@@ -82,7 +89,7 @@ class Holding(Struct, frozen=True):
 
     id: str
     parts: dict[str, Amount]
-    held_s: float = 0.0
+    held_s: _Seconds = 0.0
     is_busy: bool = True
     is_pausable: bool = True
 
@@ -91,37 +98,35 @@ class Want(Struct, frozen=True):
     """What a run waits for: so many times these parts, each on one node, all together or not at all.
 
     Attributes:
-        nodes: those that may give it; None: all.
+        nodes: those that may give it; None: all but those that its run leaves out.
     """
 
-    parts: tuple[Amount, ...]
-    count: int = 1
+    parts: Annotated[tuple[Amount, ...], Meta(min_length=1)]
+    count: Annotated[int, Meta(ge=1, le=MOST_WANTS)] = 1
     nodes: tuple[str, ...] | None = None
-
-    def list_nodes(self, nodes: Iterable[str]) -> list[str]:
-        """Those of some nodes that may give it."""
-        return [node for node in nodes if self.nodes is None or node in self.nodes]
 
 
 class RunClaim(Struct, frozen=True, kw_only=True):
     """What a run holds and wants.
 
     Attributes:
-        run: its id.
+        run: its id, another one at each of its starts.
         priority: a run of a higher one is served first.
         weight: runs of one priority have parts in proportion to their weights.
         limits: the most GPUs (`gpus`) and cores (`cpus`) that it holds, where it has limits.
         wants: within its limits, the first ones first.
         waited_s: seconds since it waits, or was last given something.
+        excluded: nodes that it cannot use now: they give it nothing.
     """
 
     run: str
-    priority: int = 0
-    weight: float = 1.0
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
+    weight: Annotated[float, Meta(ge=LEAST_WEIGHT, le=MOST_WEIGHT)] = 1.0
     limits: dict[str, float] = {}
     holdings: tuple[Holding, ...] = ()
-    wants: tuple[Want, ...] = ()
-    waited_s: float = 0.0
+    wants: Annotated[tuple[Want, ...], Meta(max_length=MOST_WANTS)] = ()
+    waited_s: _Seconds = 0.0
+    excluded: tuple[str, ...] = ()
 
     def sum_held(self) -> dict[str, Amount]:
         """What it holds of each node."""
@@ -226,6 +231,7 @@ class _Board:
         self._held: dict[str, dict[tuple[str, str], Holding]] = {node: {} for node in free}
         self.grants: list[GangGrant] = []
         self._given: dict[tuple[str, str], _Given] = {}
+        self._usable: dict[tuple[str, tuple[str, ...] | None], list[str]] = {}
         held = {claim.run: claim.sum_held() for claim in claims}
         there = [part for parts in held.values() for node, part in parts.items() if node in free]
         self._total = sum_amounts([*free.values(), *there])
@@ -241,6 +247,14 @@ class _Board:
         shares = (mine / of for mine, of in zip(amount, self._total, strict=True) if of > 0)
         return max(shares, default=0.0) / self._claims[run].weight
 
+    def _list_usable(self, run: str, want: Want) -> list[str]:
+        """The nodes that may give a run what it wants."""
+        key = run, want.nodes
+        if key not in self._usable:
+            named = self._left.keys() if want.nodes is None else self._left.keys() & set(want.nodes)
+            self._usable[key] = sorted(named - set(self._claims[run].excluded))
+        return self._usable[key]
+
     def rank(self, run: str) -> tuple[float, float, float, str]:
         """The order in which those that wait are served."""
         claim = self._claims[run]
@@ -251,7 +265,7 @@ class _Board:
         left, given, levels = dict(self._left), dict(self._given), dict(self._levels)
         parts, nodes = want.parts, list[str]()
         for part in parts:
-            node = self._find_free(want, part)
+            node = self._find_free(run, want, part)
             if node is None and may_displace:
                 node = self._make_room(run, want, part)
             if node is None:
@@ -263,9 +277,9 @@ class _Board:
         self._levels[run] += self._weigh(run, parts)
         return len(self._given) > len(given)
 
-    def _find_free(self, want: Want, part: Amount) -> str | None:
+    def _find_free(self, run: str, want: Want, part: Amount) -> str | None:
         """The node with room for a part that has least beside it."""
-        fitting = [node for node in want.list_nodes(self._left) if part.fits_in(self._left[node])]
+        fitting = [node for node in self._list_usable(run, want) if part.fits_in(self._left[node])]
         return min(fitting, key=lambda node: (self._left[node], node), default=None)
 
     def _make_room(self, run: str, want: Want, part: Amount) -> str | None:
@@ -275,7 +289,7 @@ class _Board:
             node: max((self._levels[owner] for owner, _ in there), default=0.0)
             for node, there in self._held.items()
         }
-        for node in sorted(want.list_nodes(self._left), key=lambda node: (-richest[node], node)):
+        for node in sorted(self._list_usable(run, want), key=lambda node: (-richest[node], node)):
             found = self._plan_room(run, want.parts, part, node)
             if found is None:
                 continue
@@ -370,7 +384,7 @@ class _Board:
     def _list_instead(self, given: _Given, want: Want) -> Iterator[str]:
         """The ids of the owner's other holdings each of which makes as much room."""
         (chosen,), (part,) = self.grants[given.grant].nodes, want.parts
-        usable = set(want.list_nodes(self._left))
+        usable = set(self._list_usable(given.to, want))
         for other in self._claims[given.run].holdings:
             for node, amount in other.parts.items():
                 left = self._left[node] if node in usable else None

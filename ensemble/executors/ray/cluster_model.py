@@ -100,18 +100,21 @@ class ClusterModel:
             for ray_id, record in found.items()
             if ray_id not in self._unusable and not self._is_drained(ray_id)
         }
-        self._names = name_nodes(list(self.records.values()), self._names)
+        self._names = name_nodes(list(found.values()), self._names)
         if self.leases is None:
             return
         offers = []
-        for ray_id, record in self.records.items():
+        for ray_id, record in found.items():
+            if self._is_drained(ray_id):
+                continue
             name = self._names[ray_id]
             agent, before = self.agents.get(name), self._known_nodes.get(name)
             node = describe_offer(record, name, agent, on_gpus=self._on_gpus, before=before)
             offers.append(Offer(ray_id, node, (free or {}).get(ray_id, {})))
         # A node that is gone may be replaced by another like it, so members that fitted there wait for that.
         self._known_nodes |= {offer.node.name: offer.node for offer in offers}
-        self.leases.set_offers(offers, {agent.ray_id for agent in self.agents.values() if agent.is_frozen})
+        frozen = {agent.ray_id for agent in self.agents.values() if agent.is_frozen}
+        self.leases.set_offers(offers, frozen | self._unusable)
 
     def look_for_drained(self) -> None:
         """Report the nodes that Ray has begun to drain: no member is placed there any more."""

@@ -20,7 +20,7 @@ from ensemble.executors.ray.request import Offer, ResourceRequest
 from ensemble.executors.ray.sharing import ALONE, Pause, Shared, Sharing, as_amount
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.fairness import RunClaim
-from ensemble.schedule.needs import compute_need, resolve_devices
+from ensemble.schedule.needs import resolve_devices
 from ensemble.schedule.selection import explain_unselected, is_selected
 from ensemble.spec import Identity
 from ensemble.spec.nodes import describe_selection
@@ -62,22 +62,24 @@ class LeaseManager:
         self.sharing = Sharing(shared, self._leases)
         self._with_gpus: dict[str, Node] = {}  # by Ray's id, also those that are gone
         self._waiting, self._placed = list(waiting), list[Placement]()
-        self._offers: list[Offer] = []
+        self._all = list[Offer]()
+        self._offers = list[Offer]()  # without those of which nothing is asked
         self.draining: set[str] = set()
         self._resting: dict[str, tuple[float, float]] = {}  # by Ray's id of the node: until when, for how long
         self._replan_at = self._planned_at = 0.0
         self._unseen_until = math.inf  # `waiting` is older than some leases
 
-    def set_offers(self, offers: Sequence[Offer], frozen: Collection[str] = ()) -> None:
+    def set_offers(self, offers: Sequence[Offer], excluded: Collection[str] = ()) -> None:
         """The nodes of the cluster, with what they have free now; nothing is asked of those that rest.
 
         Args:
-            frozen: Ray's ids of nodes of which nothing is asked, either.
+            excluded: Ray's ids of those of which nothing is asked, either.
         """
         known = {offer.ray_id for offer in offers}
         self._resting = {ray_id: rest for ray_id, rest in self._resting.items() if ray_id in known}
         resting = (ray_id for ray_id in self._resting if self.is_resting(ray_id))
-        self._leases.avoided = frozenset((*resting, *frozen))
+        self._leases.avoided = frozenset((*resting, *excluded))
+        self._all = list(offers)
         self._offers = [offer for offer in offers if offer.ray_id not in self._leases.avoided]
         self._with_gpus |= {offer.ray_id: offer.node for offer in offers if offer.node.gpus}
 
@@ -174,7 +176,6 @@ class LeaseManager:
         limited = [sharing.limit_offer(offer) for offer in offers]
         waiting = sharing.list_within(self._list_unserved(), self.devices)
         planned = plan_requests(waiting, limited, self.devices, gone)
-        sharing.has_kinds = any(compute_need(identity).selection for identity in waiting)
         is_alone = limited == offers
         sharing.wanted = planned if is_alone else plan_requests(waiting, offers, self.devices, gone)
         known = {offer.ray_id for offer in self._offers}
@@ -182,7 +183,8 @@ class LeaseManager:
 
     def make_claim(self) -> RunClaim:
         """What the run holds and wants, as other runs are told."""
-        return self.sharing.make_claim(KEPT_S, self._placed, self._offers, time.monotonic())
+        excluded = self._leases.avoided | self.draining
+        return self.sharing.make_claim(KEPT_S, self._placed, self._offers, time.monotonic(), excluded)
 
     def count_members(self) -> tuple[int, int]:
         """How many members have a place, and how many wait for one."""
@@ -197,7 +199,9 @@ class LeaseManager:
         """
         self.sharing.others = others
         self._offers = [offer._replace(free=free.get(offer.ray_id, {})) for offer in self._offers]
-        amounts = {offer.ray_id: as_amount(self._limit_free(offer)) for offer in self._offers}
+        there = [offer._replace(free=free.get(offer.ray_id, {})) for offer in self._all]
+        limited = (self._limit_free(offer) for offer in there if offer.ray_id not in self.draining)
+        amounts = {offer.ray_id: as_amount(offer) for offer in limited}
         if self.sharing.decide(claim, amounts, time.monotonic()):
             self._replan_at = 0.0
 
@@ -331,10 +335,9 @@ class LeaseManager:
 
     def _describe(self, request: ResourceRequest) -> str:
         """A request in words, and what the nodes have where none fits it, whatever they have free."""
-        selection, nodes = request.selection, [offer.node for offer in self._offers]
-        if not selection or any(is_selected(selection, node) for node in nodes):
-            return _describe(request)
-        return f"{_describe(request)}; {explain_unselected(selection, nodes)}"
+        nodes, text = [offer.node for offer in self._offers], _describe(request)
+        missing = (each for each in request.selections if each and not any(is_selected(each, n) for n in nodes))
+        return "; ".join([text, *(explain_unselected(each, nodes) for each in missing)])
 
     def close(self) -> None:
         """Give back everything."""
@@ -345,7 +348,7 @@ def _describe(request: ResourceRequest) -> str:
     bundle = request.bundle
     gpus = f"{bundle.gpus} GPU{'s' * (bundle.gpus > 1)}, " if bundle.gpus else ""
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
-    where = f", on nodes with {describe_selection(request.selection)}" if request.selection else ""
+    where = "".join(f", on nodes with {describe_selection(each)}" for each in request.selections if each)
     return f"{gpus}{bundle.cpus:g} cores{memory}{where}"
 
 

@@ -17,7 +17,17 @@ from ensemble.executors.ray.lease_use import PlacedThere, sum_use
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Bundle, Offer, ResourceRequest
 from ensemble.schedule import Node, Placement
-from ensemble.schedule.fairness import NOTHING, QUANTUM_S, Amount, ClusterDivision, Holding, RunClaim, Want, divide
+from ensemble.schedule.fairness import (
+    MOST_WANTS,
+    NOTHING,
+    QUANTUM_S,
+    Amount,
+    ClusterDivision,
+    Holding,
+    RunClaim,
+    Want,
+    divide,
+)
 from ensemble.schedule.needs import UNITS, compute_need, uses_gpus
 from ensemble.spec import Identity, SpecError
 
@@ -25,7 +35,6 @@ from ensemble.spec import Identity, SpecError
 QUANTUM = "ENSEMBLE_SHARE_QUANTUM_S"
 START_S = 120.0  # for which a lease is kept for its first member although others wait for it
 SETTLE_S = 2.5  # for which a debt must be owed, or nothing given back, before something is
-MOST_WANTS = 64  # in a row
 MOST_DEFERRED = 8
 _EPSILON = 1e-6
 
@@ -80,7 +89,6 @@ class Sharing:
     Attributes:
         others: what other runs hold and want.
         wanted: the requests that would give all waiting members a place, whatever others want.
-        has_kinds: whether members that wait select nodes.
         withheld: the numbers of leases in which nothing is placed any more.
         owed: what is owed for long enough to be given back.
     """
@@ -89,7 +97,6 @@ class Sharing:
         self.shared, self._leases, self._quantum_s = shared, leases, shared.quantum_s
         self.others: Sequence[RunClaim] = ()
         self.wanted = Counter[ResourceRequest]()
-        self.has_kinds = False
         self.withheld: frozenset[int] = frozenset()
         self.owed: list[Owed] = []
         self._division = ClusterDivision([], [])
@@ -110,7 +117,12 @@ class Sharing:
         self._waits_since = now
 
     def make_claim(
-        self, idle_after_s: float, placed: Iterable[Placement], offers: Sequence[Offer], now: float
+        self,
+        idle_after_s: float,
+        placed: Iterable[Placement],
+        offers: Sequence[Offer],
+        now: float,
+        excluded: Iterable[str] = (),
     ) -> RunClaim:
         """What the run holds and wants.
 
@@ -118,6 +130,7 @@ class Sharing:
             idle_after_s: for which a lease must be unused to be idle.
             placed: where its members are.
             offers: the nodes.
+            excluded: Ray's ids of those of which nothing is asked now.
         """
         resting = [each for each in placed if not self._may_pause(each.member, now)]
         devices = {device for each in resting for device in each.devices}
@@ -149,6 +162,7 @@ class Sharing:
             holdings=tuple(holdings.values()),
             wants=tuple(Want(want.parts, count, want.nodes) for want, count in wants.items()),
             waited_s=now - self._waits_since if self._waits_since is not None else 0.0,
+            excluded=tuple(sorted(excluded)),
         )
 
     def _may_pause(self, member: str, now: float) -> bool:
@@ -160,7 +174,7 @@ class Sharing:
         for request in self.choose(self.wanted).elements():
             if wants.total() < MOST_WANTS:
                 gang = tuple(_as_amount(part.bundle) for part in request.list_parts())
-                wants[Want(gang, nodes=request.list_nodes(offers, has_kinds=self.has_kinds))] += 1
+                wants[Want(gang, nodes=request.list_nodes(offers))] += 1
         for lease, nodes in self._leases.list_reserved() if self.others else ():
             parts, numbers = dict[str, Amount](), iter(nodes)
             for part in lease.request.list_parts():

@@ -173,6 +173,8 @@ class Run:
         self.others: list[Run] = []  # with which it shares the cluster
         self.agents: dict[str, Agent] = {}
         self.broken: set[str] = set()  # GPUs that are not offered any more
+        self.unusable: set[str] = set()  # nodes on which its agent does not start
+        self.lost = 0  # leases there
 
     @property
     def is_done(self) -> bool:
@@ -210,16 +212,19 @@ class Run:
 
     def renew(self) -> None:
         """What the executor does in each of its rounds."""
-        self.manager.collect()
+        for name in self.manager.collect() & self.unusable:
+            self.lost += 1
+            self.manager.lose(name)
         for ray_id, _ in self.manager.pop_failed():
             self.manager.rest(ray_id)
         if self.others:
             offers = self.cluster.list_offers(on_gpus=self.devices != "cpu")
-            self.manager.set_offers(offers)
+            self.manager.set_offers(offers, self.unusable)
             others = [other.manager.make_claim() for other in self.others]
             self.manager.share(self.manager.make_claim(), others, {each.ray_id: each.free for each in offers})
         if self.manager.is_replan_due:
-            self.manager.set_offers(self.cluster.list_offers(on_gpus=self.devices != "cpu", agents=self.agents))
+            offers = self.cluster.list_offers(on_gpus=self.devices != "cpu", agents=self.agents)
+            self.manager.set_offers(offers, self.unusable)
             self.manager.replan()
         self.manager.release_unused(list(self.list_nodes().items()))
         self.check()
@@ -241,6 +246,14 @@ class Run:
     def end(self, placement: Placement) -> None:
         self.running.remove(placement)
         self.say_demand()
+
+    def make_way(self) -> None:
+        """Pause the members that are to make way for others."""
+        pauses = self.manager.choose_pauses(list(self.list_nodes().items()))
+        gone = {member for pause in pauses for member in pause.members}
+        for placement in [each for each in self.running if each.member in gone]:
+            self.waiting.append(placement.identity)
+            self.end(placement)
 
     def close(self) -> None:
         self.waiting, self.running = [], []

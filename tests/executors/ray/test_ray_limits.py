@@ -21,11 +21,13 @@ def count(run: Run) -> tuple[int, float]:
     return sum(lease.bundle.gpus for lease in leases), sum(lease.cpus for lease in leases)
 
 
-def turn(world: World, runs: Sequence[Run], seconds: int) -> None:
+def turn(world: World, runs: Sequence[Run], seconds: int, *, pauses: bool = False) -> None:
     for _ in range(seconds):
         world.cluster.schedule()
         for run in runs:
             run.renew()
+            if pauses:
+                run.make_way()
             run.place()
         world.cluster.clock += 1.0
 
@@ -110,3 +112,19 @@ def test_members_are_paused_at_once_for_a_higher_priority_and_once_only(world: W
     first.end(paused)
     turn(world, [first, second], 8)
     assert not first.running and len(second.running) == 1
+
+
+def test_room_is_made_on_nodes_that_the_run_can_use_and_it_is_asked_for_nowhere_else(world: World) -> None:
+    cluster = world.make([(4.0, 64.0, 2), (4.0, 64.0, 2)])
+    first, second = (
+        Run(cluster, name, "auto", [make_member(number) for number in range(count)], Shared(name, quantum_s=20.0))
+        for name, count in (("a", 8), ("b", 4))
+    )
+    second.unusable = {"node-0"}
+    turn(world, [first], 20)
+    assert len(first.running) == 4
+    first.others, second.others = [second], [first]
+    turn(world, [first, second], 60, pauses=True)
+    held = [{name: len(leases) for name, leases in run.list_held().items()} for run in (first, second)]
+    assert held == [{"node-0": 2}, {"node-1": 2}]
+    assert (len(first.running), len(second.running), second.lost) == (2, 2, 0)
