@@ -29,11 +29,12 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
+from ensemble.spec.limits import LEAST_WEIGHT, MOST_PRIORITY, MOST_WEIGHT
+
 QUANTUM_S = 600.0
 MOST_AT_ONCE = 8  # gangs for which a run is made room at a time; others follow
 _EPSILON = 1e-6
 
-LEAST_WEIGHT, MOST_WEIGHT = 1e-6, 1e6
 MOST_WANTS = 64  # in a row
 
 # What others say is decoded within these ranges, or not at all.
@@ -120,7 +121,7 @@ class RunClaim(Struct, frozen=True, kw_only=True):
     """
 
     run: str
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     weight: Annotated[float, Meta(ge=LEAST_WEIGHT, le=MOST_WEIGHT)] = 1.0
     limits: dict[str, float] = {}
     holdings: tuple[Holding, ...] = ()

@@ -218,25 +218,26 @@ class ClusterModel:
         ]
 
     def share(
-        self, claim: RunClaim, others: Mapping[str, tuple[str, RunClaim]], free: Mapping[str, Mapping[str, float]]
+        self, claim: RunClaim, others: Sequence[tuple[str, RunClaim]], free: Mapping[str, Mapping[str, float]]
     ) -> None:
         """Divide the cluster between this run and others.
 
         Args:
             claim: of this run.
-            others: the others, by their ids: what they are called, and their claims.
+            others: what the others are called, and their claims.
             free: see `see_nodes`.
         """
         assert self.leases is not None
         before = self.leases.sharing.withheld
-        self.leases.share(claim, [other for _, other in others.values()], free)
+        self.leases.share(claim, [other for _, other in others], free)
         changed = before ^ self.leases.sharing.withheld
         up = self._list_up()
         for agent in up:
             if any(lease.number in changed for lease in self.leases.on_node(agent.ray_id)):
                 self.report_node(agent)
+        names = {other.run: name for name, other in others}
         for pause in self.leases.choose_pauses((agent.ray_id, self.describe(agent)) for agent in up):
-            detail = f"paused for {others[pause.to][0]}"
+            detail = f"paused for {names[pause.to]}"
             self.reports.append({"type": "make_way", "members": pause.members, "detail": detail})
 
     def _retire(self, agent: Agent) -> None:

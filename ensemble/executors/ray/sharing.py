@@ -7,6 +7,7 @@ nodes have free, are up to a second old, and what has just changed hands is in o
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections import Counter
@@ -37,6 +38,8 @@ START_S = 120.0  # for which a lease is kept for its first member although other
 SETTLE_S = 2.5  # for which a debt must be owed, or nothing given back, before something is
 MOST_DEFERRED = 8
 _EPSILON = 1e-6
+
+log = logging.getLogger(__name__)
 
 
 class Shared(NamedTuple):
@@ -99,7 +102,7 @@ class Sharing:
         self.wanted = Counter[ResourceRequest]()
         self.withheld: frozenset[int] = frozenset()
         self.owed: list[Owed] = []
-        self._division = ClusterDivision([], [])
+        self._division, self._has_failed = ClusterDivision([], []), False
         self._owed_since: dict[str, float] = {}  # by run
         self._gave_at = -math.inf
         self._waits_since: float | None = None
@@ -191,9 +194,9 @@ class Sharing:
 
     def decide(self, claim: RunClaim, free: Mapping[str, Amount], now: float) -> bool:
         """Divide the cluster anew; returns whether it is divided otherwise than before."""
-        claims, before = sorted([claim, *self.others], key=lambda each: each.run), self._division.grants
-        self._division = divide(claims, free, self._quantum_s) if self.is_contended else ClusterDivision([], [])
-        debts = [debt for debt in self._division.debts if debt.run == self.shared.run]
+        before, known = self._division.grants, {other.run for other in self.others}
+        self._divide([claim, *self.others], free)
+        debts = [debt for debt in self._division.debts if debt.run == self.shared.run and debt.to in known]
         self._owed_since = {debt.to: self._owed_since.get(debt.to, now) for debt in debts}
         starting = self._list_starting(now)
         self.owed = []
@@ -204,6 +207,18 @@ class Sharing:
                 self.owed.append(Owed(debt.to, numbers, debt.is_pause_due))
         self.withheld = frozenset(number for owed in self.owed for number in owed.numbers)
         return self._division.grants != before
+
+    def _divide(self, claims: Iterable[RunClaim], free: Mapping[str, Amount]) -> None:
+        """Divide the cluster; where that fails, it stays divided as it is, and the run goes on."""
+        if not self.is_contended:
+            self._division = ClusterDivision([], [])
+            return
+        try:
+            self._division = divide(sorted(claims, key=lambda each: each.run), free, self._quantum_s)
+        except Exception as error:  # of rows of others, perhaps: it must not end this run
+            if not self._has_failed:
+                log.warning("the cluster cannot be divided between its runs, and stays as it is: %r", error)
+            self._has_failed = True
 
     def _list_starting(self, now: float) -> set[int]:
         """The numbers of leases in which the first member is about to start: their turn has not begun yet."""
@@ -271,7 +286,7 @@ class Sharing:
 
     def choose_returns(self, is_idle: Callable[[int], bool], now: float) -> list[int]:
         """The numbers of leases that are given back now."""
-        if now - self._gave_at < SETTLE_S:
+        if self._is_settling(now):
             return []
         chosen: list[int] = []
         for owed in self.owed:
@@ -280,6 +295,10 @@ class Sharing:
         if chosen:
             self._gave_at = now
         return chosen
+
+    def _is_settling(self, now: float) -> bool:
+        """Whether something was given back just now, which the rows of others do not have yet."""
+        return now - self._gave_at < SETTLE_S
 
     def choose_pauses(
         self, nodes: Mapping[str, Node], placed: Mapping[str, PlacedThere], now: float
@@ -290,6 +309,8 @@ class Sharing:
             nodes: by Ray's id.
             placed: the members on each node, by its name.
         """
+        if self._is_settling(now):
+            return []
         due: dict[str, set[int]] = {}
         for owed in self.owed:
             if owed.is_pause_due:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,3 +129,21 @@ def test_room_is_made_on_nodes_that_the_run_can_use_and_it_is_asked_for_nowhere_
     held = [{name: len(leases) for name, leases in run.list_held().items()} for run in (first, second)]
     assert held == [{"node-0": 2}, {"node-1": 2}]
     assert (len(first.running), len(second.running), second.lost) == (2, 2, 0)
+
+
+def test_no_second_member_is_paused_while_the_place_of_the_first_changes_hands(world: World) -> None:
+    cluster = world.make([(8.0, 64.0, 4)])
+    first = Run(cluster, "a", "auto", [make_member(number) for number in range(4)], Shared("a"))
+    second = Run(cluster, "b", "auto", [make_member()], Shared("b", priority=1))
+    turn(world, [first], 20)
+    first.others, second.others = [second], [first]
+    while sum(map(len, first.list_held().values())) == 4:
+        row = second.manager.make_claim()
+        turn(world, [first, second], 1, pauses=True)
+    assert row.wants and len(first.running) == 3
+    turn(world, [second], 1)
+    assert len(second.running) == 1
+    known = SimpleNamespace(make_claim=lambda: row)  # which was sent before
+    first.others = [SimpleNamespace(manager=known)]  # type: ignore[list-item]
+    turn(world, [first], 1, pauses=True)
+    assert len(first.running) == 3
