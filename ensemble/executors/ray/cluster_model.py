@@ -26,7 +26,7 @@ from ensemble.executors.ray.actions import (
     News,
     StartAgent,
 )
-from ensemble.executors.ray.agents import Agent, describe_node, describe_offer, name_nodes
+from ensemble.executors.ray.agents import Agent, describe_node, describe_offer, name_nodes, read_labels
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import IS_FULL
 from ensemble.executors.ray.request import Offer
@@ -110,7 +110,7 @@ class ClusterModel:
             name = self._names[ray_id]
             agent, before = self.agents.get(name), self._known_nodes.get(name)
             node = describe_offer(record, name, agent, on_gpus=self._on_gpus, before=before)
-            offers.append(Offer(ray_id, node, (free or {}).get(ray_id, {})))
+            offers.append(Offer(ray_id, node, (free or {}).get(ray_id, {}), read_labels(record)))
         # A node that is gone may be replaced by another like it, so members that fitted there wait for that.
         self._known_nodes |= {offer.node.name: offer.node for offer in offers}
         frozen = {agent.ray_id for agent in self.agents.values() if agent.is_frozen}

@@ -79,7 +79,7 @@ def _select_nodes(
 ) -> Counter[ResourceRequest]:
     """The requests, to be met by nodes that fit a selection."""
     plain = make_label_selector(selection)
-    misfits = [o for o in offers if has_labels(plain, o.node) and not is_selected(selection, o.node)]
+    misfits = [o for o in offers if _is_found(plain, o) and not is_selected(selection, o.node)]
     labels = make_label_selector(selection, [offer.node for offer in misfits])
     left_out = tuple(sorted(offer.ray_id for offer in misfits))
     return Counter(
@@ -88,6 +88,11 @@ def _select_nodes(
             for each, count in asked.items()
         }
     )
+
+
+def _is_found(labels: Selection, offer: Offer) -> bool:
+    """Whether Ray takes a node for one with these labels; that of a node with GPUs of several models is of one."""
+    return has_labels(labels, offer.node.labels if offer.labels is None else offer.labels)
 
 
 def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[Shape]) -> Counter[ResourceRequest]:

@@ -97,8 +97,10 @@ class Offer(NamedTuple):
         ray_id: Ray's id of it.
         node: with all that Ray could ever give of it.
         free: what nobody holds now, as Ray names it: CPU, memory in bytes, GPU.
+        labels: by which Ray finds it, where `node` has fewer; None: those of `node`.
     """
 
     ray_id: str
     node: Node
     free: Mapping[str, float]
+    labels: Mapping[str, str] | None = None

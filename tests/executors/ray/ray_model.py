@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ensemble.executors.ray import lease_manager, leases
-from ensemble.executors.ray.agents import Agent, describe_node, describe_offer
+from ensemble.executors.ray.agents import Agent, describe_node, describe_offer, read_labels
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Offer, ResourceRequest
@@ -150,8 +150,9 @@ class Cluster:
         for name, host in self.total.items():
             free = self.free(name)
             amounts = {"CPU": free.cpus / 1e4, "memory": float(free.memory), "GPU": float(len(free.gpus))}
-            node = describe_offer(make_record(name, host), name, agents.get(name), on_gpus=on_gpus)
-            offers.append(Offer(name, node, amounts))
+            record = make_record(name, host)
+            node = describe_offer(record, name, agents.get(name), on_gpus=on_gpus)
+            offers.append(Offer(name, node, amounts, read_labels(record)))
         return offers
 
 
