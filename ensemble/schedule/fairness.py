@@ -100,11 +100,14 @@ class Want(Struct, frozen=True):
 
     Attributes:
         nodes: those that may give it; None: all but those that its run leaves out.
+        waited_s: seconds since the run waits for as large a one, or was last given one: it may be given small ones
+            all the time. At least those of the run count.
     """
 
     parts: Annotated[tuple[Amount, ...], Meta(min_length=1)]
     count: Annotated[int, Meta(ge=1, le=MOST_WANTS)] = 1
     nodes: tuple[str, ...] | None = None
+    waited_s: _Seconds = 0.0
 
 
 class RunClaim(Struct, frozen=True, kw_only=True):
@@ -209,6 +212,7 @@ class _Given(NamedTuple):
     Attributes:
         run: its owner.
         to: who waits for it.
+        waited_s: for how long.
         is_exchange: whether they only change places.
         grant: the number of the grant for which it is.
         alone: what it is for, if it is the only one that is given back for that grant.
@@ -217,6 +221,7 @@ class _Given(NamedTuple):
     holding: Holding
     run: str
     to: str
+    waited_s: float
     is_exchange: bool
     grant: int
     alone: Want | None = None
@@ -291,7 +296,7 @@ class _Board:
             for node, there in self._held.items()
         }
         for node in sorted(self._list_usable(run, want), key=lambda node: (-richest[node], node)):
-            found = self._plan_room(run, want.parts, part, node)
+            found = self._plan_room(run, want, part, node)
             if found is None:
                 continue
             busy = [each for each in found if each.holding.is_busy]
@@ -312,9 +317,10 @@ class _Board:
                     self._left[node] = self._left[node].plus(amount)
         return best[1]
 
-    def _plan_room(self, run: str, parts: tuple[Amount, ...], part: Amount, node: str) -> list[_Given] | None:
+    def _plan_room(self, run: str, want: Want, part: Amount, node: str) -> list[_Given] | None:
         """What others give back on a node so that a part has room there; None: they need not give so much."""
         levels, left, found = dict(self._levels), self._left[node], list[_Given]()
+        waited_s = max(self._claims[run].waited_s, want.waited_s)
         there = [each for each in self._held[node].items() if each[0] not in self._given and each[0][0] != run]
         if not there or not part.fits_in(sum_amounts([left, *(holding.parts[node] for _, holding in there)])):
             return None
@@ -323,7 +329,7 @@ class _Board:
             for each in there:
                 (owner, _), holding = each
                 below = levels[owner] - self._weigh(owner, holding.parts.values())
-                kind = self._judge(run, parts, owner, levels[owner], below)
+                kind = self._judge(run, want.parts, owner, levels[owner], below, waited_s)
                 if kind is not None:
                     break
             else:
@@ -331,7 +337,7 @@ class _Board:
             there.remove(each)
             levels[owner] = below
             left = left.plus(holding.parts[node])
-            found.append(_Given(holding, owner, run, kind, len(self.grants)))
+            found.append(_Given(holding, owner, run, waited_s, kind, len(self.grants)))
         for given in list(found):  # those that others have made superfluous
             rest = left.minus(given.holding.parts[node])
             if part.fits_in(rest):
@@ -344,7 +350,9 @@ class _Board:
         level = -round(self._levels[owner.run], 6)
         return owner.priority, holding.is_busy, level, not holding.is_pausable, -holding.held_s, key
 
-    def _judge(self, run: str, parts: tuple[Amount, ...], owner: str, level: float, below: float) -> bool | None:
+    def _judge(
+        self, run: str, parts: tuple[Amount, ...], owner: str, level: float, below: float, waited_s: float
+    ) -> bool | None:
         """Whether an owner gives back to a run: None: no; True: to change places; False: for another reason.
 
         Args:
@@ -358,13 +366,13 @@ class _Board:
             return False
         after = now + self._weigh(run, parts)
         changes_places = level > now + _EPSILON and after <= level + _EPSILON
-        return True if changes_places and mine.waited_s >= self._quantum_s else None
+        return True if changes_places and waited_s >= self._quantum_s else None
 
     def _may_pause(self, given: _Given) -> bool:
         holding, mine, its = given.holding, self._claims[given.to], self._claims[given.run]
         if not holding.is_busy or mine.priority > its.priority:
             return holding.is_pausable
-        is_late = mine.waited_s >= self._quantum_s and holding.held_s >= self._quantum_s
+        is_late = given.waited_s >= self._quantum_s and holding.held_s >= self._quantum_s
         return is_late and holding.is_pausable and not given.is_exchange
 
     def list_debts(self) -> list[Debt]:

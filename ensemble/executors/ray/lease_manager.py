@@ -161,7 +161,7 @@ class LeaseManager:
         for lease in ready:
             lease.since = lease.ready_at = now
         if ready:
-            self.sharing.note_gain(now)
+            self.sharing.note_gain((lease.request for lease in ready), now)
             self._replan_at = now
         if ready and math.isfinite(self._unseen_until):
             self._unseen_until = now + KEPT_S

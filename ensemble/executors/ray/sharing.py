@@ -39,6 +39,8 @@ SETTLE_S = 2.5  # for which a debt must be owed, or nothing given back, before s
 MOST_DEFERRED = 8
 _EPSILON = 1e-6
 
+_Size = tuple[tuple[float, float], ...]
+
 log = logging.getLogger(__name__)
 
 
@@ -106,6 +108,7 @@ class Sharing:
         self._owed_since: dict[str, float] = {}  # by run
         self._gave_at = -math.inf
         self._waits_since: float | None = None
+        self._waits_for: dict[_Size, float] = {}  # since when
         self._paused_at: dict[str, float] = {}  # by member
 
     @property
@@ -115,9 +118,11 @@ class Sharing:
 
     # -- the row --------------------------------------------------------------------------------------------------
 
-    def note_gain(self, now: float) -> None:
-        """The run was given something: it waits anew."""
+    def note_gain(self, requests: Iterable[ResourceRequest], now: float) -> None:
+        """These requests were met: the run waits anew, and for what is of another size as long as before."""
         self._waits_since = now
+        for request in requests:
+            self._waits_for.pop(_measure(_as_amount(part.bundle) for part in request.list_parts()), None)
 
     def make_claim(
         self,
@@ -157,13 +162,18 @@ class Sharing:
             self._waits_since = None
         elif self._waits_since is None:
             self._waits_since = now
+        sizes = {want: _measure(want.parts) for want in wants}
+        self._waits_for = {size: self._waits_for.get(size, now) for size in sizes.values()}
         return RunClaim(
             run=self.shared.run,
             priority=self.shared.priority,
             weight=self.shared.weight,
             limits=dict(self.shared.limits),
             holdings=tuple(holdings.values()),
-            wants=tuple(Want(want.parts, count, want.nodes) for want, count in wants.items()),
+            wants=tuple(
+                Want(want.parts, count, want.nodes, now - self._waits_for[sizes[want]])
+                for want, count in wants.items()
+            ),
             waited_s=now - self._waits_since if self._waits_since is not None else 0.0,
             excluded=tuple(sorted(excluded)),
         )
@@ -344,6 +354,11 @@ def _choose_members(leases: Sequence[Lease], numbers: set[int], placed: PlacedTh
         left.remove(last)
         found.append(last[0].member)
     return found
+
+
+def _measure(parts: Iterable[Amount]) -> _Size:
+    """The size of what is asked for, which does not change with what nodes have free: GPUs, or else cores."""
+    return tuple((part.gpus, 0.0 if part.gpus else part.cpus) for part in parts)
 
 
 def _as_amount(bundle: Bundle) -> Amount:

@@ -162,3 +162,21 @@ def test_a_node_whose_feeder_serves_others_keeps_a_lease_whatever_is_owed(world:
     assert count(first)[0] == 1
     first.manager.release_unused(nodes)
     assert count(first)[0] == 0
+
+
+def test_small_members_that_come_and_go_do_not_put_off_what_a_large_one_waits_for(world: World) -> None:
+    cluster = world.make([(16.0, 64.0, 8)])
+    first = Run(cluster, "a", "auto", [make_member(number) for number in range(8)], Shared("a", quantum_s=60.0))
+    second = Run(cluster, "b", "auto", [], Shared("b", quantum_s=60.0))
+    turn(world, [first], 20)
+    first.end(first.running[-1])
+    first.others, second.others = [second], [first]
+    second.waiting = [make_member(8, workers=3)]
+    for number in range(10, 18):
+        second.waiting.append(make_member(number))
+        second.say_demand()
+        turn(world, [first, second], 8, pauses=True)
+        for placement in [each for each in second.running if each.identity.workers == 1]:
+            second.end(placement)
+        turn(world, [first, second], 14, pauses=True)
+    assert any(each.identity.workers == 3 for each in second.running)
