@@ -326,8 +326,8 @@ def resume(
         check_budget("budget", budget)
     if budget is not None and ensemble.search is None:
         raise SpecError("budget= is of a search, and the run trains a list of members")
-    if ensemble.search is not None and (limits := state.header.budget if budget is None else budget):
-        ensemble = dataclasses.replace(ensemble, search=dataclasses.replace(ensemble.search, budget=limits))
+    if ensemble.search is not None and (given := state.header.budget if budget is None else budget):
+        ensemble = dataclasses.replace(ensemble, search=dataclasses.replace(ensemble.search, budget=given))
     ensemble = apply_limits(ensemble, limits, priority, share_weight)
     check_installed(ensemble.loggers)
     code = code_of(ensemble)

@@ -37,7 +37,7 @@ def list_run_columns(runs: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 def list_node_columns(nodes: Sequence[Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]) -> list[Column]:
     """Returns the columns of the table of nodes, with a cell that says who holds what."""
-    names = {each["run_id"]: each.get("name") or each["run_id"] for each in runs if "run_id" in each}
+    names = {each["id"]: each["name"] for each in runs if "id" in each}
     holders = [
         "; ".join(
             [

@@ -25,21 +25,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+from ensemble.spec.limits import LEAST_WEIGHT, MOST_PRIORITY, MOST_WEIGHT
 
 QUANTUM_S = 600.0
 MOST_AT_ONCE = 8  # gangs for which a run is made room at a time; others follow
 _EPSILON = 1e-6
 
+MOST_WANTS = 64  # in a row
+
+# What others say is decoded within these ranges, or not at all.
+_Measure = Annotated[float, Meta(ge=0.0, le=1e9)]
+_Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
+
 
 class Amount(NamedTuple):
     """GPUs, cores and GiB of memory."""
 
-    gpus: float
-    cpus: float
-    memory_gb: float = 0.0
+    gpus: _Measure
+    cpus: _Measure
+    memory_gb: _Measure = 0.0
 
     def plus(self, other: Amount) -> Amount:
         """Both together."""
@@ -82,7 +90,7 @@ class Holding(Struct, frozen=True):
 
     id: str
     parts: dict[str, Amount]
-    held_s: float = 0.0
+    held_s: _Seconds = 0.0
     is_busy: bool = True
     is_pausable: bool = True
 
@@ -91,37 +99,38 @@ class Want(Struct, frozen=True):
     """What a run waits for: so many times these parts, each on one node, all together or not at all.
 
     Attributes:
-        nodes: those that may give it; None: all.
+        nodes: those that may give it; None: all but those that its run leaves out.
+        waited_s: seconds since the run waits for as large a one, or was last given one: it may be given small ones
+            all the time. At least those of the run count.
     """
 
-    parts: tuple[Amount, ...]
-    count: int = 1
+    parts: Annotated[tuple[Amount, ...], Meta(min_length=1)]
+    count: Annotated[int, Meta(ge=1, le=MOST_WANTS)] = 1
     nodes: tuple[str, ...] | None = None
-
-    def list_nodes(self, nodes: Iterable[str]) -> list[str]:
-        """Those of some nodes that may give it."""
-        return [node for node in nodes if self.nodes is None or node in self.nodes]
+    waited_s: _Seconds = 0.0
 
 
 class RunClaim(Struct, frozen=True, kw_only=True):
     """What a run holds and wants.
 
     Attributes:
-        run: its id.
+        run: its id, another one at each of its starts.
         priority: a run of a higher one is served first.
         weight: runs of one priority have parts in proportion to their weights.
         limits: the most GPUs (`gpus`) and cores (`cpus`) that it holds, where it has limits.
         wants: within its limits, the first ones first.
         waited_s: seconds since it waits, or was last given something.
+        excluded: nodes that it cannot use now: they give it nothing.
     """
 
     run: str
-    priority: int = 0
-    weight: float = 1.0
+    priority: Annotated[int, Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
+    weight: Annotated[float, Meta(ge=LEAST_WEIGHT, le=MOST_WEIGHT)] = 1.0
     limits: dict[str, float] = {}
     holdings: tuple[Holding, ...] = ()
-    wants: tuple[Want, ...] = ()
-    waited_s: float = 0.0
+    wants: Annotated[tuple[Want, ...], Meta(max_length=MOST_WANTS)] = ()
+    waited_s: _Seconds = 0.0
+    excluded: tuple[str, ...] = ()
 
     def sum_held(self) -> dict[str, Amount]:
         """What it holds of each node."""
@@ -203,6 +212,7 @@ class _Given(NamedTuple):
     Attributes:
         run: its owner.
         to: who waits for it.
+        waited_s: for how long.
         is_exchange: whether they only change places.
         grant: the number of the grant for which it is.
         alone: what it is for, if it is the only one that is given back for that grant.
@@ -211,6 +221,7 @@ class _Given(NamedTuple):
     holding: Holding
     run: str
     to: str
+    waited_s: float
     is_exchange: bool
     grant: int
     alone: Want | None = None
@@ -226,6 +237,7 @@ class _Board:
         self._held: dict[str, dict[tuple[str, str], Holding]] = {node: {} for node in free}
         self.grants: list[GangGrant] = []
         self._given: dict[tuple[str, str], _Given] = {}
+        self._usable: dict[tuple[str, tuple[str, ...] | None], list[str]] = {}
         held = {claim.run: claim.sum_held() for claim in claims}
         there = [part for parts in held.values() for node, part in parts.items() if node in free]
         self._total = sum_amounts([*free.values(), *there])
@@ -241,6 +253,14 @@ class _Board:
         shares = (mine / of for mine, of in zip(amount, self._total, strict=True) if of > 0)
         return max(shares, default=0.0) / self._claims[run].weight
 
+    def _list_usable(self, run: str, want: Want) -> list[str]:
+        """The nodes that may give a run what it wants."""
+        key = run, want.nodes
+        if key not in self._usable:
+            named = self._left.keys() if want.nodes is None else self._left.keys() & set(want.nodes)
+            self._usable[key] = sorted(named - set(self._claims[run].excluded))
+        return self._usable[key]
+
     def rank(self, run: str) -> tuple[float, float, float, str]:
         """The order in which those that wait are served."""
         claim = self._claims[run]
@@ -251,7 +271,7 @@ class _Board:
         left, given, levels = dict(self._left), dict(self._given), dict(self._levels)
         parts, nodes = want.parts, list[str]()
         for part in parts:
-            node = self._find_free(want, part)
+            node = self._find_free(run, want, part)
             if node is None and may_displace:
                 node = self._make_room(run, want, part)
             if node is None:
@@ -263,9 +283,9 @@ class _Board:
         self._levels[run] += self._weigh(run, parts)
         return len(self._given) > len(given)
 
-    def _find_free(self, want: Want, part: Amount) -> str | None:
+    def _find_free(self, run: str, want: Want, part: Amount) -> str | None:
         """The node with room for a part that has least beside it."""
-        fitting = [node for node in want.list_nodes(self._left) if part.fits_in(self._left[node])]
+        fitting = [node for node in self._list_usable(run, want) if part.fits_in(self._left[node])]
         return min(fitting, key=lambda node: (self._left[node], node), default=None)
 
     def _make_room(self, run: str, want: Want, part: Amount) -> str | None:
@@ -275,8 +295,8 @@ class _Board:
             node: max((self._levels[owner] for owner, _ in there), default=0.0)
             for node, there in self._held.items()
         }
-        for node in sorted(want.list_nodes(self._left), key=lambda node: (-richest[node], node)):
-            found = self._plan_room(run, want.parts, part, node)
+        for node in sorted(self._list_usable(run, want), key=lambda node: (-richest[node], node)):
+            found = self._plan_room(run, want, part, node)
             if found is None:
                 continue
             busy = [each for each in found if each.holding.is_busy]
@@ -297,9 +317,10 @@ class _Board:
                     self._left[node] = self._left[node].plus(amount)
         return best[1]
 
-    def _plan_room(self, run: str, parts: tuple[Amount, ...], part: Amount, node: str) -> list[_Given] | None:
+    def _plan_room(self, run: str, want: Want, part: Amount, node: str) -> list[_Given] | None:
         """What others give back on a node so that a part has room there; None: they need not give so much."""
         levels, left, found = dict(self._levels), self._left[node], list[_Given]()
+        waited_s = max(self._claims[run].waited_s, want.waited_s)
         there = [each for each in self._held[node].items() if each[0] not in self._given and each[0][0] != run]
         if not there or not part.fits_in(sum_amounts([left, *(holding.parts[node] for _, holding in there)])):
             return None
@@ -308,7 +329,7 @@ class _Board:
             for each in there:
                 (owner, _), holding = each
                 below = levels[owner] - self._weigh(owner, holding.parts.values())
-                kind = self._judge(run, parts, owner, levels[owner], below)
+                kind = self._judge(run, want.parts, owner, levels[owner], below, waited_s)
                 if kind is not None:
                     break
             else:
@@ -316,7 +337,7 @@ class _Board:
             there.remove(each)
             levels[owner] = below
             left = left.plus(holding.parts[node])
-            found.append(_Given(holding, owner, run, kind, len(self.grants)))
+            found.append(_Given(holding, owner, run, waited_s, kind, len(self.grants)))
         for given in list(found):  # those that others have made superfluous
             rest = left.minus(given.holding.parts[node])
             if part.fits_in(rest):
@@ -329,7 +350,9 @@ class _Board:
         level = -round(self._levels[owner.run], 6)
         return owner.priority, holding.is_busy, level, not holding.is_pausable, -holding.held_s, key
 
-    def _judge(self, run: str, parts: tuple[Amount, ...], owner: str, level: float, below: float) -> bool | None:
+    def _judge(
+        self, run: str, parts: tuple[Amount, ...], owner: str, level: float, below: float, waited_s: float
+    ) -> bool | None:
         """Whether an owner gives back to a run: None: no; True: to change places; False: for another reason.
 
         Args:
@@ -343,13 +366,13 @@ class _Board:
             return False
         after = now + self._weigh(run, parts)
         changes_places = level > now + _EPSILON and after <= level + _EPSILON
-        return True if changes_places and mine.waited_s >= self._quantum_s else None
+        return True if changes_places and waited_s >= self._quantum_s else None
 
     def _may_pause(self, given: _Given) -> bool:
         holding, mine, its = given.holding, self._claims[given.to], self._claims[given.run]
         if not holding.is_busy or mine.priority > its.priority:
             return holding.is_pausable
-        is_late = mine.waited_s >= self._quantum_s and holding.held_s >= self._quantum_s
+        is_late = given.waited_s >= self._quantum_s and holding.held_s >= self._quantum_s
         return is_late and holding.is_pausable and not given.is_exchange
 
     def list_debts(self) -> list[Debt]:
@@ -370,7 +393,7 @@ class _Board:
     def _list_instead(self, given: _Given, want: Want) -> Iterator[str]:
         """The ids of the owner's other holdings each of which makes as much room."""
         (chosen,), (part,) = self.grants[given.grant].nodes, want.parts
-        usable = set(want.list_nodes(self._left))
+        usable = set(self._list_usable(given.to, want))
         for other in self._claims[given.run].holdings:
             for node, amount in other.parts.items():
                 left = self._left[node] if node in usable else None

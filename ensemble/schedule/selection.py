@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.nodes import (
@@ -27,7 +27,7 @@ _SHOWN = 0.9  # the part of a GPU's nominal memory that a driver shows at least:
 def is_selected(selection: Selection, node: Node) -> bool:
     """Whether a node has what a selection asks for: its labels, and a GPU, if it is of GPUs."""
     labels = tuple(item for item in selection if not selects_gpus((item,)))
-    return has_labels(labels, node) and (labels == selection or any(find_gpus(selection, node)))
+    return has_labels(labels, node.labels) and (labels == selection or any(find_gpus(selection, node)))
 
 
 def find_gpus(selection: Selection, node: Node) -> list[bool]:
@@ -100,9 +100,9 @@ def make_label_selector(selection: Selection, misfits: Iterable[Node] = ()) -> S
     return tuple(sorted(labels.items()))
 
 
-def has_labels(labels: Selection, node: Node) -> bool:
-    """Whether Ray takes a node for one with these labels."""
-    return all(_accepts(text, node.labels.get(key)) for key, text in labels)
+def has_labels(selectors: Selection, labels: Mapping[str, str]) -> bool:
+    """Whether Ray takes a node with such labels for one that is selected."""
+    return all(_accepts(text, labels.get(key)) for key, text in selectors)
 
 
 def explain_unselected(selection: Selection, nodes: Sequence[Node]) -> str:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ensemble.spec.ensemble import Ensemble
 
 LIMITED = ("gpus", "cpus")
+LEAST_WEIGHT, MOST_WEIGHT, MOST_PRIORITY = 1e-6, 1e6, 2**31
 
 
 def check_limits(where: str, given: object) -> None:
@@ -35,8 +36,8 @@ def apply_limits(
         SpecError: one of them is invalid.
     """
     check_limits("limits", limits or {})
-    check_number("priority", priority, low=-(2**31), integer=True, optional=True)
-    check_number("share_weight", share_weight, low=0, above=True, optional=True)
+    check_number("priority", priority, low=-MOST_PRIORITY, high=MOST_PRIORITY, integer=True, optional=True)
+    check_number("share_weight", share_weight, low=LEAST_WEIGHT, high=MOST_WEIGHT, optional=True)
     changed: dict[str, object] = {"priority": priority, "share_weight": share_weight}
     if limits:
         changed["limits"] = {**ensemble.limits, **limits}

@@ -94,11 +94,12 @@ def check_number(
     value: object,
     *,
     low: float,
+    high: float = math.inf,
     integer: bool = False,
     above: bool = False,
     optional: bool = False,
 ) -> None:
-    """Raise SpecError for what is no finite number (or integer) of at least `low`, or above it with `above`.
+    """Raise SpecError for no finite number (or integer) of `low` to `high`, or above `low` with `above`.
 
     With `optional`, None is valid.
     """
@@ -110,6 +111,8 @@ def check_number(
         raise SpecError(f"{where} must be {'an integer' if integer else 'a number'}, got {value!r}")
     if value < low or (above and value == low):
         raise SpecError(f"{where} must be {'above' if above else 'at least'} {low:g}, got {value!r}")
+    if value > high:
+        raise SpecError(f"{where} must be at most {high:g}, got {value!r}")
 
 
 def check_loss_scale(where: str, value: object) -> None:

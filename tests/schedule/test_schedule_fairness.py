@@ -71,6 +71,14 @@ def test_of_an_odd_number_the_last_one_changes_hands_when_a_member_ends_after_a_
     assert owed([a, claim("b", *hold("b", "x"), wants=[1], waited_s=Q_S)], {"x": 0}) == [("a", "b", False)]
 
 
+def test_a_run_that_is_given_small_ones_all_the_time_waits_for_a_large_one_as_long_as_it_does() -> None:
+    a, large = claim("a", *hold("a", *"xxxxxx")), Want((gpus(2),), waited_s=Q_S)
+    b = RunClaim(run="b", holdings=hold("b", "x"), wants=(large,), waited_s=1.0)
+    assert owed([a, b], {"x": 0}) == [("a", "b", True)] * 2
+    fresh = RunClaim(run="b", holdings=hold("b", "x"), wants=(Want((gpus(2),)),), waited_s=1.0)
+    assert owed([a, fresh], {"x": 0}) == [("a", "b", False)] * 2
+
+
 def test_a_gang_as_large_as_the_cluster_has_its_turn() -> None:
     small = [claim(name, *hold(name, "x"), wants=[1]) for name in "abcd"]
     assert owed([*small, claim("e", wants=[4])], {"x": 0}) == [(name, "e", False) for name in "abcd"]
@@ -143,6 +151,7 @@ class Run:
     waiting: list[Member]
     leases: list[Lease] = dataclasses.field(default_factory=list)
     gained: float = 0.0
+    gained_by: dict[tuple[int, ...], float] = dataclasses.field(default_factory=dict)  # by size
     owed_since: dict[str, float] = dataclasses.field(default_factory=dict)
     gave_at: float = -1e9
     rows: list[tuple[float, RunClaim]] = dataclasses.field(default_factory=list)
@@ -163,7 +172,9 @@ class Run:
             )
             for lease in self.leases
         )
-        wants = tuple(Want(tuple(gpus(size) for size in member.parts)) for member in self.waiting)
+        sizes = [member.parts for member in self.waiting]
+        self.gained_by = {size: self.gained_by.get(size, now) for size in sizes}
+        wants = tuple(Want(tuple(map(gpus, size)), waited_s=now - self.gained_by[size]) for size in sizes)
         waited_s = now - self.gained if wants else 0.0
         return RunClaim(run=self.name, priority=self.priority, holdings=holdings, wants=wants, waited_s=waited_s)
 
@@ -261,6 +272,7 @@ class World:
                 self.number += 1
                 run.leases.append(Lease(self.number, parts, self.now, member))
                 run.gained = self.now
+                run.gained_by.pop(sizes, None)
 
     @property
     def is_over(self) -> bool:

@@ -49,6 +49,17 @@ def names(path: Path) -> list[str]:
     return [event["type"] for event in read_events(path / "events.jsonl")]
 
 
+@pytest.mark.parametrize("budget", [None, {"trials": 2}])
+def test_limits_of_a_resume_are_apart_from_the_budget(budget: dict[str, float] | None, tmp_path: Path) -> None:
+    search = Search(SPACE, pruner="none", **({"trials": 2} if budget is None else {"budget": budget}))
+    ensemble.submit(declare(search, epochs=1), tmp_path, executor="inline").wait()
+    options: dict[str, Any] = {"budget": {"trials": 3}} if budget else {"epochs": 2}
+    ensemble.resume(tmp_path, limits={"cpus": 3.0}, **options).wait()
+    last = [event for event in read_events(tmp_path / "events.jsonl") if event["type"] == "run_started"][-1]
+    assert last["limits"] == {"cpus": 3.0}
+    assert last["budget"] == ({"trials": 3} if budget else None)
+
+
 def test_hours_of_work_are_those_in_which_a_member_has_a_place() -> None:
     def span(placed: float, ended: float | None) -> Span:
         return Span(0, "n", [], None, placed, ended=ended)

@@ -127,7 +127,7 @@ def name_nodes(records: Sequence[dict[str, Any]], known: dict[str, str]) -> dict
     return names
 
 
-def _read_labels(record: Mapping[str, Any]) -> dict[str, str]:
+def read_labels(record: Mapping[str, Any]) -> dict[str, str]:
     """The labels of a node, without its id."""
     return {key: value for key, value in record.get("Labels", {}).items() if key != NODE_ID}
 
@@ -146,7 +146,7 @@ def describe_offer(
     gpus = int(resources.get("GPU", 0)) if on_gpus else 0
     kind = next((key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")), "GPU")
     cpus, memory_gb, host = resources.get("CPU", 0.0), resources.get("memory", 0.0) / 2**30, name
-    labels, models, sizes = _read_labels(record), (kind,) * gpus, tuple[float, ...]()
+    labels, models, sizes = read_labels(record), (kind,) * gpus, tuple[float, ...]()
     if before is not None and len(before.gpus) == gpus:
         models, sizes = before.gpus, before.gpu_memory_gb
     if agent is not None and agent.described is not None:
@@ -198,5 +198,5 @@ def describe_node(agent: Agent, leases: Sequence[Lease] | None, *, on_gpus: bool
     chosen = {key: tuple(seen[key][i] for i in usable) for key in OF_GPUS if seen.get(key)}
     return Node(
         **{**seen, **chosen, "cpus": min(cpus, seen["cpus"]), "memory_gb": min(memory_gb, seen["memory_gb"])}
-        | {"labels": _read_labels(agent.record)}
+        | {"labels": read_labels(agent.record)}
     )

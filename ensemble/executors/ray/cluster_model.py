@@ -26,7 +26,7 @@ from ensemble.executors.ray.actions import (
     News,
     StartAgent,
 )
-from ensemble.executors.ray.agents import Agent, describe_node, describe_offer, name_nodes
+from ensemble.executors.ray.agents import Agent, describe_node, describe_offer, name_nodes, read_labels
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import IS_FULL
 from ensemble.executors.ray.request import Offer
@@ -100,18 +100,21 @@ class ClusterModel:
             for ray_id, record in found.items()
             if ray_id not in self._unusable and not self._is_drained(ray_id)
         }
-        self._names = name_nodes(list(self.records.values()), self._names)
+        self._names = name_nodes(list(found.values()), self._names)
         if self.leases is None:
             return
         offers = []
-        for ray_id, record in self.records.items():
+        for ray_id, record in found.items():
+            if self._is_drained(ray_id):
+                continue
             name = self._names[ray_id]
             agent, before = self.agents.get(name), self._known_nodes.get(name)
             node = describe_offer(record, name, agent, on_gpus=self._on_gpus, before=before)
-            offers.append(Offer(ray_id, node, (free or {}).get(ray_id, {})))
+            offers.append(Offer(ray_id, node, (free or {}).get(ray_id, {}), read_labels(record)))
         # A node that is gone may be replaced by another like it, so members that fitted there wait for that.
         self._known_nodes |= {offer.node.name: offer.node for offer in offers}
-        self.leases.set_offers(offers, {agent.ray_id for agent in self.agents.values() if agent.is_frozen})
+        frozen = {agent.ray_id for agent in self.agents.values() if agent.is_frozen}
+        self.leases.set_offers(offers, frozen | self._unusable)
 
     def look_for_drained(self) -> None:
         """Report the nodes that Ray has begun to drain: no member is placed there any more."""
@@ -215,25 +218,26 @@ class ClusterModel:
         ]
 
     def share(
-        self, claim: RunClaim, others: Mapping[str, tuple[str, RunClaim]], free: Mapping[str, Mapping[str, float]]
+        self, claim: RunClaim, others: Sequence[tuple[str, RunClaim]], free: Mapping[str, Mapping[str, float]]
     ) -> None:
         """Divide the cluster between this run and others.
 
         Args:
             claim: of this run.
-            others: the others, by their ids: what they are called, and their claims.
+            others: what the others are called, and their claims.
             free: see `see_nodes`.
         """
         assert self.leases is not None
         before = self.leases.sharing.withheld
-        self.leases.share(claim, [other for _, other in others.values()], free)
+        self.leases.share(claim, [other for _, other in others], free)
         changed = before ^ self.leases.sharing.withheld
         up = self._list_up()
         for agent in up:
             if any(lease.number in changed for lease in self.leases.on_node(agent.ray_id)):
                 self.report_node(agent)
+        names = {other.run: name for name, other in others}
         for pause in self.leases.choose_pauses((agent.ray_id, self.describe(agent)) for agent in up):
-            detail = f"paused for {others[pause.to][0]}"
+            detail = f"paused for {names[pause.to]}"
             self.reports.append({"type": "make_way", "members": pause.members, "detail": detail})
 
     def _retire(self, agent: Agent) -> None:

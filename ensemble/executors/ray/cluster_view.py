@@ -66,6 +66,7 @@ def describe_row(row: registry.RunRow) -> dict[str, Any]:
     claim = row.claim
     return {
         "version": row.version,
+        "id": claim.run,
         "run_id": row.run_id,
         "name": row.name,
         "user": row.user,
@@ -102,10 +103,12 @@ def compose(
         - `runs`: `describe_row` of each; of one of another version its `version`, `age_s`, and what else can be
           read of `run_id`, `name`, `user`, `host`, `pid`, `directory`.
         - `nodes`: `node`, `address`, `id`, `total`, `free`, `foreign` (`gpus`, `cpus`, `memory_gb`), and `runs`:
-          the same by the ids of runs. What runs of another version hold counts as foreign.
+          the same by the `id` of each. What runs of another version hold counts as foreign.
     """
     others = {row: _describe_other_version(age_s, row) for age_s, row in rows}
-    known = {row.run_id: row for row in registry.decode_rows([each for each in rows if others[each[1]] is None])}
+    known = {
+        row.claim.run: row for row in registry.decode_rows([each for each in rows if others[each[1]] is None])
+    }
     runs = [*map(describe_row, known.values()), *(each for each in others.values() if each is not None)]
     nodes = []
     for record in sorted(records, key=lambda each: (str(each["NodeManagerHostname"]), str(each["NodeID"]))):

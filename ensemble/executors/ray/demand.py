@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ensemble.executors.ray.queued_demand import Shape, join_parts, make_bundle, queue_members
-from ensemble.executors.ray.request import Offer, RequestPart, ResourceRequest
+from ensemble.executors.ray.request import Bundle, Offer, RequestPart, ResourceRequest
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import SLACK, UNITS, Need, compute_need, needs_gpu, uses_gpus
 from ensemble.schedule.selection import is_selected
@@ -147,7 +147,8 @@ class _NodeState:
         part = self.shape.memory * gpus // self.shape.gpus if gpus else self.shape.memory * undeclared // total
         more = _clip(part - memory if gpus else part, self.memory) if undeclared else 0
         self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - more, self.gpus - gpus
-        return ResourceRequest(make_bundle(cpus, memory + more, gpus), self.ray_id)
+        bundle, selections = make_bundle(cpus, memory + more, gpus), {each.need.selection for each in placements}
+        return ResourceRequest(bundle, self.ray_id, selections=tuple(sorted(selections)))
 
     def request_ranks(self, placement: Placement, ranks: int) -> RequestPart:
         """A part for so many ranks of a member, with a GPU each where it trains on GPUs."""
@@ -157,14 +158,14 @@ class _NodeState:
         self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - memory, self.gpus - gpus
         return RequestPart(make_bundle(cpus, memory, gpus), self.ray_id)
 
-    def request_gpu(self, cpus: int) -> ResourceRequest | None:
+    def request_gpu(self, cpus: int, selections: Iterable[Selection]) -> ResourceRequest | None:
         """A request for one more GPU with so many cores, or with its part of them; None: that is not free."""
         if not self.gpus or cpus > self.cpus + SLACK:
             return None
         cpus = min(max(cpus, self.shape.cpus // self.shape.gpus), max(cpus, self.cpus // self.gpus))
         memory = min(self.shape.memory // self.shape.gpus, max(0, self.memory) // self.gpus)
         self.cpus, self.memory, self.gpus = self.cpus - cpus, self.memory - memory, self.gpus - 1
-        return ResourceRequest(make_bundle(cpus, memory, 1), self.ray_id)
+        return self._request_rest(make_bundle(cpus, memory, 1), selections)
 
     def is_usable(self, needs: Iterable[Need]) -> bool:
         """Whether one of these members on the CPU could use the cores that are left."""
@@ -173,10 +174,15 @@ class _NodeState:
         has_room = any(need in here or need.cpus_on(self.shape.cpus) <= self.cpus for need in needs)
         return has_room and not self.shape.gpus and self.cpus > SLACK
 
-    def request_cores(self) -> ResourceRequest:
+    def request_cores(self, selections: Iterable[Selection]) -> ResourceRequest:
         """A request for all cores and memory that are left."""
         cpus, memory, self.cpus, self.memory = self.cpus, max(0, self.memory), 0, 0
-        return ResourceRequest(make_bundle(cpus, memory), self.ray_id)
+        return self._request_rest(make_bundle(cpus, memory), selections)
+
+    def _request_rest(self, bundle: Bundle, selections: Iterable[Selection]) -> ResourceRequest:
+        """A request for any member of some selections that fits here."""
+        fitting = set(selections).intersection(self.shape.fits)
+        return ResourceRequest(bundle, self.ray_id, selections=tuple(sorted(fitting)))
 
 
 def _make_shape(node: Node, selections: Iterable[Selection]) -> Shape:
@@ -224,7 +230,7 @@ def _place_across(
             placed = pack(whole, taken, [node.describe_free_gpus() for node in nodes], devices)
         for placement in placed:
             parts = [known[name].request_ranks(placement, len(r)) for name, r in placement.ranks_by_node.items()]
-            found[join_parts(parts)] += 1
+            found[join_parts(parts)._replace(selections=(need.selection,))] += 1
         left += alike[len(placed) :]  # equal members are placed in their order
     return left
 
@@ -266,13 +272,14 @@ def _request_widths(
         if on_gpus
         else [node for node in nodes if node.is_usable(needs)]
     )
+    selections = {need.selection for need in needs}
     usable.sort(key=lambda node: (bool(node.shape.gpus), -node.gpus, -node.cpus))
     for node in usable[: len(needs)]:
         if on_gpus:
-            while (request := node.request_gpu(min(cpus, node.shape.cpus))) is not None:
+            while (request := node.request_gpu(min(cpus, node.shape.cpus), selections)) is not None:
                 found[request] += 1
         else:
-            found[node.request_cores()] += 1
+            found[node.request_cores(selections)] += 1
     return found
 
 

@@ -99,12 +99,16 @@ class RayExecutor:
         if self._session.directory is None:
             has_gpus = run_dir.events.exists() and RunStatus.load(run_dir).state.has_gpus
             run_id = run_dir.info["run_id"]
+            self._registry = Registry(run_id, run_dir.path)
             shared = Shared(
-                run_id, ensemble.priority, ensemble.share_weight, dict(ensemble.limits), read_quantum()
+                self._registry.start,
+                ensemble.priority,
+                ensemble.share_weight,
+                dict(ensemble.limits),
+                read_quantum(),
             )
             declared = list_declared(ensemble)
             leases = LeaseManager(run_dir.path.name, ensemble.devices, declared, has_gpus=has_gpus, shared=shared)
-            self._registry = Registry(run_id, run_dir.path)
             self._follow(ClusterModel(leases, on_gpus=on_gpus, ask=self._head.ask))
         try:
             return self._head.call(self._open, ensemble)
@@ -153,10 +157,11 @@ class RayExecutor:
             raise_if_deferred()
             before = self._loop.progress
             self._loop.advance(POLL_S)
-            if before != self._loop.progress:
+            if before != self._loop.progress or self._loop.is_blind:
                 changed = time.monotonic()
             if all(agent.described is not None for agent in self._model.agents.values()):
-                is_complete = self._model.leases is None or not self._model.leases.is_pending
+                leases = self._model.leases
+                is_complete = leases is None or not (leases.is_pending or leases.is_replan_due)
                 if is_complete or time.monotonic() - changed > _SETTLE_S:
                     return
 

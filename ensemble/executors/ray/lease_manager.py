@@ -20,7 +20,7 @@ from ensemble.executors.ray.request import Offer, ResourceRequest
 from ensemble.executors.ray.sharing import ALONE, Pause, Shared, Sharing, as_amount
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.fairness import RunClaim
-from ensemble.schedule.needs import compute_need, resolve_devices
+from ensemble.schedule.needs import resolve_devices
 from ensemble.schedule.selection import explain_unselected, is_selected
 from ensemble.spec import Identity
 from ensemble.spec.nodes import describe_selection
@@ -62,22 +62,24 @@ class LeaseManager:
         self.sharing = Sharing(shared, self._leases)
         self._with_gpus: dict[str, Node] = {}  # by Ray's id, also those that are gone
         self._waiting, self._placed = list(waiting), list[Placement]()
-        self._offers: list[Offer] = []
+        self._all = list[Offer]()
+        self._offers = list[Offer]()  # without those of which nothing is asked
         self.draining: set[str] = set()
         self._resting: dict[str, tuple[float, float]] = {}  # by Ray's id of the node: until when, for how long
         self._replan_at = self._planned_at = 0.0
         self._unseen_until = math.inf  # `waiting` is older than some leases
 
-    def set_offers(self, offers: Sequence[Offer], frozen: Collection[str] = ()) -> None:
+    def set_offers(self, offers: Sequence[Offer], excluded: Collection[str] = ()) -> None:
         """The nodes of the cluster, with what they have free now; nothing is asked of those that rest.
 
         Args:
-            frozen: Ray's ids of nodes of which nothing is asked, either.
+            excluded: Ray's ids of those of which nothing is asked, either.
         """
         known = {offer.ray_id for offer in offers}
         self._resting = {ray_id: rest for ray_id, rest in self._resting.items() if ray_id in known}
         resting = (ray_id for ray_id in self._resting if self.is_resting(ray_id))
-        self._leases.avoided = frozenset((*resting, *frozen))
+        self._leases.avoided = frozenset((*resting, *excluded))
+        self._all = list(offers)
         self._offers = [offer for offer in offers if offer.ray_id not in self._leases.avoided]
         self._with_gpus |= {offer.ray_id: offer.node for offer in offers if offer.node.gpus}
 
@@ -159,7 +161,7 @@ class LeaseManager:
         for lease in ready:
             lease.since = lease.ready_at = now
         if ready:
-            self.sharing.note_gain(now)
+            self.sharing.note_gain((lease.request for lease in ready), now)
             self._replan_at = now
         if ready and math.isfinite(self._unseen_until):
             self._unseen_until = now + KEPT_S
@@ -174,7 +176,6 @@ class LeaseManager:
         limited = [sharing.limit_offer(offer) for offer in offers]
         waiting = sharing.list_within(self._list_unserved(), self.devices)
         planned = plan_requests(waiting, limited, self.devices, gone)
-        sharing.has_kinds = any(compute_need(identity).selection for identity in waiting)
         is_alone = limited == offers
         sharing.wanted = planned if is_alone else plan_requests(waiting, offers, self.devices, gone)
         known = {offer.ray_id for offer in self._offers}
@@ -182,7 +183,8 @@ class LeaseManager:
 
     def make_claim(self) -> RunClaim:
         """What the run holds and wants, as other runs are told."""
-        return self.sharing.make_claim(KEPT_S, self._placed, self._offers, time.monotonic())
+        excluded = self._leases.avoided | self.draining
+        return self.sharing.make_claim(KEPT_S, self._placed, self._offers, time.monotonic(), excluded)
 
     def count_members(self) -> tuple[int, int]:
         """How many members have a place, and how many wait for one."""
@@ -197,7 +199,9 @@ class LeaseManager:
         """
         self.sharing.others = others
         self._offers = [offer._replace(free=free.get(offer.ray_id, {})) for offer in self._offers]
-        amounts = {offer.ray_id: as_amount(self._limit_free(offer)) for offer in self._offers}
+        there = [offer._replace(free=free.get(offer.ray_id, {})) for offer in self._all]
+        limited = (self._limit_free(offer) for offer in there if offer.ray_id not in self.draining)
+        amounts = {offer.ray_id: as_amount(offer) for offer in limited}
         if self.sharing.decide(claim, amounts, time.monotonic()):
             self._replan_at = 0.0
 
@@ -267,12 +271,12 @@ class LeaseManager:
         """
         now, changed, by_id = time.monotonic(), list[str](), dict(nodes)
         used, planned = list_by_node(self._placed), None
-        changed += self._give_back(by_id, measuring)
+        changed += self._give_back(by_id, feeding, measuring)
         has_open = any(is_width_open(identity) for identity in self._waiting)
         for ray_id, node in by_id.items():
             leases = self.on_node(ray_id)
             use = sum_use(used[node.name], node)
-            is_kept = ray_id in measuring or (ray_id in feeding and len(leases) == 1)
+            is_kept = self._is_kept(ray_id, feeding, measuring)
             for lease in leases:
                 is_partly_known = not all(each.ray_id in by_id for each in lease.gang)
                 is_broken = lease.is_unusable and bool(self._waiting)
@@ -292,7 +296,13 @@ class LeaseManager:
                         break  # the others of this node are compared with what is left of it
         return list(dict.fromkeys(changed))
 
-    def _give_back(self, nodes: Mapping[str, Node], measuring: Collection[str]) -> list[str]:
+    def _is_kept(self, ray_id: str, feeding: Collection[str], measuring: Collection[str]) -> bool:
+        """Whether what is held of a node stays; see `release_unused`."""
+        return ray_id in measuring or (ray_id in feeding and len(self._leases.held[ray_id]) == 1)
+
+    def _give_back(
+        self, nodes: Mapping[str, Node], feeding: Collection[str], measuring: Collection[str]
+    ) -> list[str]:
         """Give back what is owed to other runs and not used any more; returns the ids of its nodes."""
         used = list_by_node(self._placed)
 
@@ -303,7 +313,7 @@ class LeaseManager:
             parts = list_parts(number)
             return bool(parts) and all(
                 (node := nodes.get(str(part.ray_id))) is not None
-                and part.ray_id not in measuring
+                and not self._is_kept(str(part.ray_id), feeding, measuring)
                 and not is_used(part, self.on_node(str(part.ray_id)), sum_use(used[node.name], node))
                 for part in parts
             )
@@ -331,10 +341,9 @@ class LeaseManager:
 
     def _describe(self, request: ResourceRequest) -> str:
         """A request in words, and what the nodes have where none fits it, whatever they have free."""
-        selection, nodes = request.selection, [offer.node for offer in self._offers]
-        if not selection or any(is_selected(selection, node) for node in nodes):
-            return _describe(request)
-        return f"{_describe(request)}; {explain_unselected(selection, nodes)}"
+        nodes, text = [offer.node for offer in self._offers], _describe(request)
+        missing = (each for each in request.selections if each and not any(is_selected(each, n) for n in nodes))
+        return "; ".join([text, *(explain_unselected(each, nodes) for each in missing)])
 
     def close(self) -> None:
         """Give back everything."""
@@ -345,7 +354,7 @@ def _describe(request: ResourceRequest) -> str:
     bundle = request.bundle
     gpus = f"{bundle.gpus} GPU{'s' * (bundle.gpus > 1)}, " if bundle.gpus else ""
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
-    where = f", on nodes with {describe_selection(request.selection)}" if request.selection else ""
+    where = "".join(f", on nodes with {describe_selection(each)}" for each in request.selections if each)
     return f"{gpus}{bundle.cpus:g} cores{memory}{where}"
 
 

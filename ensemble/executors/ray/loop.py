@@ -47,6 +47,11 @@ class ClusterLoop:
         """Changes whenever a node comes or goes, or its agent answers."""
         return len(self._model.agents), self._link.calls
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether nothing is requested yet, for it is not known which other runs there are."""
+        return self._registry is not None and self._registry.is_blind
+
     def begin(self) -> None:
         """Look at the cluster; where all of it is the run's, start the agents of all nodes."""
         self.look_at_cluster()
@@ -111,7 +116,7 @@ class ClusterLoop:
             self._carry_out(self._model.open_node(ray_id, now))
         if self._registry is not None and self._registry.is_due:
             self._share(self._registry, leases)
-        if leases.is_replan_due:
+        if leases.is_replan_due and not self.is_blind:
             self.look_at_cluster()
             self._head.ask(leases.replan)
         self._model.release_unused(now)
@@ -119,9 +124,10 @@ class ClusterLoop:
     def _share(self, registry: Registry, leases: LeaseManager) -> None:
         """Tell other runs what this one holds and wants, and divide the cluster with them."""
         claim = leases.make_claim()
-        others = {row.run_id: (row.describe(), row.claim) for row in registry.list_others()}
-        to = {others[owed.to][0]: None for owed in leases.sharing.owed if owed.to in others}
+        known = {row.claim.run: row.describe() for row in registry.list_others()}
+        to = {known[owed.to]: None for owed in leases.sharing.owed if owed.to in known}
         self._head.ask(registry.beat, claim, *leases.count_members(), f"to {', '.join(to)}" if to else "")
+        others = [(row.describe(), row.claim) for row in registry.list_others()]  # as they are after the beat
         if (others or leases.sharing.others) and time.monotonic() >= self._divide_at:
             free, began_s = self._head.ask(_compat.list_free_resources), time.thread_time()
             self._model.share(claim, others, free)

@@ -79,15 +79,20 @@ def _select_nodes(
 ) -> Counter[ResourceRequest]:
     """The requests, to be met by nodes that fit a selection."""
     plain = make_label_selector(selection)
-    misfits = [o for o in offers if has_labels(plain, o.node) and not is_selected(selection, o.node)]
+    misfits = [o for o in offers if _is_found(plain, o) and not is_selected(selection, o.node)]
     labels = make_label_selector(selection, [offer.node for offer in misfits])
     left_out = tuple(sorted(offer.ray_id for offer in misfits))
     return Counter(
         {
-            each._replace(selection=selection, labels=labels, misfits=left_out): count
+            each._replace(selections=(selection,), labels=labels, misfits=left_out): count
             for each, count in asked.items()
         }
     )
+
+
+def _is_found(labels: Selection, offer: Offer) -> bool:
+    """Whether Ray takes a node for one with these labels; that of a node with GPUs of several models is of one."""
+    return has_labels(labels, offer.node.labels if offer.labels is None else offer.labels)
 
 
 def _queue_gpus(waiting: Sequence[Identity], shapes: Counter[Shape]) -> Counter[ResourceRequest]:
@@ -205,18 +210,18 @@ class _GpuGroup:
 
 def _limit_pending(requests: Counter[ResourceRequest]) -> Counter[ResourceRequest]:
     """At most `MOST_PENDING` requests for any node, of each number of GPUs and selection with an equal right."""
-    by_width: dict[tuple[int, Selection], int] = Counter()
+    by_width = Counter[tuple[int, tuple[Selection, ...]]]()
     for request, count in requests.items():
         if request.ray_id is None:
-            by_width[request.bundle.gpus, request.selection] += count
-    allowed, left = dict[tuple[int, Selection], int](), MOST_PENDING
+            by_width[request.bundle.gpus, request.selections] += count
+    allowed, left = Counter[tuple[int, tuple[Selection, ...]]](), MOST_PENDING
     for n, width in enumerate(sorted(by_width, key=by_width.__getitem__)):
         allowed[width] = min(by_width[width], max(1, left // (len(by_width) - n)))
         left -= allowed[width]
     kept = Counter[ResourceRequest]()
     for request, count in requests.items():
         if request.ray_id is None:
-            width = request.bundle.gpus, request.selection
+            width = request.bundle.gpus, request.selections
             count = min(count, allowed[width])
             allowed[width] -= count
         if count:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import functools
 import getpass
 import logging
+import math
 import os
+import secrets
 import socket
 import time
 from pathlib import Path
@@ -29,6 +31,7 @@ NAMESPACE, NAME = "ray-ensemble", "ray-ensemble-runs"
 BEAT_S = 1.0
 STALE_S = 30.0  # after which a row that was not sent again is left out: a busy machine sends late
 _ANSWER_S = 5.0  # for the actor to answer; a new one is looked for then
+_GRACE_S = 5.0  # for other runs to send their rows to a new actor, too
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,8 @@ class RunRow(Struct, kw_only=True):
         user, host, pid: of the process that drives it.
         directory: of the run.
         started: of this start, in Unix seconds.
-        claim: what it holds and what it waits for, by Ray's ids of nodes; its priority, weight and limits.
+        claim: what it holds and what it waits for, by Ray's ids of nodes; its priority, weight and limits. Its
+            `run` is of this start: a copy of the run's directory has the same `run_id`.
         running, waiting: how many members have a place, and how many wait for one.
         giving_back: to whom it gives something back as soon as it can, in words; empty: to nobody.
         age_s: seconds since the row was sent, as its reader is told.
@@ -84,14 +88,14 @@ def _make_actor_class() -> Any:
             self._rows: dict[str, tuple[float, bytes]] = {}
             self._stale_s = stale_s
 
-        def beat(self, run_id: str, row: bytes | None) -> list[tuple[float, bytes]]:
+        def beat(self, run: str, row: bytes | None) -> list[tuple[float, bytes]]:
             """Take a run's row, or its end (None); returns all rows with their ages in seconds."""
             import time
 
             if row is None:
-                self._rows.pop(run_id, None)
+                self._rows.pop(run, None)
             else:
-                self._rows[run_id] = time.monotonic(), row
+                self._rows[run] = time.monotonic(), row
             return self.list()
 
         def list(self) -> list[tuple[float, bytes]]:
@@ -109,10 +113,13 @@ class Registry:
 
     Args:
         run_id, directory: of the run that this process drives.
+
+    Attributes:
+        start: by which other runs know this start of the run.
     """
 
     def __init__(self, run_id: str, directory: Path) -> None:
-        self._run_id = run_id
+        self.start = f"{run_id}/{secrets.token_hex(6)}"
         self._row = RunRow(
             run_id=run_id,
             name=directory.name,
@@ -121,17 +128,25 @@ class Registry:
             pid=os.getpid(),
             directory=str(directory),
             started=time.time(),
-            claim=RunClaim(run=run_id),
+            claim=RunClaim(run=self.start),
         )
         self._actor: Any = None
         self._answer: Any = None  # to come
-        self._asked_at = self._heard_at = float("-inf")
-        self._rows: list[RunRow] = []
+        self._asked_at = self._heard_at = self._grace_until = float("-inf")
+        self._blind_until = time.monotonic() + _ANSWER_S
+        self._is_new = True  # the actor has not answered yet
+        self._rows: dict[str, RunRow] = {}
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to send the row again."""
-        return time.monotonic() - self._asked_at >= BEAT_S
+        """Whether it is time to send the row again, or to look for the first answer."""
+        is_first = self._answer is not None and self.is_blind
+        return is_first or time.monotonic() - self._asked_at >= BEAT_S
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether it is not known yet which other runs there are; after some seconds they count as none."""
+        return math.isinf(self._heard_at) and time.monotonic() < self._blind_until
 
     def beat(self, claim: RunClaim, running: int = 0, waiting: int = 0, giving_back: str = "") -> None:
         """Take the answer to the last row, if it has come, and send another one; never raises for the actor."""
@@ -145,28 +160,40 @@ class Registry:
                         self._actor = self._answer = None
                     return
                 answer: Any = ray.get(self._answer)
-                self._rows, self._heard_at, self._answer = decode_rows(answer), now, None
+                self._hear(decode_rows(answer), now)
+                self._answer = None
             if self._actor is None:
-                self._actor = _find_or_create()
+                self._actor, self._is_new = _find_or_create(), True
             self._asked_at = now
             self._row.claim, self._row.running, self._row.waiting = claim, running, waiting
             self._row.giving_back = giving_back
-            self._answer = self._actor.beat.remote(self._run_id, _encode(self._row))
+            self._answer = self._actor.beat.remote(self.start, _encode(self._row))
         except (ray.exceptions.RayError, ValueError) as error:  # it ended with its run: it is created again
             log.debug("the registry of runs does not answer: %s", error)
             self._actor = self._answer = None
             self._asked_at = now
 
+    def _hear(self, rows: list[RunRow], now: float) -> None:
+        """Take an answer: a row that a new actor does not have yet is that of before."""
+        if self._is_new:
+            self._is_new, self._grace_until = False, now + _GRACE_S
+        found, before = {row.claim.run: row for row in rows}, now - self._heard_at
+        for run, row in self._rows.items() if now < self._grace_until else ():
+            if run not in found:
+                row.age_s += before
+                found[run] = row
+        self._rows, self._heard_at = dict(sorted(found.items())), now
+
     def list_others(self) -> list[RunRow]:
         """The rows of the other runs; none where the actor has not answered for long."""
         if time.monotonic() - self._heard_at > STALE_S:
             return []
-        return [row for row in self._rows if row.run_id != self._run_id]
+        return [row for run, row in self._rows.items() if run != self.start]
 
     def close(self) -> None:
         """Say that the run has ended. If it created the actor, that ends with it."""
         if self._actor is not None:
-            self._actor.beat.remote(self._run_id, None)
+            self._actor.beat.remote(self.start, None)
             self._actor = self._answer = None
 
 
@@ -195,7 +222,7 @@ def _find_or_create() -> Any:
 
 
 def decode_rows(answer: list[tuple[float, bytes]]) -> list[RunRow]:
-    """The rows of this `VERSION`, in a fixed order, each with its age."""
+    """The rows of this `VERSION` whose amounts are such as can be, in a fixed order, each with its age."""
     rows = []
     for age_s, text in answer:
         try:
@@ -207,7 +234,7 @@ def decode_rows(answer: list[tuple[float, bytes]]) -> list[RunRow]:
             continue
         row.age_s = age_s
         rows.append(row)
-    return sorted(rows, key=lambda row: row.run_id)
+    return sorted(rows, key=lambda row: row.claim.run)
 
 
 def read_rows(timeout_s: float = _ANSWER_S) -> list[tuple[float, bytes]]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from ensemble.schedule import Node
-from ensemble.schedule.selection import has_labels
+from ensemble.schedule.selection import is_selected
 from ensemble.spec.nodes import NODE_ID, Selection
 
 
@@ -48,7 +48,7 @@ class ResourceRequest(NamedTuple):
         bundle: all that is asked for.
         ray_id: Ray's id of the node that is to give it; None: any node.
         parts: of a request that several nodes may meet together; empty: one node gives all of it.
-        selection: of the members that it is for, where no node is named.
+        selections: the different ones of the members that it is for.
         labels: selectors of the labels of nodes that may meet it.
         misfits: Ray's ids of nodes with these labels that may not.
     """
@@ -56,7 +56,7 @@ class ResourceRequest(NamedTuple):
     bundle: Bundle
     ray_id: str | None = None
     parts: tuple[RequestPart, ...] = ()
-    selection: Selection = ()
+    selections: tuple[Selection, ...] = ()
     labels: Selection = ()
     misfits: tuple[str, ...] = ()
 
@@ -77,18 +77,12 @@ class ResourceRequest(NamedTuple):
         selectors = dict(self.labels) | ({NODE_ID: f"!in({','.join(left_out)})"} if left_out else {})
         return [selectors] * len(each) if selectors else None
 
-    def list_nodes(self, offers: Iterable[Offer], *, has_kinds: bool) -> tuple[str, ...] | None:
-        """Ray's ids of the nodes that may meet it; None: all may.
-
-        Args:
-            has_kinds: whether members of the run select nodes: then none but the nodes that it names will do.
-        """
-        if self.is_pinned:
-            return tuple(sorted({str(part.ray_id) for part in self.list_parts()})) if has_kinds else None
-        if not self.labels and not self.misfits:
+    def list_nodes(self, offers: Iterable[Offer]) -> tuple[str, ...] | None:
+        """Ray's ids of the nodes that fit its members, also where it names one of them; None: all do."""
+        if not any(self.selections):
             return None
-        fitting = (offer.ray_id for offer in offers if has_labels(self.labels, offer.node))
-        return tuple(sorted(set(fitting) - set(self.misfits)))
+        fitting = (o.ray_id for o in offers if all(is_selected(each, o.node) for each in self.selections))
+        return tuple(sorted(fitting))
 
     @property
     def is_pinned(self) -> bool:
@@ -103,8 +97,10 @@ class Offer(NamedTuple):
         ray_id: Ray's id of it.
         node: with all that Ray could ever give of it.
         free: what nobody holds now, as Ray names it: CPU, memory in bytes, GPU.
+        labels: by which Ray finds it, where `node` has fewer; None: those of `node`.
     """
 
     ray_id: str
     node: Node
     free: Mapping[str, float]
+    labels: Mapping[str, str] | None = None

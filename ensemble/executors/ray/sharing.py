@@ -7,6 +7,7 @@ nodes have free, are up to a second old, and what has just changed hands is in o
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections import Counter
@@ -17,7 +18,17 @@ from ensemble.executors.ray.lease_use import PlacedThere, sum_use
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Bundle, Offer, ResourceRequest
 from ensemble.schedule import Node, Placement
-from ensemble.schedule.fairness import NOTHING, QUANTUM_S, Amount, ClusterDivision, Holding, RunClaim, Want, divide
+from ensemble.schedule.fairness import (
+    MOST_WANTS,
+    NOTHING,
+    QUANTUM_S,
+    Amount,
+    ClusterDivision,
+    Holding,
+    RunClaim,
+    Want,
+    divide,
+)
 from ensemble.schedule.needs import UNITS, compute_need, uses_gpus
 from ensemble.spec import Identity, SpecError
 
@@ -25,9 +36,12 @@ from ensemble.spec import Identity, SpecError
 QUANTUM = "ENSEMBLE_SHARE_QUANTUM_S"
 START_S = 120.0  # for which a lease is kept for its first member although others wait for it
 SETTLE_S = 2.5  # for which a debt must be owed, or nothing given back, before something is
-MOST_WANTS = 64  # in a row
 MOST_DEFERRED = 8
 _EPSILON = 1e-6
+
+_Size = tuple[tuple[float, float], ...]
+
+log = logging.getLogger(__name__)
 
 
 class Shared(NamedTuple):
@@ -80,7 +94,6 @@ class Sharing:
     Attributes:
         others: what other runs hold and want.
         wanted: the requests that would give all waiting members a place, whatever others want.
-        has_kinds: whether members that wait select nodes.
         withheld: the numbers of leases in which nothing is placed any more.
         owed: what is owed for long enough to be given back.
     """
@@ -89,13 +102,13 @@ class Sharing:
         self.shared, self._leases, self._quantum_s = shared, leases, shared.quantum_s
         self.others: Sequence[RunClaim] = ()
         self.wanted = Counter[ResourceRequest]()
-        self.has_kinds = False
         self.withheld: frozenset[int] = frozenset()
         self.owed: list[Owed] = []
-        self._division = ClusterDivision([], [])
+        self._division, self._has_failed = ClusterDivision([], []), False
         self._owed_since: dict[str, float] = {}  # by run
         self._gave_at = -math.inf
         self._waits_since: float | None = None
+        self._waits_for: dict[_Size, float] = {}  # since when
         self._paused_at: dict[str, float] = {}  # by member
 
     @property
@@ -105,12 +118,19 @@ class Sharing:
 
     # -- the row --------------------------------------------------------------------------------------------------
 
-    def note_gain(self, now: float) -> None:
-        """The run was given something: it waits anew."""
+    def note_gain(self, requests: Iterable[ResourceRequest], now: float) -> None:
+        """These requests were met: the run waits anew, and for what is of another size as long as before."""
         self._waits_since = now
+        for request in requests:
+            self._waits_for.pop(_measure(_as_amount(part.bundle) for part in request.list_parts()), None)
 
     def make_claim(
-        self, idle_after_s: float, placed: Iterable[Placement], offers: Sequence[Offer], now: float
+        self,
+        idle_after_s: float,
+        placed: Iterable[Placement],
+        offers: Sequence[Offer],
+        now: float,
+        excluded: Iterable[str] = (),
     ) -> RunClaim:
         """What the run holds and wants.
 
@@ -118,6 +138,7 @@ class Sharing:
             idle_after_s: for which a lease must be unused to be idle.
             placed: where its members are.
             offers: the nodes.
+            excluded: Ray's ids of those of which nothing is asked now.
         """
         resting = [each for each in placed if not self._may_pause(each.member, now)]
         devices = {device for each in resting for device in each.devices}
@@ -141,14 +162,20 @@ class Sharing:
             self._waits_since = None
         elif self._waits_since is None:
             self._waits_since = now
+        sizes = {want: _measure(want.parts) for want in wants}
+        self._waits_for = {size: self._waits_for.get(size, now) for size in sizes.values()}
         return RunClaim(
             run=self.shared.run,
             priority=self.shared.priority,
             weight=self.shared.weight,
             limits=dict(self.shared.limits),
             holdings=tuple(holdings.values()),
-            wants=tuple(Want(want.parts, count, want.nodes) for want, count in wants.items()),
+            wants=tuple(
+                Want(want.parts, count, want.nodes, now - self._waits_for[sizes[want]])
+                for want, count in wants.items()
+            ),
             waited_s=now - self._waits_since if self._waits_since is not None else 0.0,
+            excluded=tuple(sorted(excluded)),
         )
 
     def _may_pause(self, member: str, now: float) -> bool:
@@ -160,7 +187,7 @@ class Sharing:
         for request in self.choose(self.wanted).elements():
             if wants.total() < MOST_WANTS:
                 gang = tuple(_as_amount(part.bundle) for part in request.list_parts())
-                wants[Want(gang, nodes=request.list_nodes(offers, has_kinds=self.has_kinds))] += 1
+                wants[Want(gang, nodes=request.list_nodes(offers))] += 1
         for lease, nodes in self._leases.list_reserved() if self.others else ():
             parts, numbers = dict[str, Amount](), iter(nodes)
             for part in lease.request.list_parts():
@@ -177,9 +204,9 @@ class Sharing:
 
     def decide(self, claim: RunClaim, free: Mapping[str, Amount], now: float) -> bool:
         """Divide the cluster anew; returns whether it is divided otherwise than before."""
-        claims, before = sorted([claim, *self.others], key=lambda each: each.run), self._division.grants
-        self._division = divide(claims, free, self._quantum_s) if self.is_contended else ClusterDivision([], [])
-        debts = [debt for debt in self._division.debts if debt.run == self.shared.run]
+        before, known = self._division.grants, {other.run for other in self.others}
+        self._divide([claim, *self.others], free)
+        debts = [debt for debt in self._division.debts if debt.run == self.shared.run and debt.to in known]
         self._owed_since = {debt.to: self._owed_since.get(debt.to, now) for debt in debts}
         starting = self._list_starting(now)
         self.owed = []
@@ -190,6 +217,18 @@ class Sharing:
                 self.owed.append(Owed(debt.to, numbers, debt.is_pause_due))
         self.withheld = frozenset(number for owed in self.owed for number in owed.numbers)
         return self._division.grants != before
+
+    def _divide(self, claims: Iterable[RunClaim], free: Mapping[str, Amount]) -> None:
+        """Divide the cluster; where that fails, it stays divided as it is, and the run goes on."""
+        if not self.is_contended:
+            self._division = ClusterDivision([], [])
+            return
+        try:
+            self._division = divide(sorted(claims, key=lambda each: each.run), free, self._quantum_s)
+        except Exception as error:  # of rows of others, perhaps: it must not end this run
+            if not self._has_failed:
+                log.warning("the cluster cannot be divided between its runs, and stays as it is: %r", error)
+            self._has_failed = True
 
     def _list_starting(self, now: float) -> set[int]:
         """The numbers of leases in which the first member is about to start: their turn has not begun yet."""
@@ -257,7 +296,7 @@ class Sharing:
 
     def choose_returns(self, is_idle: Callable[[int], bool], now: float) -> list[int]:
         """The numbers of leases that are given back now."""
-        if now - self._gave_at < SETTLE_S:
+        if self._is_settling(now):
             return []
         chosen: list[int] = []
         for owed in self.owed:
@@ -266,6 +305,10 @@ class Sharing:
         if chosen:
             self._gave_at = now
         return chosen
+
+    def _is_settling(self, now: float) -> bool:
+        """Whether something was given back just now, which the rows of others do not have yet."""
+        return now - self._gave_at < SETTLE_S
 
     def choose_pauses(
         self, nodes: Mapping[str, Node], placed: Mapping[str, PlacedThere], now: float
@@ -276,6 +319,8 @@ class Sharing:
             nodes: by Ray's id.
             placed: the members on each node, by its name.
         """
+        if self._is_settling(now):
+            return []
         due: dict[str, set[int]] = {}
         for owed in self.owed:
             if owed.is_pause_due:
@@ -309,6 +354,11 @@ def _choose_members(leases: Sequence[Lease], numbers: set[int], placed: PlacedTh
         left.remove(last)
         found.append(last[0].member)
     return found
+
+
+def _measure(parts: Iterable[Amount]) -> _Size:
+    """The size of what is asked for, which does not change with what nodes have free: GPUs, or else cores."""
+    return tuple((part.gpus, 0.0 if part.gpus else part.cpus) for part in parts)
 
 
 def _as_amount(bundle: Bundle) -> Amount:

@@ -134,7 +134,7 @@ class ListedRun:
 
     def __init__(self, lender: Lender, run_id: str, path: Path) -> None:
         self._lender, self._run_id, self._name = lender, run_id, path.name
-        self.is_due = True
+        self.is_due, self.is_blind, self.start = True, False, run_id
 
     def beat(self, claim: RunClaim, running: int, waiting: int, giving_back: str = "") -> None:
         known = {"user": "somebody", "host": "here", "pid": 1, "directory": "/runs", "started": 0.0}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ensemble.executors.ray import lease_manager, leases
-from ensemble.executors.ray.agents import Agent, describe_node, describe_offer
+from ensemble.executors.ray.agents import Agent, describe_node, describe_offer, read_labels
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Offer, ResourceRequest
@@ -150,8 +150,9 @@ class Cluster:
         for name, host in self.total.items():
             free = self.free(name)
             amounts = {"CPU": free.cpus / 1e4, "memory": float(free.memory), "GPU": float(len(free.gpus))}
-            node = describe_offer(make_record(name, host), name, agents.get(name), on_gpus=on_gpus)
-            offers.append(Offer(name, node, amounts))
+            record = make_record(name, host)
+            node = describe_offer(record, name, agents.get(name), on_gpus=on_gpus)
+            offers.append(Offer(name, node, amounts, read_labels(record)))
         return offers
 
 
@@ -173,6 +174,8 @@ class Run:
         self.others: list[Run] = []  # with which it shares the cluster
         self.agents: dict[str, Agent] = {}
         self.broken: set[str] = set()  # GPUs that are not offered any more
+        self.unusable: set[str] = set()  # nodes on which its agent does not start
+        self.lost = 0  # leases there
 
     @property
     def is_done(self) -> bool:
@@ -210,16 +213,19 @@ class Run:
 
     def renew(self) -> None:
         """What the executor does in each of its rounds."""
-        self.manager.collect()
+        for name in self.manager.collect() & self.unusable:
+            self.lost += 1
+            self.manager.lose(name)
         for ray_id, _ in self.manager.pop_failed():
             self.manager.rest(ray_id)
         if self.others:
             offers = self.cluster.list_offers(on_gpus=self.devices != "cpu")
-            self.manager.set_offers(offers)
+            self.manager.set_offers(offers, self.unusable)
             others = [other.manager.make_claim() for other in self.others]
             self.manager.share(self.manager.make_claim(), others, {each.ray_id: each.free for each in offers})
         if self.manager.is_replan_due:
-            self.manager.set_offers(self.cluster.list_offers(on_gpus=self.devices != "cpu", agents=self.agents))
+            offers = self.cluster.list_offers(on_gpus=self.devices != "cpu", agents=self.agents)
+            self.manager.set_offers(offers, self.unusable)
             self.manager.replan()
         self.manager.release_unused(list(self.list_nodes().items()))
         self.check()
@@ -241,6 +247,14 @@ class Run:
     def end(self, placement: Placement) -> None:
         self.running.remove(placement)
         self.say_demand()
+
+    def make_way(self) -> None:
+        """Pause the members that are to make way for others."""
+        pauses = self.manager.choose_pauses(list(self.list_nodes().items()))
+        gone = {member for pause in pauses for member in pause.members}
+        for placement in [each for each in self.running if each.member in gone]:
+            self.waiting.append(placement.identity)
+            self.end(placement)
 
     def close(self) -> None:
         self.waiting, self.running = [], []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +22,13 @@ def count(run: Run) -> tuple[int, float]:
     return sum(lease.bundle.gpus for lease in leases), sum(lease.cpus for lease in leases)
 
 
-def turn(world: World, runs: Sequence[Run], seconds: int) -> None:
+def turn(world: World, runs: Sequence[Run], seconds: int, *, pauses: bool = False) -> None:
     for _ in range(seconds):
         world.cluster.schedule()
         for run in runs:
             run.renew()
+            if pauses:
+                run.make_way()
             run.place()
         world.cluster.clock += 1.0
 
@@ -110,3 +113,70 @@ def test_members_are_paused_at_once_for_a_higher_priority_and_once_only(world: W
     first.end(paused)
     turn(world, [first, second], 8)
     assert not first.running and len(second.running) == 1
+
+
+def test_room_is_made_on_nodes_that_the_run_can_use_and_it_is_asked_for_nowhere_else(world: World) -> None:
+    cluster = world.make([(4.0, 64.0, 2), (4.0, 64.0, 2)])
+    first, second = (
+        Run(cluster, name, "auto", [make_member(number) for number in range(count)], Shared(name, quantum_s=20.0))
+        for name, count in (("a", 8), ("b", 4))
+    )
+    second.unusable = {"node-0"}
+    turn(world, [first], 20)
+    assert len(first.running) == 4
+    first.others, second.others = [second], [first]
+    turn(world, [first, second], 60, pauses=True)
+    held = [{name: len(leases) for name, leases in run.list_held().items()} for run in (first, second)]
+    assert held == [{"node-0": 2}, {"node-1": 2}]
+    assert (len(first.running), len(second.running), second.lost) == (2, 2, 0)
+
+
+def test_no_second_member_is_paused_while_the_place_of_the_first_changes_hands(world: World) -> None:
+    cluster = world.make([(8.0, 64.0, 4)])
+    first = Run(cluster, "a", "auto", [make_member(number) for number in range(4)], Shared("a"))
+    second = Run(cluster, "b", "auto", [make_member()], Shared("b", priority=1))
+    turn(world, [first], 20)
+    first.others, second.others = [second], [first]
+    while sum(map(len, first.list_held().values())) == 4:
+        row = second.manager.make_claim()
+        turn(world, [first, second], 1, pauses=True)
+    assert row.wants and len(first.running) == 3
+    turn(world, [second], 1)
+    assert len(second.running) == 1
+    known = SimpleNamespace(make_claim=lambda: row)  # which was sent before
+    first.others = [SimpleNamespace(manager=known)]  # type: ignore[list-item]
+    turn(world, [first], 1, pauses=True)
+    assert len(first.running) == 3
+
+
+def test_a_node_whose_feeder_serves_others_keeps_a_lease_whatever_is_owed(world: World) -> None:
+    first, second = share(world, [(8.0, 64.0, 2)], Shared("a"), Shared("b", priority=1))
+    first.waiting, first.running = first.waiting[:1], []
+    first.say_demand()
+    world.cluster.clock += 10.0
+    nodes = list(first.list_nodes().items())
+    for _ in range(5):
+        first.manager.share(first.manager.make_claim(), [second.manager.make_claim()], {})
+        first.manager.release_unused(nodes, feeding=["node-0"])
+        world.cluster.clock += 5.0
+    assert count(first)[0] == 1
+    first.manager.release_unused(nodes)
+    assert count(first)[0] == 0
+
+
+def test_small_members_that_come_and_go_do_not_put_off_what_a_large_one_waits_for(world: World) -> None:
+    cluster = world.make([(16.0, 64.0, 8)])
+    first = Run(cluster, "a", "auto", [make_member(number) for number in range(8)], Shared("a", quantum_s=60.0))
+    second = Run(cluster, "b", "auto", [], Shared("b", quantum_s=60.0))
+    turn(world, [first], 20)
+    first.end(first.running[-1])
+    first.others, second.others = [second], [first]
+    second.waiting = [make_member(8, workers=3)]
+    for number in range(10, 18):
+        second.waiting.append(make_member(number))
+        second.say_demand()
+        turn(world, [first, second], 8, pauses=True)
+        for placement in [each for each in second.running if each.identity.workers == 1]:
+            second.end(placement)
+        turn(world, [first, second], 14, pauses=True)
+    assert any(each.identity.workers == 3 for each in second.running)

@@ -56,6 +56,9 @@ def test_a_node_where_no_agent_can_start_is_left_out_for_good(
     seen = run.wait(60)
     assert [event["type"] for event in seen if event["type"] != "resources"] == ["node_unusable"]
     assert len(lender.actors["node-1"]) == 1, "it is not tried again and again"
+    assert {piece.node for group in lender.cluster.groups for piece in group.pieces} == {"node-0", None}
+    (row,) = lender.rows.values()
+    assert row.claim.excluded == ("node-1",), "nobody makes room there"
 
 
 def test_a_node_where_no_agent_can_start_is_named_when_the_run_begins(lender: Lender, tmp_path: Path) -> None:

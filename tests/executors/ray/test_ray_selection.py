@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
 from ray._private.label_utils import validate_label_selector
-from ray_model import Run, World, fits_alone, list_pending, make_member, replace_ray
+from ray_model import Run, World, fits_alone, list_pending, make_member, make_record, replace_ray
 
+from ensemble.executors.ray.agents import Agent
+from ensemble.executors.ray.demand import plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S
 from ensemble.executors.ray.sharing import Shared
 from ensemble.schedule import Node
@@ -238,3 +240,49 @@ def test_another_run_gives_back_on_a_node_that_is_selected(world: World, wanted:
             run.place()
     assert [set(each.ranks_by_node) for each in second.running] == [{names[wanted]}]
     assert len(first.running) == 3
+
+
+def test_another_run_gives_back_for_memory_that_no_label_promises(world: World) -> None:
+    cluster = world.make([(8.0, 64.0, 2, {TYPE: "A100"}, 79.2)])  # an A100 may have less
+    whole = {"gpus_per_worker": 1.0}
+    first, second = (
+        Run(cluster, name, "auto", [make_selecting(n, nodes, **whole) for n in range(4)], Shared(name))
+        for name, nodes in (("a", None), ("b", {"gpu_memory_gb": 80}))
+    )
+    settle(first, 20)
+    first.others, second.others = [second], [first]
+    for n in range(24):
+        cluster.clock += 1.0
+        cluster.schedule()
+        if n == 8:
+            first.end(first.running[0])
+        for run in (first, second):
+            run.renew()
+            run.place()
+    assert (len(first.running), len(second.running)) == (1, 1)
+
+
+def test_a_run_may_be_given_any_node_that_it_selects_whichever_it_planned_with(world: World) -> None:
+    cluster = world.make([KINDS["A100-80"], KINDS["A100-80"], KINDS["T4"], KINDS["cores"]])
+    offers = cluster.list_offers(on_gpus=True)
+    for options in ({}, {"workers": 2, "span_nodes": True}):
+        (request,) = plan_requests([make_selecting(0, {"gpu_type": "A100"}, **options)], offers, "cuda")
+        assert request.is_pinned and request.list_nodes(offers) == ("node-0", "node-1")
+    (request,) = plan_requests([make_selecting(0, None)], offers, "cuda")
+    assert request.is_pinned and request.list_nodes(offers) is None
+
+
+def test_a_node_with_gpus_of_several_models_is_left_out_of_what_is_asked_for_by_the_label_of_one(
+    world: World,
+) -> None:
+    cluster = world.make([(8.0, 64.0, 2, A100), (8.0, 64.0, 2, A100)])
+    record = make_record("node-0", cluster.total["node-0"])
+    seen = {"cpus": 8.0, "memory_gb": 64.0, "host": "node-0", "gpus": ["NVIDIA A100-SXM4-80GB", "Tesla T4"]}
+    seen |= {"gpu_ids": ["a", "b"], "gpu_memory_gb": [80.0, 14.7]}
+    offers = cluster.list_offers(on_gpus=True, agents={"node-0": Agent("node-0", record, seen)})
+    busy = [offer._replace(free={}) for offer in offers]
+    asked = make_selecting(0, {"gpu_type": "A100"})
+    (request,) = plan_requests([asked], busy, "cuda")
+    selectors = request.make_label_selectors()
+    assert selectors == [{TYPE: "A100", "ray.io/node-id": "!in(node-0)"}]
+    assert request.list_nodes(busy) == ("node-1",)
