@@ -42,7 +42,7 @@ from ensemble.store import (
 )
 from ensemble.store.frozen_arrays import check_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
-from ensemble.store.mirror import claim_mirror, fetch_run, is_url
+from ensemble.store.mirror import check_fetched, claim_mirror, fetch_run, is_url
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
@@ -222,6 +222,7 @@ def submit(
                 )
                 log.warning(text, known.path)
             return _follow(known, ensemble, code, on_event)
+        check_fetched(known)
         state = fold(read_events(known.events))
         check_same(state, ensemble, known.path)  # before the declaration of the run is replaced
         check_code(state, code, known, accept=accept_code)

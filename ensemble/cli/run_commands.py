@@ -305,7 +305,7 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
     """Show the result of a run that has finished already, and write what is missing of it."""
     from ensemble.controller.unfinished import complete_results
     from ensemble.store import EventLog, StoreError, WriteError
-    from ensemble.store.mirror import MirrorError, complete_mirror
+    from ensemble.store.mirror import FencedError, MirrorError, complete_mirror
     from ensemble.store.mirror import explain_rest as explain_mirror_rest
 
     more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members on, to N epochs in all"
@@ -323,8 +323,9 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
         try:
             with EventLog(run_dir.events):
                 complete_mirror(run_dir, options.mirror)
-        except MirrorError as error:
+        except (MirrorError, FencedError) as error:
             print(f"ensemble: {error}", file=sys.stderr)
+            return _show_result(run_dir, options, check=False) or EXIT_RESUMABLE
     return _show_result(run_dir, options, check=False)
 
 
