@@ -71,7 +71,7 @@ def _read(content: bytes) -> list[_Op]:
                 memo.append(ops[-1] if is_value else ("memo", len(memo)))
                 ops += [] if is_value else [(name, None)]
             elif name in _GETS:
-                ops.append(memo[value])
+                ops.append(memo[int(value or 0)])
             elif "PUT" in name or name == "GET":
                 raise ValueError(name)
             else:

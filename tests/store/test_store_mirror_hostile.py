@@ -1,4 +1,4 @@
-"""Mirrors that somebody has rewritten: the log of one steers neither which code runs nor where files are written."""
+"""Mirrors that somebody has rewritten: a log steers neither which code runs nor where files are written."""
 
 from __future__ import annotations
 

@@ -11,7 +11,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ensemble.events import Checkpoint, CheckpointReduced, CodeSaved, Event, Finished, MemberEvent, Packed, RunStarted
+from ensemble.events import (
+    Checkpoint,
+    CheckpointReduced,
+    CodeSaved,
+    Event,
+    Finished,
+    MemberEvent,
+    Packed,
+    RunStarted,
+)
 from ensemble.store.digests import digest_file
 from ensemble.store.errors import StoreError
 from ensemble.store.frozen_arrays import is_name

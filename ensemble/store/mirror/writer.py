@@ -127,8 +127,8 @@ class MirrorWriter:
         for _ in range(MOST_ROUNDS):
             self._read_log()
             gone = self._copy_files(files, is_last=is_last)
-            # A file that the log named when it was read, and that it names no more, is no loss. What is gone though
-            # the log was read again and names it still, is: the run finds that, too, and goes on without.
+            # A file that the log named when it was read, and that it names no more, is no loss. One that is gone
+            # though the log was read again and names it still, is: the run finds that, too, and goes on without.
             if gone <= lost or end_of_events(self._run_dir.events) <= self._log.offset:
                 break
             lost = gone
