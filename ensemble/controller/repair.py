@@ -45,7 +45,10 @@ OF_OTHER_CODE = (
 )
 
 #: What is said of damaged files of code in a directory that was fetched.
-OF_MIRROR = "the directory was fetched from a mirror, and no copy in it is as trusted as what its digest was of: fetch it again"
+OF_MIRROR = (
+    "the directory was fetched from a mirror, and no copy in it is trusted, as the digest was of that file alone: "
+    "fetch it again"
+)
 
 
 def restore_files(run_dir: RunDir, state: RunState) -> None:

@@ -3,8 +3,8 @@
 A bucket has no owner that could be checked, and whoever may write to it may put code there. So nothing of it is
 loaded unless the digest that the user gives is that of the declaration and the code there (`layout.digest_code`).
 What the digest does not cover is data: the log, checkpoints, predictions, arrays. Each is compared with the head's
-digest when it is fetched, and with the log's when it is read; none of it is unpickled or imported, and the log does
-not say what is (`log_check`).
+digest when it is fetched, and with the log's when it is read; none of it is unpickled or imported, and the log
+does not say what is (`log_check`).
 """
 
 from __future__ import annotations

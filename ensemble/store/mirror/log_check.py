@@ -31,14 +31,14 @@ from ensemble.store.rundir import RunDir
 
 
 def check_log(run_dir: RunDir, where: str) -> None:
-    """Check that a log names no other files than a run has, and that run.json and the declaration are what it says.
+    """Check that a log names files of a run alone, and says of run.json and the declaration what they are.
 
     Args:
         run_dir: with the files whose digest is trusted.
         where: it comes from, for messages.
 
     Raises:
-        StoreError: it does.
+        StoreError: it does not.
     """
     saved = read_files(run_dir.events)
     for path in (run_dir.info_file, run_dir.ensemble_file):
