@@ -164,6 +164,11 @@ def is_of_run(path: str) -> bool:
     return False
 
 
+def is_declared(path: str) -> bool:
+    """Whether a log may name a file as one of the declaration and the code: it is, or it is an array of these."""
+    return is_of_run(path) and (is_code(path) or path.startswith("data/"))
+
+
 def digest_code(files: Mapping[str, Stored]) -> str:
     """The digest that a user trusts: of the names and contents of all files of the declaration and the code."""
     lines = (f"{path}\0{stored.digest}\n" for path, stored in sorted(files.items()) if is_code(path))
