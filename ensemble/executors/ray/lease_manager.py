@@ -28,6 +28,7 @@ from ensemble.spec.nodes import describe_selection
 REST_S, MOST_REST_S = 60.0, 900.0  # for which nothing is asked of a node where nothing starts; doubled each time
 KEPT_S = 10.0  # for which a lease is kept that no member uses
 _REPLAN_S = 5.0  # others of the cluster may have returned something
+_PLANNED_PER_S = 2000  # waiting members for which requests are planned: ten thousand take a quarter of a second
 POLL_S, RENEW_S = 0.2, 1.0
 _SOON_S = 3.0
 _ANSWER_S = 2.0
@@ -126,7 +127,8 @@ class LeaseManager:
         self._waiting, self._placed = list(waiting), list(placed)
         if not waiting:
             self.sharing.wanted.clear()
-        self._replan_at = min(self._replan_at, self._planned_at + RENEW_S)
+        pause_s = max(RENEW_S, len(waiting) / _PLANNED_PER_S)
+        self._replan_at = min(self._replan_at, self._planned_at + pause_s)
         self._unseen_until = 0.0
 
     @property
