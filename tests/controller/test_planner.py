@@ -253,6 +253,21 @@ def test_members_are_measured_and_train_on_nodes_that_they_select_and_keep_nobod
     assert {event["member"] for event in of(events, "finished")} == {"member-1", "member-2", "member-3"}
 
 
+def test_equal_members_that_select_other_gpus_are_measured_on_each(tmp_path: Path) -> None:
+    """Also where both kinds are in one node."""
+    models = "NVIDIA H100 80GB HBM3", "Tesla T4"
+    members = [Member({"rate": 10.0}, nodes={"gpu_type": kind}) for kind in ("H100", "H100", "T4", "T4")]
+    apart = [replace(gpus(name, 1), gpus=(model,)) for name, model in zip("ab", models, strict=True)]
+    for name, nodes in (("apart", apart), ("together", [replace(gpus("a", 2), gpus=models)])):
+        declared = an_ensemble([], members=members, resources=Resources())
+        state, said = run(tmp_path / name, declared, Cluster(*nodes))
+        assert {member.state for member in state.members.values()} == {"finished"}
+        found = {device: set[str]() for device in models}
+        for event in of(said, "profile"):
+            found[event["device"]].update(event["members"])
+        assert list(found.values()) == [{"member-0", "member-1"}, {"member-2", "member-3"}]
+
+
 def test_on_gpus_widths_even_out_the_rates_of_members_that_train_together(tmp_path: Path) -> None:
     cluster = Cluster(gpus("a", 5))
     run(tmp_path / "run", an_ensemble([10, 40]), cluster)
