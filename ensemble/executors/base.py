@@ -142,6 +142,13 @@ class Executor(Protocol):
     def kill(self, member: str) -> None:
         """Kill all ranks of a member; their `exited` events still arrive."""
 
+    def release(self) -> None:
+        """No member trains any more: give back what the run holds of a cluster that others use, too.
+
+        The minutes of combination follow, for which others need not wait. `events` returns the last measurements
+        of what was given back.
+        """
+
     def close(self) -> None:
         """Stop everything that was started. May be called twice."""
 
