@@ -6,6 +6,7 @@ half of what a member needs, would wait for each other for ever.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -174,7 +175,8 @@ class LeaseManager:
         sharing, gone = self.sharing, list(self._with_gpus.values())
         offers = [self._limit_free(offer) for offer in self._offers]
         limited = [sharing.limit_offer(offer) for offer in offers]
-        waiting = sharing.list_within(self._list_unserved(), self.devices)
+        most = sharing.shared.limits.get("cpus", math.inf)
+        waiting = [_reduce_guess(each, most) for each in sharing.list_within(self._list_unserved(), self.devices)]
         planned = plan_requests(waiting, limited, self.devices, gone)
         sharing.has_kinds = any(compute_need(identity).selection for identity in waiting)
         is_alone = limited == offers
@@ -349,6 +351,14 @@ def _describe(request: ResourceRequest) -> str:
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
     where = f", on nodes with {describe_selection(request.selection)}" if request.selection else ""
     return f"{gpus}{bundle.cpus:g} cores{memory}{where}"
+
+
+def _reduce_guess(identity: Identity, most: float) -> Identity:
+    """The member with no more cores than the run may have, where it left them to measurement (`Need.cpus_on`)."""
+    workers = identity.workers
+    if "cpus_per_worker" not in identity.auto or not most < workers * identity.cpus_per_worker:
+        return identity
+    return dataclasses.replace(identity, cpus_per_worker=most / workers) if workers <= max(1, most) else identity
 
 
 def _keep(lease: Lease, now: float) -> None:

@@ -39,6 +39,8 @@ def turn(world: World, runs: Sequence[Run], seconds: int) -> None:
         ({"gpus_per_worker": 0.0, "cpus_per_worker": 2.0}, {"cpus": 5.0}, (0, 4.0)),
         ({"workers": 2}, {"gpus": 3}, (2, 2.0)),
         ({"auto": ["cpus_per_worker", "workers"], "gpus_per_worker": 0.0}, {"cpus": 3.0}, (0, 3.0)),
+        ({"auto": ["cpus_per_worker"], "gpus_per_worker": 0.0}, {"cpus": 0.5}, (0, 0.5)),
+        ({"auto": ["cpus_per_worker"], "cpus_per_worker": 3.0}, {"cpus": 2.0}, (1, 2.0)),
     ],
 )
 def test_a_run_holds_no_more_than_its_limits_and_all_its_members_have_their_turn(
