@@ -30,6 +30,7 @@ class NodeTable:
     Attributes:
         held: on which members can be placed, with what the run holds of them.
         withheld: the names of those of which the run holds more than it offers, to give that back.
+        others_wait: whether other runs of the cluster wait for what this one holds.
         changes: how often nodes have come, gone or become others, memory that others take or return apart.
     """
 
@@ -43,7 +44,7 @@ class NodeTable:
     ) -> None:
         self.held, self.list_cluster, self._limits = [node.limit(limits) for node in nodes], list_cluster, limits
         self.withheld: frozenset[str] = frozenset()
-        self.changes = 0
+        self.changes, self.others_wait = 0, False
         self._run, self._declared_devices = run, declared_devices
         self._said_of_gpus: set[tuple[str, str]] = set()
 

@@ -251,6 +251,9 @@ class Session:
             self.commands.leave_node(event["node"], event["deadline"])
         elif kind == "node":
             self._change_node(Node.from_event(event), is_withheld=event.get("is_withheld", False))
+        elif kind == "contention":
+            self.state.nodes.others_wait = event["others_wait"]
+            self.state.placement_due = True
         elif kind == "node_health":
             if is_news(self.state.run.node(event["node"]).health, event):
                 self._log(event)

@@ -783,6 +783,22 @@ def test_members_that_make_way_for_another_run_use_up_no_retry_and_go_on_by_them
     world.check_end()
 
 
+@pytest.mark.parametrize("sharing", ["node", "independent"])
+def test_a_place_that_others_wait_for_is_used_at_once_and_so_is_one_without_a_feeder(sharing: str) -> None:
+    declared = replace(declare("list", 1), sharing=sharing)
+    world = World(declared, Random(0), on_cluster=True, failing_launches=0.0)
+    end(world, next(iter(world.processes.values())))
+    assert len(world.processes) == (3 if sharing == "node" else 4)
+    world.handle({"type": "contention", "others_wait": True})
+    world.reconcile()
+    assert len(world.processes) == 4
+    world.handle({"type": "contention", "others_wait": False})
+    end(world, next(iter(world.processes.values())))
+    assert len(world.processes) == (3 if sharing == "node" else 4)
+    world.finish()
+    world.check_end()
+
+
 def test_executors_know_at_once_which_places_are_taken_however_many_members_wait() -> None:
     many = replace(declare("list", 1), members=[{"n": n} for n in range(90)])
     world = World(many, Random(0), on_cluster=True, failing_launches=0.0)
