@@ -371,6 +371,9 @@ class Controller:
         self._perform(self.session.stop_feeders())
         self._metrics_at = self._usage_at = 0.0  # what the combination uses is not taken to have been used before
         self.handle(self.executor.events(0.0))
+        self.executor.release()
+        released = self.executor.events(0.0)
+        self._process([event for event in released if event["type"] in (*MEASUREMENTS, "cluster_lost")])
         is_over = self.session.stop_reason is None
         if is_over:
             self._perform(self.session.reduce_checkpoints(*self._read_clock()))
