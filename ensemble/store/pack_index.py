@@ -112,31 +112,21 @@ def read_pack(pack: Path) -> dict[str, Entry]:
         with contextlib.suppress(zipfile.BadZipFile, ValueError, struct.error, NotImplementedError):
             if _has_directory(file):
                 with zipfile.ZipFile(file) as archive:
-                    return {
-                        each.filename: Entry(
-                            pack,
-                            each.header_offset + _HEADER.size + len(each.filename.encode()),
-                            each.compress_size,
-                            each.file_size,
-                            each.CRC,
-                        )
-                        for each in archive.infolist()
-                    }
+                    found = dict[str, Entry]()
+                    for each in archive.infolist():
+                        at = each.header_offset + _HEADER.size + len(each.filename.encode())
+                        found[each.filename] = Entry(pack, at, each.compress_size, each.file_size, each.CRC)
+                    return found
         return _scan(pack, file)
 
 
 def read_whole(pack: Path) -> dict[str, Entry]:
-    """What a pack has; nothing if any of it is damaged.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """What a pack has; nothing if any of it is damaged."""
     with contextlib.suppress(DamagedError), open_regular(pack) as file:
-        if _has_directory(file):
-            entries = read_pack(pack)
-            for name, each in entries.items():
-                read_entry(each, name)
-            return entries
+        entries = read_pack(pack) if _has_directory(file) else {}
+        for name, each in entries.items():
+            read_entry(each, name)
+        return entries
     return {}
 
 

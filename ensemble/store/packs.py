@@ -13,6 +13,7 @@ each (`ensemble.store.pack_index`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import stat
@@ -124,9 +125,7 @@ def write_packs(run: Path, members: Iterable[str]) -> Iterator[tuple[Path, str, 
         make_directory(folder)
         path = folder / f"{1 + max((int(name[:-4]) for name in list_packs(folder)), default=0):06d}.zip"
 
-        def write(temporary: Path, found: Sequence[PackedFile] = found) -> None:
-            write_archive(temporary, (each.path for each in found))
-
+        write = functools.partial(write_archive, files=[each.path for each in found])
         yield path, write_atomically(path, write, sum(each.bytes for each in found)), found, names
 
 
@@ -195,10 +194,8 @@ def finish_removal(run: Path, logged: Collection[str], packed: Collection[str]) 
                 continue
             members = dict.fromkeys(each.partition("/")[0] for each in entries)
             gone = [member for member in members if not any(_list_files(run / MEMBERS / member))]
-            size = path.stat().st_size
-            lost.append(
-                {"type": "packed", "path": at, "digest": digest_file(path), "bytes": size, "members": gone}
-            )
+            about = {"path": at, "digest": digest_file(path), "bytes": path.stat().st_size, "members": gone}
+            lost.append({"type": "packed", **about})
         for member in set(packed).intersection(os.listdir(run / MEMBERS)) if packed else ():
             remove_packed([each for each in _list_files(run / MEMBERS / member) if _is_same(each)])
             _remove_folder(run / MEMBERS / member)
