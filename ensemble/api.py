@@ -42,7 +42,7 @@ from ensemble.store import (
 )
 from ensemble.store.frozen_arrays import check_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
-from ensemble.store.mirror import claim_mirror, fetch_run, is_url
+from ensemble.store.mirror import check_fetched, claim_mirror, fetch_run, is_url
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import training_data
 from ensemble.user_code.fingerprint import Code, code_of
@@ -163,6 +163,9 @@ def submit(
     accept_code: bool = False,
     fresh: bool = False,
     group_read: bool = False,
+    limits: Mapping[str, float] | None = None,
+    priority: int | None = None,
+    share_weight: float | None = None,
     code: Code | None = None,
     checked: Sequence[FileCheck] | None = None,
     notify: Notify | str | Sequence[Notify | str] | None = None,
@@ -187,6 +190,7 @@ def submit(
         accept_code: continue although members were trained with other code.
         fresh: if there is a run already, leave it unchanged and start a new one in a directory beside it.
         group_read: let the group of the run directory read it; by default only its owner can.
+        limits, priority, share_weight: for this start, in the place of what the ensemble declares.
         code: the result of `code_of(ensemble)`, where it is known already.
         checked: how the files of members that have ended were found, where they were read already.
         notify: who is told when the run fails, stalls or ends, a member diverges, or a budget is used: addresses
@@ -205,6 +209,7 @@ def submit(
             the run were trained with other hyperparameters, data or code.
     """
     check_ensemble("submit", ensemble)
+    apply_limits(ensemble, limits, priority, share_weight)  # they are valid
     receivers = resolve_notify(notify)
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
     check_installed(ensemble.loggers)
@@ -222,6 +227,7 @@ def submit(
                 )
                 log.warning(text, known.path)
             return _follow(known, ensemble, code, on_event)
+        check_fetched(known)
         state = fold(read_events(known.events))
         check_same(state, ensemble, known.path)  # before the declaration of the run is replaced
         check_code(state, code, known, accept=accept_code)
@@ -239,6 +245,7 @@ def submit(
         # What the program changes from here on, or the user in the spec file, is no matter of this run.
         frozen = declaration.load(made.data, is_in_process=runner.in_process)
         del declaration, ensemble  # they hold memory for as long as the run takes
+        frozen = apply_limits(frozen, limits, priority, share_weight)
         return _start(made, frozen, code, runner, on_event, checked=checked, notify=receivers, mirror=mirror)
     except BaseException:
         release_arrays(made.data)

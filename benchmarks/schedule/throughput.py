@@ -95,7 +95,7 @@ class InMemoryExecutor:
     def _ignore(self, *_: Any, **__: Any) -> None:
         """See `Executor`: nothing is shared, asked for or held."""
 
-    start_feeder = expect_readers = stop_feeder = request = kill = close = _ignore
+    start_feeder = expect_readers = stop_feeder = request = kill = release = close = _ignore
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """See `Executor`."""

@@ -35,11 +35,10 @@ EXIT_FAILED, EXIT_SOME_FAILED, EXIT_RESUMABLE = 1, 3, 75  # 75: EX_TEMPFAIL of s
 def demo(options: argparse.Namespace) -> int:
     """Train the demo; its default run directory is replaced."""
     from ensemble.cli import demo as digits
-    from ensemble.spec.limits import apply_limits
     from ensemble.spec.spec_file import call_spec
     from ensemble.store import EventLog, RunDir, StoreError
 
-    ensemble = apply_limits(call_spec(digits.spec, options.set), **read_limits(options))
+    ensemble = call_spec(digits.spec, options.set)
     run_dir = RunDir(options.run_dir or "runs/demo")
     if options.run_dir is None and run_dir.path.exists():
         if run_dir.path.is_symlink() or run_dir.info.get("name") != ensemble.name:
@@ -55,13 +54,13 @@ def run(options: argparse.Namespace) -> int:
     from ensemble.spec.spec_file import load_spec
     from ensemble.store import RunDir
 
-    ensemble = apply_limits(load_spec(options.spec, options.set), **read_limits(options))
+    ensemble = load_spec(options.spec, options.set)
     run_dir = RunDir(options.run_dir or Path("runs") / ensemble.name)
     if options.dry_run:
         from ensemble.cli.inspect_commands import dry_run
 
         _apply_trust(options)
-        return dry_run(ensemble, run_dir, options)
+        return dry_run(apply_limits(ensemble, **read_limits(options)), run_dir, options)
     return _train(ensemble, run_dir, options, spec_file=options.spec)
 
 
@@ -166,6 +165,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         "code": code,
         "checked": checked,
         "mirror": options.mirror,
+        **read_limits(options),
     }
     with _serve_page(run_dir, options):
         return _run_to_end(
@@ -305,7 +305,7 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
     """Show the result of a run that has finished already, and write what is missing of it."""
     from ensemble.controller.unfinished import complete_results
     from ensemble.store import EventLog, StoreError, WriteError
-    from ensemble.store.mirror import MirrorError, complete_mirror
+    from ensemble.store.mirror import FencedError, MirrorError, complete_mirror
     from ensemble.store.mirror import explain_rest as explain_mirror_rest
 
     more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members on, to N epochs in all"
@@ -323,8 +323,9 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
         try:
             with EventLog(run_dir.events):
                 complete_mirror(run_dir, options.mirror)
-        except MirrorError as error:
+        except (MirrorError, FencedError) as error:
             print(f"ensemble: {error}", file=sys.stderr)
+            return _show_result(run_dir, options, check=False) or EXIT_RESUMABLE
     return _show_result(run_dir, options, check=False)
 
 

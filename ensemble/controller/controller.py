@@ -134,7 +134,7 @@ class Controller:
                 refuse_without_locks(self.ensemble, self.run_dir)
             remove_stale("ensemble-", stop_stale_daemon)
             packed = [member.id for member in self.state.members.values() if member.is_packed]
-            finish_removal(self.run_dir.path, self.state.packs, packed)
+            unnamed = finish_removal(self.run_dir.path, self.state.packs, packed)
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             left, files = self._read_unreported()  # by processes of an earlier start that was killed
             check_starts(self.ensemble, self.state)
@@ -185,6 +185,7 @@ class Controller:
                     more_epochs=self._more_epochs,
                 ),
                 *repairs,
+                *unnamed,
                 *([] if change is None else [{"type": "code_changed", **change.as_event()}]),
                 self._usage.begin(),
                 *({"type": "node", **node.as_event()} for node in nodes),
@@ -370,6 +371,9 @@ class Controller:
         self._perform(self.session.stop_feeders())
         self._metrics_at = self._usage_at = 0.0  # what the combination uses is not taken to have been used before
         self.handle(self.executor.events(0.0))
+        self.executor.release()
+        released = self.executor.events(0.0)
+        self._process([event for event in released if event["type"] in (*MEASUREMENTS, "cluster_lost")])
         is_over = self.session.stop_reason is None
         if is_over:
             self._perform(self.session.reduce_checkpoints(*self._read_clock()))

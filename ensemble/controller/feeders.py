@@ -126,6 +126,11 @@ class Feeders:
         self._starting: dict[FeederKey, int] = {}  # the number of the start whose answer is awaited
         self._restarting: set[FeederKey] = set()
 
+    @property
+    def is_sharing(self) -> bool:
+        """Whether members share feeders at all."""
+        return self._stream.sharing
+
     def is_starting(self, key: FeederKey) -> bool:
         """Whether a feeder was started and has no address yet."""
         return key in self._starting

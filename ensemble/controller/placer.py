@@ -172,6 +172,7 @@ class Placer:
             tenants=self._rebalancer.tenant_limits(nodes.held),
             next_cohort=self._stream if self._streaming else self._cohort,
             streaming=self._streaming,
+            is_gated=self._feeders.is_sharing and not nodes.others_wait,
         )
 
     def _give_up_unplaceable(self, left_out: Sequence[Identity]) -> str | None:
@@ -200,11 +201,19 @@ class Placer:
     def say_demand(self, left_out: Sequence[Identity]) -> None:
         """Say for which members resources are missing, and which places are taken, if either has changed.
 
-        Where many are left out, that is said from time to time: what is missing hardly changes, and it takes long.
+        Where many are left out, what is missing is found out from time to time: it hardly changes, and it takes
+        long. Which places are taken is said at once: an executor gives back what no member uses.
         """
-        session, coming = self._session, self._queue.count_trials_left()
+        session, coming, placed = (
+            self._session,
+            self._queue.count_trials_left(),
+            self._session.live.list_placements(),
+        )
         self._is_demand_late = len(left_out) > MANY and session.now < self._demand_at
-        if self._is_demand_late and session.stop_reason is None:
+        if self._is_demand_late and session.stop_reason is None and self._demand is not None:
+            if placed != self._demand.placed:
+                new = {each.member for each in placed} - {each.member for each in self._demand.placed}
+                self._tell(Demand([each for each in self._demand.waiting if each.member not in new], placed))
             return
         self._demand_at = session.now + DEMAND_S
         if session.stop_reason is not None:
@@ -219,10 +228,12 @@ class Placer:
                     self._ensemble.identify(0, {}), session.nodes.list_potential()
                 )
                 missing += [example] * min(coming, MOST_COMING)
-        demand = Demand(missing, session.live.list_placements())
+        self._tell(Demand(missing, placed))
+
+    def _tell(self, demand: Demand) -> None:
         if demand != self._demand:
             self._demand = demand
-            session.actions.append(demand)
+            self._session.actions.append(demand)
 
     def _count_wanted_trials(self) -> int:
         """The number of trials to propose: those that fit now, and at least one while no member runs or waits."""

@@ -56,8 +56,9 @@ class Planner:
         self._ended_epochs: list[str] = []
         self._allocation: Allocation | None = None
         self._flotillas: dict[str, int] = {}
+        self._widths: dict[str, int] = {}  # as planned, whatever nodes offer now
         self._shares: dict[str, float] = {}
-        self._planned_for: tuple[frozenset[str], float, bool] = frozenset(), 1.0, True
+        self._planned_for: tuple[frozenset[str], float, bool, bool] = frozenset(), 1.0, True, False
 
     @property
     def is_due(self) -> bool:
@@ -104,10 +105,9 @@ class Planner:
                 self._profiler.start(there, node, self._session.now, cluster.nodes, cluster.devices)
         if self._profiler.is_busy or not cluster.nodes:
             return list(waiting), list(returning)
-        plan = self._choose_widths(new, cluster)
+        self._widths |= self._choose_widths(new, cluster)
         fill_in = functools.partial(
             self._fill_in,
-            workers=plan,
             cap=MemoryCap(self._session.nodes.list_potential(), cluster.devices),
             cluster=cluster,
         )
@@ -175,16 +175,14 @@ class Planner:
         """The position of a member's flotilla in the plan; members that the plan does not have come last."""
         return self._flotillas.get(identity.member, len(self._flotillas))
 
-    def _fill_in(
-        self, identity: Identity, workers: Mapping[str, int], cap: MemoryCap, cluster: ClusterSnapshot
-    ) -> Identity:
+    def _fill_in(self, identity: Identity, cap: MemoryCap, cluster: ClusterSnapshot) -> Identity:
         if not identity.auto and identity.span_nodes != "auto":
             return identity  # it left nothing to measurement
         chosen = None
         if "workers" in identity.auto and not self._has_begun(identity):
-            # a node for which it was planned may be lost by now
+            # a node for which it was planned may be lost by now, or given back for a while
             widest = _max_workers_per_node(cluster, on_gpus=uses_gpus(identity, cluster.devices))
-            chosen = min(widest, workers.get(identity.member, identity.workers))
+            chosen = min(widest, self._widths.get(identity.member, identity.workers))
         known = self._apply_core_share(apply_profile(identity, self._profiler.find_profile(identity), chosen, cap))
         if known != identity:
             self._log("member", **known.as_dict())
@@ -209,7 +207,8 @@ class Planner:
 
         The choice is made anew when other members wait, when running ones are slower than measured, and when the
         cluster has cores for one more member, or has none any more. Only in the second case are those that the run
-        holds divided: before that members ask for what they keep busy.
+        holds divided: before that members ask for what they keep busy. While something is withheld, only new ones
+        make it anew, and it holds no longer than that: what nodes offer then is passing.
         """
         names, slowdown = frozenset(one.member for one in waiting), self._rebalancer.estimate_slowdown()
         free_width = any("workers" in one.auto for one in waiting)
@@ -220,9 +219,11 @@ class Planner:
         on_cpus |= not any(uses_gpus(one, cluster.devices) for one in together)
         least = min(one.cpus_per_worker * one.workers for one in waiting)
         has_all = not on_cpus or not self._session.nodes.can_get_cores(least)
-        if names <= self._planned_for[0] and (slowdown, has_all) == self._planned_for[1:]:  # the plan still holds
+        is_passing = bool(self._session.nodes.withheld)
+        is_same = is_passing or (slowdown, has_all, False) == self._planned_for[1:]
+        if names <= self._planned_for[0] and is_same:  # the plan still holds
             return {}
-        self._planned_for = names, slowdown, has_all
+        self._planned_for = names, slowdown, has_all, is_passing
         left_open = all("cpus_per_worker" in one.auto for one in waiting)
         if on_cpus and has_all and left_open and not cluster.streaming:
             return self._share_cores(waiting, cluster)

@@ -30,7 +30,7 @@ from ensemble.schedule import (
     select_unmeasured,
 )
 from ensemble.spec import Identity
-from ensemble.spec.identity import compute_cost_key
+from ensemble.spec.identity import compute_cost_key, select_gpu_part
 from ensemble.store import RunDir
 from ensemble.train.job import PROFILE, Job, ProfileRequest
 
@@ -177,9 +177,9 @@ class Profiler:
         spread: dict[tuple[int, str], dict[str, Identity]] = {}
         for key, identity in first.items():
             if is_spread_open(identity, self._nodes) or self._fits_only_across(identity):
-                spread.setdefault(_exchange_of(identity), {})[key] = identity
+                spread.setdefault(_setting_of(identity), {})[key] = identity
             for workers in list_candidate_widths(identity, node, self._devices):
-                groups.setdefault(_exchange_of(dataclasses.replace(identity, workers=workers)), {})[key] = identity
+                groups.setdefault(_setting_of(dataclasses.replace(identity, workers=workers)), {})[key] = identity
         self._groups += [_Group(how[0], groups[how]) for how in sorted(groups)]
         self._groups += [_Group(how[0], spread[how], is_spread=True) for how in sorted(spread)]
         self._steps_s = min(STEPS_S[0], STEPS_S[1] / max(1, len(first)))
@@ -390,6 +390,7 @@ class Profiler:
             log.warning(describe_unmeasured(members, line))
 
 
-def _exchange_of(identity: Identity) -> tuple[int, str]:
-    """Members for which this is equal are measured by the same processes: workers and their communicator."""
-    return identity.workers, json.dumps(identity.communicator) if identity.workers > 1 else ""
+def _setting_of(identity: Identity) -> tuple[int, str]:
+    """Members for which this is equal are measured by the same processes: workers, communicator, kind of GPU."""
+    exchange = json.dumps(identity.communicator) if identity.workers > 1 else ""
+    return identity.workers, exchange + json.dumps(select_gpu_part(identity))

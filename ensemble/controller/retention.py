@@ -19,7 +19,7 @@ from pathlib import Path
 from ensemble.controller.actions import PackMembers, ReduceCheckpoint
 from ensemble.events import NOT_COMBINED, Combined, Report
 from ensemble.store import MemberState, RunDir, RunState, StoreError
-from ensemble.store.packs import write_pack
+from ensemble.store.packs import write_packs
 from ensemble.store.snapshot import CLOSED
 
 log = logging.getLogger(__name__)
@@ -90,22 +90,22 @@ class FileReducer:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         self._thread: ThreadPoolExecutor | None = None
-        self._pending: list[Future[Report]] = []
+        self._pending: list[Future[list[Report]]] = []
 
     def add(self, action: ReduceCheckpoint | PackMembers) -> None:
         """Reduce a checkpoint, or pack files, soon."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "checkpoints")
-        do: Callable[[], Report] = functools.partial(self._do, action)
+        do: Callable[[], list[Report]] = functools.partial(self._do, action)
         self._pending.append(self._thread.submit(do))
 
     def read(self) -> list[Report]:
-        """What was done since the last call: `checkpoint_reduced` and `packed` events, with `error` where it could
-        not be.
+        """What was done since the last call: `checkpoint_reduced` events, with `error` where it could not be, and
+        `packed` events.
         """
         done = [each for each in self._pending if each.done()]
         self._pending = [each for each in self._pending if each not in done]
-        return [each.result() for each in done]
+        return [report for each in done for report in each.result()]
 
     def wait(self) -> list[Report]:
         """As `read`, when all has been done."""
@@ -121,22 +121,20 @@ class FileReducer:
             self._thread = None
         self._pending.clear()
 
-    def _do(self, action: ReduceCheckpoint | PackMembers) -> Report:
-        return self._reduce(action) if isinstance(action, ReduceCheckpoint) else self._pack(action.members)
+    def _do(self, action: ReduceCheckpoint | PackMembers) -> list[Report]:
+        return [self._reduce(action)] if isinstance(action, ReduceCheckpoint) else self._pack(action.members)
 
-    def _pack(self, members: Sequence[str]) -> Report:
-        event: Report = {"type": "packed", "members": list(members)}
+    def _pack(self, members: Sequence[str]) -> list[Report]:
+        done = list[Report]()
         try:
-            made = write_pack(self._run_dir.path, members)
+            for path, digest, files, names in write_packs(self._run_dir.path, members):
+                at, size = str(path.relative_to(self._run_dir.path)), path.stat().st_size
+                of = {"path": at, "digest": digest, "bytes": size, "members": names, "files": files}
+                done.append({"type": "packed", **of})
         except (StoreError, OSError) as error:
-            log.warning("the files of %d members stay as they are: %s", len(members), error)
-            return {**event, "error": str(error)}
-        if made is None:
-            return {**event, "error": "there are none"}
-        path, digest, files = made
-        size = path.stat().st_size
-        name = str(path.relative_to(self._run_dir.path))
-        return {**event, "path": name, "digest": digest, "bytes": size, "files": files}
+            left = len(members) - sum(len(each["members"]) for each in done)
+            log.warning("the files of %d members stay as they are: %s", left, error)
+        return done
 
     def _reduce(self, action: ReduceCheckpoint) -> Report:
         event: Report = {"type": "checkpoint_reduced", "member": action.member, "removed": action.name}

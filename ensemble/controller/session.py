@@ -250,7 +250,10 @@ class Session:
         elif kind == "node_draining":
             self.commands.leave_node(event["node"], event["deadline"])
         elif kind == "node":
-            self._change_node(Node.from_event(event), is_kept=event.get("is_withheld", False))
+            self._change_node(Node.from_event(event), is_withheld=event.get("is_withheld", False))
+        elif kind == "contention":
+            self.state.nodes.others_wait = event["others_wait"]
+            self.state.placement_due = True
         elif kind == "node_health":
             if is_news(self.state.run.node(event["node"]).health, event):
                 self._log(event)
@@ -301,9 +304,9 @@ class Session:
             return "members write a checkpoint and end"
         return self.queue.fulfil(request, until)
 
-    def _change_node(self, node: Node, *, is_kept: bool) -> None:
+    def _change_node(self, node: Node, *, is_withheld: bool) -> None:
         """The run holds more or less of a node than before, or of a new one."""
-        node = self.state.nodes.change(node, is_kept=is_kept)
+        node = self.state.nodes.change(node, is_withheld=is_withheld)
         if node.name not in self.state.nodes:
             self.feeders.forget_node(node.name)
         self.state.placement_due = True

@@ -147,9 +147,8 @@ class SessionState:
 
     def end_packing(self, event: dict[str, Any]) -> None:
         """Files were packed: log it, and then remove them."""
-        if "error" not in event:
-            self.log_report("packed", event)
-            self.actions.append(RemovePacked(event["files"]))
+        self.log_report("packed", event)
+        self.actions.append(RemovePacked(event["files"]))
 
     def end_reduction(self, event: dict[str, Any]) -> None:
         """A checkpoint was reduced: log it, and then remove what was there before."""

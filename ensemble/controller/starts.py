@@ -179,7 +179,7 @@ def find_start(start: str) -> StartPlan:
         StoreError: it is neither, or the member has no checkpoint.
     """
     path = Path(start).expanduser()
-    if path.is_file():
+    if not path.is_dir() and measure(path) is not None:
         return StartPlan(path, None)
     folder = path.parent.parent if path.parent.name == "members" else path.parent
     if RunDir(path).events.exists():

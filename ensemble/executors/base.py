@@ -120,6 +120,8 @@ class Executor(Protocol):
         - `launch_failed` (member, attempt, detail): no rank of it was started.
         - `node_draining` (node, deadline): its cluster is about to end it, at that time in Unix seconds (None:
           unknown). Nothing can be placed there any more; what runs there goes on until it is told to stop.
+        - `contention` (others_wait): for a while other runs of the cluster have waited for what this one holds, or
+          none does any more.
         - `make_way` (members, detail): another run of the cluster waits for their places. They are to write a
           checkpoint and end, and wait for a place again. In a `node` event, `is_withheld` says that what the node
           offers less is given back when its members end.
@@ -141,6 +143,13 @@ class Executor(Protocol):
 
     def kill(self, member: str) -> None:
         """Kill all ranks of a member; their `exited` events still arrive."""
+
+    def release(self) -> None:
+        """No member trains any more: give back what the run holds of a cluster that others use, too.
+
+        The minutes of combination follow, for which others need not wait. `events` returns the last measurements
+        of what was given back.
+        """
 
     def close(self) -> None:
         """Stop everything that was started. May be called twice."""

@@ -176,6 +176,9 @@ class InlineExecutor:
         """Ask the member to end, which it does at its next step: this thread cannot be killed."""
         self.send(member, "cancel")
 
+    def release(self) -> None:
+        """See `Executor`; nobody waits for this host."""
+
     def close(self) -> None:
         """See `Executor`; `events` returns the last power sample after this."""
         self._jobs.clear()

@@ -112,6 +112,9 @@ class LocalExecutor:
         """See `Executor`; the processes that the member started end as well."""
         self._workers.kill(member)
 
+    def release(self) -> None:
+        """See `Executor`; nobody waits for this host."""
+
     def close(self) -> None:
         """See `Executor`."""
         if self._tally is not None:

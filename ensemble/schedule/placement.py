@@ -3,8 +3,9 @@
 Members of a fixed list read the stream from its epoch 0. Those placed together form a **cohort**: they share one
 feeder per node. Members that do not fit wait, and later share a stream among themselves. Starting each of them as
 soon as a place is free would give each its own feeder, so a later cohort opens only when it is worth one (see
-`decide_starts`). Trials of a search join the one running stream at its next epoch boundary, so each starts as soon
-as it fits. A member that is retried returns to its own cohort.
+`decide_starts`); a place that other runs wait for is worth more than a feeder. Trials of a search join the one
+running stream at its next epoch boundary, so each starts as soon as it fits. A member that is retried returns to
+its own cohort.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class ClusterSnapshot:
         tenants: most members at one time on one GPU, by its model, learnt from their interference.
         next_cohort: the number of the next new cohort.
         streaming: trials of a search: all in cohort `next_cohort`, placed as soon as they fit.
+        is_gated: whether a place waits for others, so that more members share a feeder; not where there is none,
+            and not while other runs of the cluster wait for what this one holds.
         free: free capacity beside the running members, kept by the caller; None: computed when needed.
     """
 
@@ -46,6 +49,7 @@ class ClusterSnapshot:
     tenants: Mapping[str, int] = field(default_factory=dict)
     next_cohort: int = 0
     streaming: bool = False
+    is_gated: bool = True
     free: FreeCapacity | None = field(default=None, compare=False)
 
     def free_capacity(self) -> FreeCapacity:
@@ -65,7 +69,8 @@ def decide_starts(cluster: ClusterSnapshot) -> list[Start]:
     """Decide which members start now; the state is left unchanged.
 
     Returning members are placed first. A new cohort of a fixed list opens when all waiting members fit at once, or
-    nothing runs, or at least half of all places are free, where a place is what one of these members takes.
+    nothing runs, or at least half of all places are free, where a place is what one of these members takes; or at
+    once unless `cluster.is_gated`.
     Members that select different nodes are looked at apart.
     """
 
@@ -74,7 +79,7 @@ def decide_starts(cluster: ClusterSnapshot) -> list[Start]:
     back = free.place([identity for identity, _ in cluster.returning], cluster.limits, cluster.tenants)
     starts = [Start(placement, cohorts[placement.member]) for placement in back]
     new = free.place(cluster.waiting, cluster.limits, cluster.tenants)
-    if not cluster.streaming and len(new) < len(cluster.waiting):
+    if cluster.is_gated and not cluster.streaming and len(new) < len(cluster.waiting):
         late = _find_late(new, free, cluster)
         free.release(*(placement for placement in new if placement.need.selection in late))
         new = [placement for placement in new if placement.need.selection not in late]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ensemble.spec.nodes import Selection, as_items, selects_gpus
 from ensemble.spec.options import OPTIMIZERS, SCHEDULES, TRAINING_OPTIONS, resolve
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -180,7 +181,13 @@ def field_defaults() -> dict[str, Any]:
 def compute_cost_key(identity: Identity) -> str:
     """The cost key of a member: members with equal keys have equal costs."""
     width = None if "workers" in identity.auto else identity.workers
-    return hash_json([select_hyperparameters(identity), cost_options(identity), width])
+    gpus = select_gpu_part(identity)
+    return hash_json([select_hyperparameters(identity), cost_options(identity), width, *([gpus] if gpus else [])])
+
+
+def select_gpu_part(identity: Identity) -> Selection:
+    """The part of a member's selection of nodes that is of GPUs: members with another one train on others."""
+    return tuple(item for item in as_items(identity.nodes) if selects_gpus((item,)))
 
 
 def select_hyperparameters(identity: Identity) -> dict[str, Any]:

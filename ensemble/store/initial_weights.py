@@ -119,7 +119,7 @@ def _read_weights(file: Path) -> dict[str, Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="pt") as opened:
+        with pin_file(file) as name, safe_open(name, framework="pt") as opened:
             if not is_checkpoint(opened.metadata()):
                 names = opened.keys()
                 return {"model": {name: opened.get_tensor(name).clone() for name in names}}

@@ -147,7 +147,8 @@ def remove_unused_code(run_dir: RunPaths, but: str) -> None:
     folder = run_dir.code(but).parent
     saved = (run_dir.path / file for file in read_files(run_dir.events).files)
     kept = (path.parent for path in saved if path.name == _DECLARATION and path.parent.parent == folder)
-    unused = {each.name for each in kept if each.is_dir() and not each.is_symlink()} - {but}
+    unused = {each.name for each in kept if is_fingerprint(each.name) and each.is_dir() and not each.is_symlink()}
+    unused -= {but}
     if unused:
         state = fold(read_events(run_dir.events))
         unused -= {one.code for one in state.members.values() if one.checkpoint}

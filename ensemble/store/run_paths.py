@@ -134,8 +134,12 @@ class RunPaths:
         return self.member(id) / "log.txt"
 
     def code(self, fingerprint: str) -> Path:
-        """The folder of the code with this fingerprint."""
-        return self.path / "code" / fingerprint
+        """The folder of the code with this fingerprint.
+
+        Raises:
+            StoreError: it is none: a log may have any text there.
+        """
+        return self.path / "code" / _check_name("version of the code", fingerprint)
 
     def feeders(self, cohort: int) -> Path:
         """The rendezvous directory of the feeders of a cohort that spans several nodes."""

@@ -187,6 +187,8 @@ class Simulated:
             self.scripts[member] = [{**base, "rank": rank} for rank in range(job.identity.workers)]
             self.jobs[member] = job
 
+    def release(self) -> None: ...
+
     def close(self) -> None:
         self.closed = True
 
@@ -662,6 +664,20 @@ def test_a_run_waits_for_what_its_cluster_has_not_given_and_says_so(tmp_path: Pa
     assert ([], ["member-0", "member-1"]) in executor.requests, "nothing more is asked for"
     assert executor.requests[-1] == ([], []), "and all can be given back"
     assert not state.waits_for
+
+
+def test_what_a_run_holds_is_given_back_before_its_members_are_combined(tmp_path: Path) -> None:
+    class Releases(OnCluster):
+        def release(self) -> None:
+            log = read_events(RunDir(tmp_path / "run").events)
+            seen.update(event["type"] for event in log)
+            self.coming = [{"type": "power", "node": "sim", "watts": 7.0, "origin": "estimated"}, NOTHING]
+
+    seen = set[str]()
+    run(tmp_path / "run", an_ensemble(members=[{"n": 0}]), Releases([GIVEN]))
+    assert "finished" in seen and "combining" not in seen
+    log = [event["type"] for event in read_events(RunDir(tmp_path / "run").events)]
+    assert log.index("power") < log.index("combining")
 
 
 def test_a_node_that_was_given_back_gets_no_member_until_it_is_there_again(tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ class Cluster:
 
     def kill(self, member: str) -> None: ...
 
+    def release(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -251,6 +253,21 @@ def test_members_are_measured_and_train_on_nodes_that_they_select_and_keep_nobod
         run(tmp_path / "waits", an_ensemble([], members=[*absent, *members], resources=Resources()), again)
     events = read_events(tmp_path / "waits" / "events.jsonl")
     assert {event["member"] for event in of(events, "finished")} == {"member-1", "member-2", "member-3"}
+
+
+def test_equal_members_that_select_other_gpus_are_measured_on_each(tmp_path: Path) -> None:
+    """Also where both kinds are in one node."""
+    models = "NVIDIA H100 80GB HBM3", "Tesla T4"
+    members = [Member({"rate": 10.0}, nodes={"gpu_type": kind}) for kind in ("H100", "H100", "T4", "T4")]
+    apart = [replace(gpus(name, 1), gpus=(model,)) for name, model in zip("ab", models, strict=True)]
+    for name, nodes in (("apart", apart), ("together", [replace(gpus("a", 2), gpus=models)])):
+        declared = an_ensemble([], members=members, resources=Resources())
+        state, said = run(tmp_path / name, declared, Cluster(*nodes))
+        assert {member.state for member in state.members.values()} == {"finished"}
+        found = {device: set[str]() for device in models}
+        for event in of(said, "profile"):
+            found[event["device"]].update(event["members"])
+        assert list(found.values()) == [{"member-0", "member-1"}, {"member-2", "member-3"}]
 
 
 def test_on_gpus_widths_even_out_the_rates_of_members_that_train_together(tmp_path: Path) -> None:
@@ -534,3 +551,23 @@ def test_who_can_never_be_placed_fails_alone_after_a_node_is_lost(tmp_path: Path
     assert "failed" in wide and {ended[f"member-{n}"] for n in range(4)} == {"finished"}
     assert state.ended is not None and state.ended.type == "run_finished"
     assert "workers" in str(next(m.error for m in state.members.values() if m.state == "failed"))
+
+
+def test_what_is_about_to_be_given_back_changes_no_width(tmp_path: Path) -> None:
+    class Withholds(Cluster):
+        epochs = 0
+
+        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
+            got = super().events(timeout_s)
+            self.epochs += bool(got) and got[0]["type"] == "epoch"
+            if self.epochs in (1, 2) and got[0]["type"] == "epoch":
+                node, is_withheld = (gpus("a", 1), True) if self.epochs == 1 else (gpus("a", 4), False)
+                got.append({"type": "node", **node.as_event(), "is_withheld": is_withheld})
+            return got
+
+    widths = []
+    for kind in (Cluster, Withholds):
+        cluster = kind(gpus("a", 4))
+        run(tmp_path / kind.__name__, an_ensemble([5, 10, 20, 40, 40, 40]), cluster)
+        widths.append({member: workers for member, workers, *_ in cluster.launched})
+    assert widths[0] == widths[1] and sorted(widths[0].values())[-3:] == [4, 4, 4]

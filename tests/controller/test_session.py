@@ -499,6 +499,9 @@ class World:
             cores = [each.count_ranks(node.name) * each.identity.cpus_per_worker for each in held]
             assert sum(cores) <= node.cpus + 1e-9, "more than there is"
 
+        placed = [live.start.placement for live in state.live.values()]
+        assert self.session.stop_reason or list(self.demand.placed) == placed, "executors give back other places"
+
         for event in self.log[self.seen :]:
             if event["type"] == "request":
                 self.unanswered.discard(event["request"])
@@ -777,6 +780,34 @@ def test_members_that_make_way_for_another_run_use_up_no_retry_and_go_on_by_them
     assert all(event["detail"] == "paused for run x of user y" for event in made_way)
     assert not any(event["type"] == "failed" for event in world.log), "no retry is used, for there is none"
     assert {member.state for member in world.session.state.run.members.values()} == {"finished"}
+    world.check_end()
+
+
+@pytest.mark.parametrize("sharing", ["node", "independent"])
+def test_a_place_that_others_wait_for_is_used_at_once_and_so_is_one_without_a_feeder(sharing: str) -> None:
+    declared = replace(declare("list", 1), sharing=sharing)
+    world = World(declared, Random(0), on_cluster=True, failing_launches=0.0)
+    end(world, next(iter(world.processes.values())))
+    assert len(world.processes) == (3 if sharing == "node" else 4)
+    world.handle({"type": "contention", "others_wait": True})
+    world.reconcile()
+    assert len(world.processes) == 4
+    world.handle({"type": "contention", "others_wait": False})
+    end(world, next(iter(world.processes.values())))
+    assert len(world.processes) == (3 if sharing == "node" else 4)
+    world.finish()
+    world.check_end()
+
+
+def test_executors_know_at_once_which_places_are_taken_however_many_members_wait() -> None:
+    many = replace(declare("list", 1), members=[{"n": n} for n in range(90)])
+    world = World(many, Random(0), on_cluster=True, failing_launches=0.0)
+    for process in list(world.processes.values()):
+        end(world, process)
+    placed = {each.member for each in world.demand.placed}
+    assert len(placed) == 4 and len(world.demand.waiting) == 82
+    assert not placed & {one.member for one in world.demand.waiting}
+    world.finish()
     world.check_end()
 
 

@@ -48,6 +48,16 @@ def test_a_later_cohort_waits_until_it_is_worth_a_feeder() -> None:
     assert last[0].cohort == 1
 
 
+def test_nobody_waits_for_company_where_there_is_no_feeder_or_others_wait_for_the_place() -> None:
+    waiting, busy = [identity(i) for i in range(12)], list[Placement]()
+    for cohort, cpus in enumerate(range(1, 9)):  # leases come one at a time
+        here = [Node("a", cpus, (), 16, "a")]
+        cluster = ClusterSnapshot(nodes=here, waiting=waiting, running=busy, next_cohort=cohort, is_gated=False)
+        busy += [start.placement for start in decide_starts(cluster)]
+        waiting = [one for one in waiting if one.member not in {placement.member for placement in busy}]
+        assert len(busy) == cpus
+
+
 def test_members_that_select_other_nodes_wait_for_other_places() -> None:
     there = Node("b", 1, (), 16, "b", labels={"rack": "1"})
     waiting = [identity(n, nodes={"rack": "1"}) for n in (7, 8)]

@@ -110,6 +110,7 @@ def test_an_outline_tells_members_apart_that_may_differ_in_cost() -> None:
         identity(1, seed=7, epochs=9),
         identity(2, params={"width": 8, "lr": 0.7}),
         identity(3, params={"width": 8, "lr": 1}),
+        identity(4, nodes={"rack": "1"}),
     ]
     assert {compute_cost_key(each) for each in same} == {compute_cost_key(one)}
     others = [
@@ -121,8 +122,10 @@ def test_an_outline_tells_members_apart_that_may_differ_in_cost() -> None:
         identity(1, precision="bf16"),
         identity(1, accumulate=2),
         identity(1, optimizer={"name": "adam", "lr": 0.1}),
+        identity(1, nodes={"ray.io/accelerator-type": "T4"}),
+        identity(1, nodes={"ray.io/accelerator-type": "H100", "rack": "1"}),
     ]
-    assert len({compute_cost_key(each) for each in [one, *others]}) == 9
+    assert len({compute_cost_key(each) for each in [one, *others]}) == 11
     auto = identity(1, auto=["workers"])
     assert compute_cost_key(auto) == compute_cost_key(dataclasses.replace(auto, workers=3)), (
         "chosen, the width is still left open"

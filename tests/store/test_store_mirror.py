@@ -21,7 +21,7 @@ import ensemble
 from ensemble import Recipe, SpecError
 from ensemble.cli.parser import main
 from ensemble.controller import session_state
-from ensemble.store import RunDir, StoreError
+from ensemble.store import EventLog, RunDir, StoreError
 from ensemble.store.mirror import (
     FencedError,
     MirrorError,
@@ -29,11 +29,12 @@ from ensemble.store.mirror import (
     MirrorWriter,
     check_url,
     claim_mirror,
+    explain_rest,
     fetch_log,
     fetch_run,
     load_status,
 )
-from ensemble.store.mirror.bucket import Bucket
+from ensemble.store.mirror.bucket import Bucket, GoneError
 from ensemble.store.mirror.layout import MOST_SEGMENTS, MirrorHead, Stored, find_merge, is_of_run
 from ensemble.store.verification import verify
 
@@ -337,7 +338,9 @@ def test_an_address_has_one_run(mirrored: Path, tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "full") == ["thesis.tex"]
 
 
-def test_a_driver_that_comes_back_writes_nothing_over_its_successor(tmp_path: Path) -> None:
+def test_a_driver_that_comes_back_writes_nothing_over_its_successor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url, first, files = f"file://{tmp_path}/mirror", list[MirrorWriter](), dict[Path, bytes]()
 
     def follow(event: dict[str, Any]) -> None:
@@ -358,6 +361,110 @@ def test_a_driver_that_comes_back_writes_nothing_over_its_successor(tmp_path: Pa
     assert known is not None and "is written by start 2" in known.error and not known.is_whole
     with pytest.raises(StoreError, match="the run went on elsewhere"):  # nor does a resume of the first directory
         ensemble.resume(run_dir, epochs=3)
+    capsys.readouterr()
+    assert main(["resume", str(run_dir.path)]) == 75, "it has finished, and its result is shown"
+    out, err = capsys.readouterr()
+    assert "member-1" in out and "the run went on elsewhere" in err
+    rest = explain_rest(run_dir)
+    assert rest is not None and f"ensemble resume {run_dir.path} --mirror none" in rest and "completes" not in rest
+    assert main(["resume", str(run_dir.path), "--mirror", "none"]) == 0 and explain_rest(run_dir) is None
+
+
+@pytest.mark.parametrize("of", ["pack", "lost"])
+def test_a_log_that_grows_does_not_hold_a_head_back(
+    of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a packed run that is given more epochs, or one whose checkpoint is lost: its file is not in its place."""
+    if of == "pack":
+        monkeypatch.setattr(session_state, "MANY", 2)
+    run_dir, rounds, copy = train(tmp_path / "run"), 0, MirrorWriter._copy_files
+    member = fold(read_events(run_dir.events)).members["member-0"]
+    if of == "pack":
+        assert member.is_packed
+        with EventLog(run_dir.events) as events:
+            events.append("placed", member="member-0", attempt=member.attempts, node="here")
+    else:
+        run_dir.valid_checkpoint(member).unlink()
+
+    def grow(writer: MirrorWriter, *arguments: Any, **options: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        assert rounds < 4
+        found = copy(writer, *arguments, **options)
+        with EventLog(run_dir.events) as events:
+            events.append("measuring", members=[])
+        return found
+
+    monkeypatch.setattr(MirrorWriter, "_copy_files", grow)
+    begin(run_dir, url_of(tmp_path)).sync()
+    _, head = head_of(tmp_path)
+    assert any(name.startswith("packs/" if of == "pack" else "members/member-1/check") for name in head.files)
+    assert rounds == (1 if of == "pack" else 2)
+
+
+def test_of_a_member_that_has_printed_much_the_log_is_copied_as_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its middle was freed while it ran; and once, while nothing is printed."""
+    run_dir, copied, copy = train(tmp_path / "run"), list[str](), MirrorWriter._copy_file
+    with open(run_dir.log("member-0"), "wb") as file:
+        file.write(b"first\n")
+        file.seek(2**40)
+        file.write(b"last\n")
+
+    def note(writer: MirrorWriter, name: str, file: Any) -> Stored:
+        copied.append(name)
+        return copy(writer, name, file)
+
+    monkeypatch.setattr(MirrorWriter, "_copy_file", note)
+    writer = begin(run_dir, url_of(tmp_path))
+    writer.sync(is_last=True)
+    _, head = head_of(tmp_path)
+    stored = head.files["members/member-0/log.txt"]
+    content = (tmp_path / "mirror/000001" / stored.digest).read_bytes()
+    assert content.startswith(b"first\n") and content.endswith(b"last\n") and len(content) < 1000
+    assert b"bytes of output are left out here" in content
+    assert "members/member-0/log.txt" in copied
+    copied.clear()
+    writer.sync(is_last=True)
+    assert copied == []
+
+
+def test_a_mirror_of_before_says_nothing_of_the_one_that_follows_it(tmp_path: Path) -> None:
+    """A driver was killed, and its mirror goes on for some seconds, while the next start has begun."""
+    run_dir = train(tmp_path / "run")
+    first = begin(run_dir, url_of(tmp_path))
+    first.sync()
+    options = claim_mirror(run_dir, url_of(tmp_path))
+    assert options is not None and options.start == 2
+    claimed = load_status(run_dir)
+    first.sync(is_last=True)
+    assert load_status(run_dir) == claimed
+    MirrorWriter(run_dir, options).sync(is_last=True)
+    known = load_status(run_dir)
+    assert known is not None and (known.start, known.code, known.is_whole) == (2, options.code, True)
+
+
+def test_what_was_fetched_is_not_fetched_again_when_the_rest_was_replaced(
+    mirrored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run wrote another head meanwhile, and removed what that does not name."""
+    names, pauses, get = list[str](), list[float](), Bucket.fetch
+
+    def fetch(bucket: Bucket, name: str, path: Path) -> None:
+        _, head = head_of(mirrored)
+        is_last = name.endswith(head.log[0].digest)
+        names.append(name)
+        if is_last and names.count(name) == 1:
+            raise GoneError(name)
+        get(bucket, name, path)
+
+    monkeypatch.setattr(Bucket, "fetch", fetch)
+    monkeypatch.setattr("ensemble.store.mirror.fetch.time.sleep", pauses.append)
+    run_dir = fetch_run(url_of(mirrored), tmp_path / "run", code_of(RunDir(mirrored / "run")))
+    assert all(each.is_sound for each in verify(run_dir) if each.kind != "result")
+    _, head = head_of(mirrored)
+    assert len(names) == len(head.files) + len(head.log) + 1 and len(pauses) == 1
 
 
 def test_two_that_claim_the_same_start_are_told_apart(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import random
 import signal
 import zipfile
 from collections.abc import Callable
@@ -14,11 +16,12 @@ import pytest
 import torch
 from forked import FORK
 
+import ensemble.store.pack_index as pack_index
 import ensemble.store.packs as packs
 from ensemble.store import DamagedError, EventLog, RunDir, fold, load_checkpoint, load_predictions, read_events
 from ensemble.store.checkpoint import count_bytes, save_checkpoint
 from ensemble.store.member_log import find_position, read_text
-from ensemble.store.packs import finish_removal, measure, open_member_file, remove_packed, unpack, write_pack
+from ensemble.store.packs import finish_removal, measure, open_member_file, remove_packed, unpack, write_packs
 from ensemble.store.predictions import save_predictions
 
 MEMBERS = ["member-0", "member-1", "member-2"]
@@ -37,9 +40,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 def pack(run: RunDir, members: list[str] = MEMBERS) -> Path:
     """What a controller does: write, log, remove."""
-    made = write_pack(run.path, members)
-    assert made is not None
-    path, digest, files = made
+    ((path, digest, files, members),) = write_packs(run.path, members)
     with EventLog(run.events) as events:
         name = str(path.relative_to(run.path))
         events.append("packed", path=name, digest=digest, bytes=path.stat().st_size, members=members)
@@ -63,7 +64,7 @@ def list_inodes(run: RunDir) -> list[str]:
 
 def test_what_is_packed_is_read_as_before_and_takes_one_file(run_dir: RunDir) -> None:
     big = run_dir.member("member-1") / "checkpoint-0-2-0-weights.safetensors"
-    big.write_bytes(bytes(packs.MOST_BYTES + 1))
+    big.write_bytes(bytes(pack_index.MOST_BYTES + 1))
     (run_dir.member("member-2") / "notes.csv").write_text("the user's own")
     sizes = {path: path.stat().st_size for path in (run_dir.path / "members").rglob("*.safetensors")}
     pack(run_dir)
@@ -107,8 +108,7 @@ def test_a_log_that_is_followed_goes_on_where_it_was_when_it_is_packed(run_dir: 
 
 
 def test_what_was_written_while_it_was_packed_is_kept(run_dir: RunDir) -> None:
-    made = write_pack(run_dir.path, MEMBERS)
-    assert made is not None
+    (made,) = write_packs(run_dir.path, MEMBERS)
     with open(run_dir.log("member-0"), "a") as file:
         file.write("a last word\n")
     remove_packed(made[2])
@@ -129,10 +129,81 @@ def test_damage_of_an_entry_is_of_that_file_alone(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("lost", [30, 200])
-def test_a_pack_without_its_directory_is_read_by_the_headers_of_its_entries(run_dir: RunDir, lost: int) -> None:
+def test_a_pack_without_its_directory_is_read_by_the_headers_of_its_entries(
+    run_dir: RunDir, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_index, "BLOCK_BYTES", 100)  # headers lie across the blocks that are read
     path = pack(run_dir)
     path.write_bytes(path.read_bytes()[:-lost])
     check_all(run_dir)
+
+
+def read_all(run: RunDir) -> dict[str, bytes]:
+    with zipfile.ZipFile(run.path / "packs/000001.zip") as archive:
+        names = archive.namelist()
+    found = {}
+    for name in names:
+        with open_member_file(run.path / "members" / name) as file:
+            found[name] = file.read()
+    return found
+
+
+def test_wherever_a_pack_is_damaged_but_in_its_content_all_is_read(run_dir: RunDir) -> None:
+    path = pack(run_dir)
+    whole, expected = path.read_bytes(), read_all(run_dir)
+    with zipfile.ZipFile(path) as archive:
+        headers = [
+            at
+            for each in archive.infolist()
+            for at in range(each.header_offset, each.header_offset + 30 + len(each.filename))
+        ]
+        places = [*headers, *range(archive.start_dir, len(whole))]
+    rng = random.Random(0)
+    for at in sorted(rng.sample(places, 300)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << rng.randrange(8)
+        path.unlink()
+        path.write_bytes(damaged)
+        for name, content in expected.items():
+            with open_member_file(run_dir.path / "members" / name) as file:
+                assert file.read() == content, (name, at)
+
+
+def test_a_pack_is_read_once_however_many_follow(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = list[str]()
+    usual = pack_index.read_pack
+    monkeypatch.setattr(pack_index, "read_pack", lambda path: reads.append(path.name) or usual(path))
+    long_ago = 1e9
+    for number, member in enumerate(MEMBERS):
+        pack(run_dir, [member])
+        os.utime(run_dir.path / "packs", (long_ago + number,) * 2)
+        assert measure(run_dir.log(member)) and measure(run_dir.log("member-9")) is None
+    assert reads == ["000001.zip", "000002.zip", "000003.zip"]
+    monkeypatch.setattr(os, "listdir", lambda path: pytest.fail("nothing has changed"))
+    assert all(measure(run_dir.log(member)) for member in MEMBERS) and measure(run_dir.log("member-9")) is None
+
+
+def test_a_pack_that_cannot_be_read_for_a_while_is_read_then(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(run_dir)
+    os.utime(run_dir.path / "packs", (1e9, 1e9))
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(pack_index, "read_pack", fail)
+        assert measure(run_dir.log("member-0")) is None
+    check_all(run_dir)
+
+
+def test_packs_have_bounds(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packs, "MOST_MEMBERS", 2)
+    assert [each[3] for each in write_packs(run_dir.path, MEMBERS)] == [MEMBERS[:2], MEMBERS[2:]]
+    monkeypatch.setattr(packs, "MOST_PACK_BYTES", 1)
+    assert [each[3] for each in write_packs(run_dir.path, MEMBERS)] == [[member] for member in MEMBERS]
+    assert len(list((run_dir.path / "packs").iterdir())) == 5
 
 
 def kill_at(number: int, do: Callable[[], Any]) -> bool:

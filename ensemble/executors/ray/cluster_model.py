@@ -77,6 +77,7 @@ class ClusterModel:
         self._nodes_of: dict[str, tuple[str, ...]] = {}  # on which a member was launched last
         self._pending = ""  # what Ray has not given, as it was last reported
         self._pending_since: float | None = None
+        self._do_others_wait = False
 
     @property
     def cluster(self) -> Sequence[Node] | None:
@@ -239,6 +240,9 @@ class ClusterModel:
         for pause in self.leases.choose_pauses((agent.ray_id, self.describe(agent)) for agent in up):
             detail = f"paused for {names[pause.to]}"
             self.reports.append({"type": "make_way", "members": pause.members, "detail": detail})
+        if self.leases.do_others_wait != self._do_others_wait:
+            self._do_others_wait = not self._do_others_wait
+            self.reports.append({"type": "contention", "others_wait": self._do_others_wait})
 
     def _retire(self, agent: Agent) -> None:
         """End the agent of a node of which the run holds nothing any more."""

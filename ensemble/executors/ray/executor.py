@@ -8,6 +8,7 @@ run's.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -72,6 +73,7 @@ class RayExecutor:
         self._session: RayConnection | None = None
         self._registry: Registry | None = None
         self._model = ClusterModel(None)
+        self._is_released = False
 
     @property
     def cluster(self) -> Sequence[Node] | None:
@@ -245,7 +247,7 @@ class RayExecutor:
 
     def events(self, timeout_s: float | None) -> list[Report]:
         """See `Executor`."""
-        if self._session is not None:
+        if self._session is not None and not self._is_released:
             try:
                 if self._head.is_lost or self._head.is_given_up:
                     raise HeadLostError
@@ -254,10 +256,28 @@ class RayExecutor:
                 self._loop.advance_without_head(timeout_s)
         return self._model.take_reports()
 
+    def release(self) -> None:
+        """See `Executor`; where the head is lost, `events` says so next."""
+        if self._session is not None and self._model.leases is not None:
+            with contextlib.suppress(HeadLostError):
+                self._head.call(self._end_agents)
+                self._is_released = True
+
     def close(self) -> None:
         """See `Executor`."""
         if self._session is None:
             return
+        try:
+            if not self._is_released:
+                self._end_agents()
+        finally:
+            self._head.close()
+            self._session.close()
+            self._session = None
+            self._native.close()
+
+    def _end_agents(self) -> None:
+        """End the agents, keep their last events, and give back everything."""
         for agent in self._model.agents.values():
             agent.tell("close")
         self._loop.send()
@@ -267,13 +287,7 @@ class RayExecutor:
             pass
         self._link.close(without_head=is_lost)
         self._model.agents.clear()
-        try:
-            if leases is not None and not is_lost:
-                leases.close()
-            if self._registry is not None and not is_lost:
-                self._registry.close()
-        finally:
-            self._head.close()
-            self._session.close()
-            self._session = None
-            self._native.close()
+        if leases is not None and not is_lost:
+            leases.close()
+        if self._registry is not None and not is_lost:
+            self._registry.close()

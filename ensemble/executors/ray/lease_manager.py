@@ -6,6 +6,7 @@ half of what a member needs, would wait for each other for ever.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -17,7 +18,7 @@ from ensemble.executors.ray.demand import is_width_open, plan_requests
 from ensemble.executors.ray.lease_use import is_used, list_by_node, sum_use
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Offer, ResourceRequest
-from ensemble.executors.ray.sharing import ALONE, Pause, Shared, Sharing, as_amount
+from ensemble.executors.ray.sharing import ALONE, SETTLE_S, Pause, Shared, Sharing, as_amount
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.fairness import RunClaim
 from ensemble.schedule.needs import resolve_devices
@@ -28,8 +29,10 @@ from ensemble.spec.nodes import describe_selection
 REST_S, MOST_REST_S = 60.0, 900.0  # for which nothing is asked of a node where nothing starts; doubled each time
 KEPT_S = 10.0  # for which a lease is kept that no member uses
 _REPLAN_S = 5.0  # others of the cluster may have returned something
+_PLANNED_PER_S = 2000  # waiting members for which requests are planned: ten thousand take a quarter of a second
 POLL_S, RENEW_S = 0.2, 1.0
 _SOON_S = 3.0
+_CONTENDED_S = 2 * SETTLE_S
 _ANSWER_S = 2.0
 
 
@@ -67,6 +70,7 @@ class LeaseManager:
         self.draining: set[str] = set()
         self._resting: dict[str, tuple[float, float]] = {}  # by Ray's id of the node: until when, for how long
         self._replan_at = self._planned_at = 0.0
+        self._contended_since: float | None = None
         self._unseen_until = math.inf  # `waiting` is older than some leases
 
     def set_offers(self, offers: Sequence[Offer], excluded: Collection[str] = ()) -> None:
@@ -128,7 +132,8 @@ class LeaseManager:
         self._waiting, self._placed = list(waiting), list(placed)
         if not waiting:
             self.sharing.wanted.clear()
-        self._replan_at = min(self._replan_at, self._planned_at + RENEW_S)
+        pause_s = max(RENEW_S, len(waiting) / _PLANNED_PER_S)
+        self._replan_at = min(self._replan_at, self._planned_at + pause_s)
         self._unseen_until = 0.0
 
     @property
@@ -174,7 +179,8 @@ class LeaseManager:
         sharing, gone = self.sharing, list(self._with_gpus.values())
         offers = [self._limit_free(offer) for offer in self._offers]
         limited = [sharing.limit_offer(offer) for offer in offers]
-        waiting = sharing.list_within(self._list_unserved(), self.devices)
+        most = sharing.shared.limits.get("cpus", math.inf)
+        waiting = [_reduce_guess(each, most) for each in sharing.list_within(self._list_unserved(), self.devices)]
         planned = plan_requests(waiting, limited, self.devices, gone)
         is_alone = limited == offers
         sharing.wanted = planned if is_alone else plan_requests(waiting, offers, self.devices, gone)
@@ -201,9 +207,18 @@ class LeaseManager:
         self._offers = [offer._replace(free=free.get(offer.ray_id, {})) for offer in self._offers]
         there = [offer._replace(free=free.get(offer.ray_id, {})) for offer in self._all]
         limited = (self._limit_free(offer) for offer in there if offer.ray_id not in self.draining)
-        amounts = {offer.ray_id: as_amount(offer) for offer in limited}
-        if self.sharing.decide(claim, amounts, time.monotonic()):
+        amounts, now = {offer.ray_id: as_amount(offer) for offer in limited}, time.monotonic()
+        if self.sharing.decide(claim, amounts, now):
             self._replan_at = 0.0
+        if not self.sharing.is_contended:
+            self._contended_since = None
+        elif self._contended_since is None:
+            self._contended_since = now
+
+    @property
+    def do_others_wait(self) -> bool:
+        """Whether others have waited for so long that what is unused and owed to them is withheld by now."""
+        return self._contended_since is not None and time.monotonic() - self._contended_since >= _CONTENDED_S
 
     def _list_unserved(self) -> list[Identity]:
         """The waiting members for which resources are missing.
@@ -284,13 +299,14 @@ class LeaseManager:
                 lease.was_used |= in_use
                 if is_kept or is_partly_known or is_broken or in_use:
                     _keep(lease, now)
-                elif now - lease.since >= KEPT_S:
+                elif _is_idle(lease, now):
                     if planned is None:
                         planned = list_by_node([*self._placed, *self._pack(list(by_id.values()))])
                     can_widen = has_open and any(is_width_open(each.identity) for each in self._pack([node]))
                     if can_widen or is_used(lease, leases, sum_use(planned[node.name], node)):
-                        _keep(lease, now)
-                    elif all(now - each.since >= KEPT_S for each in lease.gang):
+                        for each in lease.gang or [lease]:
+                            each.awaited_until = now + KEPT_S
+                    elif all(_is_idle(each, now) for each in lease.gang):
                         self._leases.release(lease)
                         changed += [str(each.ray_id) for each in lease.gang or [lease]]
                         break  # the others of this node are compared with what is left of it
@@ -353,6 +369,19 @@ def _describe(request: ResourceRequest) -> str:
     memory = f", {bundle.memory_gb:.1f} GiB" if bundle.memory_gb else ""
     where = "".join(f", on nodes with {describe_selection(each)}" for each in request.selections if each)
     return f"{gpus}{bundle.cpus:g} cores{memory}{where}"
+
+
+def _reduce_guess(identity: Identity, most: float) -> Identity:
+    """The member with no more cores than the run may have, where it left them to measurement (`Need.cpus_on`)."""
+    workers = identity.workers
+    if "cpus_per_worker" not in identity.auto or not most < workers * identity.cpus_per_worker:
+        return identity
+    return dataclasses.replace(identity, cpus_per_worker=most / workers) if workers <= max(1, most) else identity
+
+
+def _is_idle(lease: Lease, now: float) -> bool:
+    """Whether no member has used a lease for a while, and none was found that can."""
+    return now - lease.since >= KEPT_S and now >= lease.awaited_until
 
 
 def _keep(lease: Lease, now: float) -> None:

@@ -44,6 +44,7 @@ class Lease:
         number: of its group.
         ready_at: when it became ready (monotonic clock).
         was_used: whether a member has used it.
+        awaited_until: until when it is kept unused, for a waiting member fits in it (monotonic clock).
         is_deferred: whether it is requested of further nodes only, which an autoscaler may add.
     """
 
@@ -62,6 +63,7 @@ class Lease:
     ready_at: float = math.inf
     is_deferred: bool = False
     was_used: bool = False
+    awaited_until: float = -math.inf
 
     @property
     def cpus(self) -> float:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from ensemble.reporting.text import visible
 from ensemble.store.errors import StoreError
 from ensemble.store.member_log import TAIL_BYTES
-from ensemble.store.packs import open_member_file
+from ensemble.store.packs import is_packed, open_member_file
 
 if TYPE_CHECKING:
     from ensemble.store.rundir import RunDir
@@ -135,8 +135,8 @@ def read_chunk(run_dir: RunDir, member: str, begin: int | None, *, whole_lines: 
                 begin += file.read(FIRST_BYTES).find(b"\n") + 1  # a whole line
         file.seek(begin)
         data = file.read(CHUNK_BYTES)
+        rests = is_packed(file) or time.time() - status.st_mtime > REST_S
     if whole_lines and len(data) < CHUNK_BYTES:
-        rests = time.time() - status.st_mtime > REST_S
         data = data[: data.rfind(b"\n") + 1 or (len(data) if rests else 0)]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data)

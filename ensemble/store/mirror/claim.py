@@ -39,6 +39,10 @@ log = logging.getLogger(__name__)
 _BLOCK_BYTES = 2**20
 
 
+class FencedError(StoreError):
+    """The run went on elsewhere, and another start of it writes the mirror."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MirrorOptions:
     """What the process that mirrors a run is given.
@@ -47,12 +51,14 @@ class MirrorOptions:
         url: of the mirror.
         start: the number with which it writes.
         token: of this start of the run.
+        code: the digest that `--trust` takes.
     """
 
     name: ClassVar[str] = "mirror"
     url: str
     start: int
     token: str
+    code: str = ""
 
 
 def claim_mirror(run_dir: RunDir, url: str | None) -> MirrorOptions | None:
@@ -69,7 +75,8 @@ def claim_mirror(run_dir: RunDir, url: str | None) -> MirrorOptions | None:
 
     Raises:
         SpecError: the address is none.
-        StoreError: it holds another run, or what this directory does not go on from, or cannot be written to.
+        FencedError: it holds what this directory does not go on from.
+        StoreError: it holds another run, or cannot be written to.
     """
     known = load_status(run_dir)
     if url == NO_MIRROR:
@@ -86,7 +93,9 @@ def claim_mirror(run_dir: RunDir, url: str | None) -> MirrorOptions | None:
     _check_owner(bucket, numbers, run_dir)
     if (head := read_head(bucket, numbers)) is not None and not continues(run_dir, head):
         again = format_command("resume", url, "--into", "DIRECTORY")
-        raise StoreError(
+        if known is not None and known.url == url and known.start:
+            save_status(run_dir, msgspec.structs.replace(known, is_fenced=True))
+        raise FencedError(
             f"{url} holds what {run_dir.path} does not go on from: the run went on elsewhere (start "
             f"{numbers[-1]}). {again} goes on from there; or give another address, or --mirror {NO_MIRROR}"
         )
@@ -95,9 +104,9 @@ def claim_mirror(run_dir: RunDir, url: str | None) -> MirrorOptions | None:
     bucket.put(probe, b"")  # who may not write is told before anything trains
     with contextlib.suppress(MirrorError):  # or not remove
         bucket.remove(probe)
-    options = MirrorOptions(url=url, start=(numbers or [0])[-1] + 1, token=token)
     code = digest_code(hash_code(run_dir))
-    status = MirrorStatus(url=url, code=code, start=options.start, is_fetched=is_fetched(run_dir))
+    options = MirrorOptions(url=url, start=(numbers or [0])[-1] + 1, token=token, code=code)
+    status = MirrorStatus(url=url, code=code, start=options.start, token=token, is_fetched=is_fetched(run_dir))
     save_status(run_dir, status)
     log.warning("mirror: %s (start %d); to load its code from there: --trust %s", url, options.start, code)
     return options

@@ -3,7 +3,8 @@
 A bucket has no owner that could be checked, and whoever may write to it may put code there. So nothing of it is
 loaded unless the digest that the user gives is that of the declaration and the code there (`layout.digest_code`).
 What the digest does not cover is data: the log, checkpoints, predictions, arrays. Each is compared with the head's
-digest when it is fetched, and with the log's when it is read; none of it is unpickled or imported.
+digest when it is fetched, and with the log's when it is read; none of it is unpickled or imported, and the log
+does not say what is (`log_check`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ensemble.store.mirror.layout import (
     prefix_of,
     read_numbers,
 )
+from ensemble.store.mirror.log_check import check_log
 from ensemble.store.mirror.status import MirrorStatus, save_status
 from ensemble.store.run_paths import RunPaths
 from ensemble.store.rundir import RunDir
@@ -59,7 +61,8 @@ def fetch_run(url: str, into: Path | None, trust: str | None, *, model_only: boo
         model_only: fetch what `load` needs, not the data.
 
     Raises:
-        StoreError: there is no run, its code has another digest, or the directory is not empty.
+        StoreError: there is no run, its code has another digest, its log names other code or what is no file of a
+            run, or the directory is not empty.
         DamagedError: an object does not hold what its name says.
         MirrorError: the store does not answer.
     """
@@ -73,6 +76,7 @@ def fetch_run(url: str, into: Path | None, trust: str | None, *, model_only: boo
         target.parent.mkdir(parents=True, exist_ok=True)
         with _made_whole(target) as made:
             head = _fetch(bucket, made, lambda name: not model_only or _is_of_model(name), trust)
+            check_log(RunDir(made), bucket.url)
             save_status(
                 RunPaths(made), MirrorStatus(url=bucket.url, code=digest_code(head.files), is_fetched=True)
             )
@@ -115,6 +119,7 @@ def _is_of_model(name: str) -> bool:
 def _fetch(
     bucket: Bucket, target: Path, wants: Callable[[str], bool], trust: str | None, *, runs_code: bool = True
 ) -> MirrorHead:
+    done: dict[str, Stored] = {}
     for left in reversed(range(TRIES)):
         try:
             head = _patiently(lambda: read_head(bucket, read_numbers(bucket.list(STARTS))))
@@ -123,12 +128,13 @@ def _fetch(
             if runs_code:
                 _check_trust(bucket.url, head, trust)
             files = {name: stored for name, stored in head.files.items() if wants(name)}
-            _fetch_files(bucket, head, target, files)
+            _fetch_files(bucket, head, target, files, done)
             _fetch_segments(bucket, head, target)
             return head
         except GoneError:  # a run in progress has replaced it
             if not left:
                 raise
+            time.sleep(BACK_OFF_S)  # its next head may be on its way
     raise AssertionError
 
 
@@ -151,12 +157,19 @@ def _check_trust(url: str, head: MirrorHead, trust: str | None) -> None:
     )
 
 
-def _fetch_files(bucket: Bucket, head: MirrorHead, target: Path, files: Mapping[str, Stored]) -> None:
+def _fetch_files(
+    bucket: Bucket, head: MirrorHead, target: Path, files: Mapping[str, Stored], done: dict[str, Stored]
+) -> None:
+    """Fetch files; `done`: those that an earlier call has fetched, to which these are added."""
+
     def fetch(name: str, stored: Stored) -> None:
+        if done.get(name) == stored:
+            return
         path = target / name
-        if not _holds(path, stored):
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _fetch_object(bucket, head, stored, path)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        done.pop(name, None)
+        _fetch_object(bucket, head, stored, path)
+        done[name] = stored
 
     with ThreadPoolExecutor(READERS) as pool:
         pending = [pool.submit(fetch, name, stored) for name, stored in files.items()]
@@ -170,6 +183,7 @@ def _fetch_files(bucket: Bucket, head: MirrorHead, target: Path, files: Mapping[
     for path in [each for each in target.rglob("*") if each.is_file()]:  # of a head that was replaced meanwhile
         if path.relative_to(target).as_posix() not in known:
             path.unlink()
+            done.pop(path.relative_to(target).as_posix(), None)
 
 
 def _fetch_segments(bucket: Bucket, head: MirrorHead, target: Path) -> None:

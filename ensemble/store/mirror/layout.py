@@ -21,7 +21,7 @@ from ensemble.spec import SpecError
 from ensemble.store.errors import StoreError
 from ensemble.store.frozen_arrays import KEPT, is_name
 from ensemble.store.kept_code import is_fingerprint
-from ensemble.store.packs import is_pack
+from ensemble.store.pack_index import is_pack
 from pipelines.sources._remote import is_url as is_url
 
 VERSION = 1
@@ -162,6 +162,11 @@ def is_of_run(path: str) -> bool:
         case ["packs", name]:
             return is_pack(name)
     return False
+
+
+def is_declared(path: str) -> bool:
+    """Whether a log may name a file as one of the declaration and the code: it is, or it is an array of these."""
+    return is_of_run(path) and (is_code(path) or path.startswith("data/"))
 
 
 def digest_code(files: Mapping[str, Stored]) -> str:

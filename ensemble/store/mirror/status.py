@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from ensemble.store.files import format_command, write_bytes
-from ensemble.store.mirror.layout import VERSION
+from ensemble.store.mirror.layout import NO_MIRROR, VERSION
 from ensemble.store.run_paths import RunPaths
 
 
@@ -19,18 +19,21 @@ class MirrorStatus(Struct, kw_only=True):
         url: of it.
         code: the digest that `--trust` takes.
         start: the number with which this run writes it; 0 where it does not.
+        token: of this start of the run; only who has it changes this file.
         files, bytes: that are not there yet.
         log_bytes: of the log that are there.
         since: when the oldest of what is not there was written, in Unix seconds; None: nothing is missing.
         error: why the last attempt failed, in words; empty where it did not.
         is_whole: whether the run has ended, and all of it is there.
         is_fetched: whether this directory was fetched from a mirror.
+        is_fenced: whether the run went on elsewhere, and writes the mirror there.
     """
 
     v: int = VERSION
     url: str
     code: str
     start: int = 0
+    token: str = ""
     files: int = 0
     bytes: int = 0
     log_bytes: int = 0
@@ -38,6 +41,7 @@ class MirrorStatus(Struct, kw_only=True):
     error: str = ""
     is_whole: bool = False
     is_fetched: bool = False
+    is_fenced: bool = False
 
 
 def load_status(run_dir: RunPaths) -> MirrorStatus | None:
@@ -73,12 +77,15 @@ def describe_status(run_dir: RunPaths) -> str | None:
 
 
 def explain_rest(run_dir: RunPaths) -> str | None:
-    """What the mirror of a run that has ended lacks, and what completes it; None where it lacks nothing."""
+    """What the mirror of a run that has ended lacks, and what to do about it; None where it lacks nothing."""
     status = load_status(run_dir)
     if status is None or not status.start or status.is_whole:
         return None
-    completes = format_command("resume", run_dir.path)
-    return f"the mirror {status.url} is not complete: {_describe_rest(run_dir, status)}; {completes} completes it"
+    rest = f"the mirror {status.url} is not complete: {_describe_rest(run_dir, status)}"
+    if status.is_fenced:
+        ends = format_command("resume", run_dir.path, "--mirror", NO_MIRROR)
+        return f"{rest}; the run went on elsewhere, and nothing is copied from here; {ends} ends that"
+    return f"{rest}; {format_command('resume', run_dir.path)} completes it"
 
 
 def _describe_rest(run_dir: RunPaths, status: MirrorStatus) -> str:

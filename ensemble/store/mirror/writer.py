@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import logging
 import os
-import shutil
 import socket
 import tempfile
 import time
@@ -22,8 +21,10 @@ from ensemble.store.event_handlers import apply_event
 from ensemble.store.files import make_read_error
 from ensemble.store.follower import LogFollower, LogReplacedError
 from ensemble.store.log_lines import end_of_events
+from ensemble.store.member_log import HEAD_BYTES, LIMIT_BYTES, TAIL_BYTES, read_pieces
 from ensemble.store.mirror.bucket import Bucket, MirrorError
 from ensemble.store.mirror.claim import (
+    FencedError,
     MirrorOptions,
     claim_mirror,
     continues,
@@ -46,7 +47,8 @@ from ensemble.store.mirror.layout import (
     prefix_of,
     read_numbers,
 )
-from ensemble.store.mirror.status import MirrorStatus, load_status, save_status
+from ensemble.store.mirror.status import MirrorStatus, is_fetched, load_status, save_status
+from ensemble.store.packs import find_home
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
@@ -54,15 +56,13 @@ log = logging.getLogger(__name__)
 
 #: Files that are held open together: what the run removes meanwhile can still be read.
 MOST_OPEN = 256
+#: How often the log is read again for files that the run has removed meanwhile, before what is there is written.
+MOST_ROUNDS = 10
 #: Between two copies of what a member prints, and between two notes on how far the mirror is.
 OUTPUT_S, NOTE_S = 60.0, 2.0
 
 #: Device, inode, size and time of the last change in nanoseconds: of a file that was read.
 _Stamp = tuple[int, int, int, int]
-
-
-class FencedError(StoreError):
-    """Another start of the run writes the mirror now."""
 
 
 class MirrorWriter:
@@ -76,9 +76,19 @@ class MirrorWriter:
     def __init__(self, run_dir: RunDir, options: MirrorOptions) -> None:
         self._run_dir, self._options = run_dir, options
         self._bucket, self._prefix = Bucket(options.url), prefix_of(options.start)
+        self._status = MirrorStatus(
+            url=options.url,
+            code=options.code,
+            start=options.start,
+            token=options.token,
+            is_fetched=is_fetched(run_dir),
+        )
         known = load_status(run_dir)
-        self._status = self._saved = known or MirrorStatus(url=options.url, code="", start=options.start)
+        self._saved: MirrorStatus | None = None
+        if known is not None and known.token == options.token:
+            self._status = self._saved = known
         self._fenced: FencedError | None = None
+        self._said_gone: set[str] = set()
         self._run_id = self._name = ""
         self._is_open, self._noted_at, self._output_at = False, 0.0, 0.0
         self._older: dict[str, str] = {}  # objects of earlier starts, by digest, and their folders
@@ -106,18 +116,25 @@ class MirrorWriter:
         try:
             self._sync(is_last=is_last)
         except (StoreError, OSError) as error:
-            self._note(error=" ".join(str(error).split())[:300])
+            is_fenced = isinstance(error, FencedError)
+            self._note(error=" ".join(str(error).split())[:300], is_fenced=is_fenced)
             raise
 
     def _sync(self, *, is_last: bool) -> None:
         self._open()
         files: dict[str, Stored] = {}
-        is_settled = False
-        while not is_settled:
+        gone, lost = set[str](), set[str]()
+        for _ in range(MOST_ROUNDS):
             self._read_log()
             gone = self._copy_files(files, is_last=is_last)
-            # A file that the log named when it was read, and that it names no more, is no loss.
-            is_settled = not gone or end_of_events(self._run_dir.events) <= self._log.offset
+            # A file that the log named when it was read, and that it names no more, is no loss. One that is gone
+            # though the log was read again and names it still, is: the run finds that, too, and goes on without.
+            if gone <= lost or end_of_events(self._run_dir.events) <= self._log.offset:
+                break
+            lost = gone
+        if gone - self._said_gone:
+            log.warning("%s: the log names files that are not there: %s", self._run_dir.path, sorted(gone)[:3])
+            self._said_gone |= gone
         if self._head is None or files != self._head.files or self._log.offset != self._head.log_bytes:
             self._copy_log()
             self._write_head(files)
@@ -203,17 +220,17 @@ class MirrorWriter:
         if isinstance(state.ended, RunFinished) or is_last:
             yield from ((path.name, False) for path in (*run_dir.list_results(state), run_dir.result_digests))
 
-    def _copy_files(self, files: dict[str, Stored], *, is_last: bool) -> bool:
+    def _copy_files(self, files: dict[str, Stored], *, is_last: bool) -> set[str]:
         """Copy the files of the run that are not there yet.
 
         Args:
             files: is filled with all of them.
 
         Returns:
-            Whether one that the log names is gone.
+            Those that the log names and that are gone.
         """
         files.clear()
-        known, new, is_gone = self._head.files if self._head else {}, [], False
+        known, new, gone = self._head.files if self._head else {}, [], set[str]()
         now = time.monotonic()
         copies_output = is_last or now >= self._output_at + OUTPUT_S
         for name, is_named in self._list_files(is_last=is_last):
@@ -221,31 +238,37 @@ class MirrorWriter:
                 continue
             stamp = _read_stamp(self._run_dir.path / name)
             if stamp is None:
-                is_gone |= is_named
+                gone |= {name} if is_named and self._is_gone(name) else set()
             elif name in self._seen and self._seen[name][0] == stamp and self._seen[name][1].digest in self._own:
                 files[name] = self._seen[name][1]
             elif name.endswith("/log.txt") and not copies_output:
                 files |= {name: known[name]} if name in known else {}
             else:
-                new.append((name, stamp[2], is_named))
+                new.append((name, _measure(name, stamp), is_named))
         self._output_at = now if copies_output else self._output_at
         self._note_backlog([size for _, size, _ in new])
         if new:
             self._check_fence()
         for at in range(0, len(new), MOST_OPEN):
-            is_gone |= self._copy_open(new[at : at + MOST_OPEN], files)
+            gone |= self._copy_open(new[at : at + MOST_OPEN], files)
         self._seen = {name: each for name, each in self._seen.items() if name in files}
-        return is_gone
+        return gone
 
-    def _copy_open(self, new: Sequence[tuple[str, int, bool]], files: dict[str, Stored]) -> bool:
-        is_gone = False
+    def _is_gone(self, name: str) -> bool:
+        """Whether a file that is not there is in no pack either, as far as the log was read."""
+        path = self._run_dir.path / name
+        home = find_home(path)
+        return home == path or home.relative_to(self._run_dir.path).as_posix() not in self._state.packs
+
+    def _copy_open(self, new: Sequence[tuple[str, int, bool]], files: dict[str, Stored]) -> set[str]:
+        gone = set[str]()
         with contextlib.ExitStack() as stack:
             opened = []
             for name, size, is_named in new:
                 try:
                     opened.append((name, size, stack.enter_context(open(self._run_dir.path / name, "rb"))))
                 except FileNotFoundError:
-                    is_gone |= is_named
+                    gone |= {name} if is_named and self._is_gone(name) else set()
                 except OSError as error:
                     raise make_read_error(self._run_dir.path / name, error) from None
             for name, size, file in opened:
@@ -254,13 +277,14 @@ class MirrorWriter:
                 self._seen[name] = stamp, files[name]
                 left = self._status.files - 1, max(0, self._status.bytes - size)
                 self._note(is_due=time.monotonic() >= self._noted_at + NOTE_S, files=left[0], bytes=left[1])
-        return is_gone
+        return gone
 
     def _copy_file(self, name: str, file: Any) -> Stored:
         if not name.endswith("/log.txt"):
             return self._put(hash_file(file.fileno()), file.fileno())
-        with tempfile.TemporaryFile() as copy:  # the log of a member grows meanwhile
-            shutil.copyfileobj(file, copy)
+        with tempfile.TemporaryFile() as copy:  # the log of a member grows meanwhile, and its middle may be a hole
+            for piece, _ in read_pieces(file):
+                copy.write(piece)
             copy.flush()
             return self._put(hash_file(copy.fileno()), copy.fileno())
 
@@ -344,10 +368,12 @@ class MirrorWriter:
         self._note(files=len(sizes), bytes=sum(sizes), since=since, is_whole=False)
 
     def _note(self, *, is_due: bool = True, **changes: Any) -> None:
-        self._status = msgspec.structs.replace(self._status, start=self._options.start, **changes)
+        self._status = msgspec.structs.replace(self._status, **changes)
         if is_due and self._status != self._saved:
             self._noted_at, self._saved = time.monotonic(), self._status
-            save_status(self._run_dir, self._status)
+            known = load_status(self._run_dir)
+            if known is None or known.token == self._options.token:  # else a later start has claimed the mirror
+                save_status(self._run_dir, self._status)
 
 
 def complete_mirror(run_dir: RunDir, url: str | None) -> None:
@@ -370,6 +396,12 @@ def _read_stamp(path: Path) -> _Stamp | None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return _stamp_of(os.stat(path))
     return None
+
+
+def _measure(name: str, stamp: _Stamp) -> int:
+    """The bytes that are copied of a file: of the log of a member about what is kept of it."""
+    size = stamp[2]
+    return HEAD_BYTES + TAIL_BYTES if name.endswith("/log.txt") and size > LIMIT_BYTES else size
 
 
 def _stamp_of(found: os.stat_result) -> _Stamp:

@@ -42,6 +42,8 @@ def turn(world: World, runs: Sequence[Run], seconds: int, *, pauses: bool = Fals
         ({"gpus_per_worker": 0.0, "cpus_per_worker": 2.0}, {"cpus": 5.0}, (0, 4.0)),
         ({"workers": 2}, {"gpus": 3}, (2, 2.0)),
         ({"auto": ["cpus_per_worker", "workers"], "gpus_per_worker": 0.0}, {"cpus": 3.0}, (0, 3.0)),
+        ({"auto": ["cpus_per_worker"], "gpus_per_worker": 0.0}, {"cpus": 0.5}, (0, 0.5)),
+        ({"auto": ["cpus_per_worker"], "cpus_per_worker": 3.0}, {"cpus": 2.0}, (1, 2.0)),
     ],
 )
 def test_a_run_holds_no_more_than_its_limits_and_all_its_members_have_their_turn(
@@ -99,6 +101,37 @@ def test_cores_of_one_node_are_shared(world: World) -> None:
         first.end(first.running[-1])
         turn(world, [first, second], 8)
     assert (len(first.running), len(second.running)) == (2, 2)
+
+
+def test_what_a_waiting_member_fits_in_and_none_uses_is_given_back_and_nobody_is_paused_for_it(
+    world: World,
+) -> None:
+    cluster = world.make([(8.0, 64.0, 2)])
+    first, second = (
+        Run(cluster, name, "auto", [make_member(number) for number in range(count)], Shared(name, priority=n))
+        for n, (name, count) in enumerate((("a", 2), ("b", 1)))
+    )
+    turn(world, [first], 5)
+    assert len(first.running) == 2
+    first.waiting.append(first.running[1].identity)  # which its run does not start now
+    first.end(first.running[1])
+    for _ in range(30):
+        cluster.schedule()
+        first.renew()
+        cluster.clock += 1.0
+    assert count(first)[0] == 2, "it can still use both"
+    first.others, second.others = [second], [first]
+    for _ in range(8):
+        cluster.schedule()
+        first.renew()
+        assert first.manager.choose_pauses(first.list_nodes().items()) == []
+        assert count(first)[0] == 1 or not first.manager.do_others_wait, "else its member would be started now"
+        turn(world, [second], 1)
+    assert (count(first)[0], len(second.running)) == (1, 1)
+    second.waiting.append(make_member(7))
+    second.say_demand()
+    turn(world, [second, first], 8)
+    assert first.manager.do_others_wait
 
 
 def test_members_are_paused_at_once_for_a_higher_priority_and_once_only(world: World) -> None:

@@ -41,6 +41,23 @@ def test_a_node_that_was_given_back_is_offered_again_only_by_a_new_agent(lender:
     assert not lender.cluster.groups, "all is given back"
 
 
+def test_a_run_that_only_combines_holds_nothing_and_has_the_last_figures_of_its_agents(
+    lender: Lender, tmp_path: Path
+) -> None:
+    run = Run(lender, tmp_path)
+    run.open()
+    run.wait(2)
+    [agent] = lender.actors["node-0"]
+    agent.stream.news = [[{"type": "usage", "node": "node-0", "cpu_s": 7.0}], StopIteration()]
+    run.executor.release()
+    assert agent.commands == [("close",)] and not lender.cluster.groups and not lender.rows
+    assert [event["type"] for event in run.executor.events(0.0)] == ["usage"]
+    for _ in range(3):
+        lender.sleep(60.0)
+        assert run.executor.events(0.0) == [] and not lender.rows, "others do not see it again"
+    run.executor.close()
+
+
 def test_a_node_where_no_agent_can_start_is_left_out_for_good(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
