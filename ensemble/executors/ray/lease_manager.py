@@ -286,12 +286,12 @@ class LeaseManager:
         """
         now, changed, by_id = time.monotonic(), list[str](), dict(nodes)
         used, planned = list_by_node(self._placed), None
-        changed += self._give_back(by_id, feeding, measuring)
+        changed += self._give_back(by_id, measuring)
         has_open = any(is_width_open(identity) for identity in self._waiting)
         for ray_id, node in by_id.items():
             leases = self.on_node(ray_id)
             use = sum_use(used[node.name], node)
-            is_kept = self._is_kept(ray_id, feeding, measuring)
+            is_kept = ray_id in measuring or (ray_id in feeding and len(leases) == 1)
             for lease in leases:
                 is_partly_known = not all(each.ray_id in by_id for each in lease.gang)
                 is_broken = lease.is_unusable and bool(self._waiting)
@@ -312,14 +312,11 @@ class LeaseManager:
                         break  # the others of this node are compared with what is left of it
         return list(dict.fromkeys(changed))
 
-    def _is_kept(self, ray_id: str, feeding: Collection[str], measuring: Collection[str]) -> bool:
-        """Whether what is held of a node stays; see `release_unused`."""
-        return ray_id in measuring or (ray_id in feeding and len(self._leases.held[ray_id]) == 1)
+    def _give_back(self, nodes: Mapping[str, Node], measuring: Collection[str]) -> list[str]:
+        """Give back what is owed to other runs and not used any more; returns the ids of its nodes.
 
-    def _give_back(
-        self, nodes: Mapping[str, Node], feeding: Collection[str], measuring: Collection[str]
-    ) -> list[str]:
-        """Give back what is owed to other runs and not used any more; returns the ids of its nodes."""
+        Also the last lease of a node with a feeder: it goes on while members are paused, and others wait for them.
+        """
         used = list_by_node(self._placed)
 
         def list_parts(number: int) -> list[Lease]:
@@ -329,7 +326,7 @@ class LeaseManager:
             parts = list_parts(number)
             return bool(parts) and all(
                 (node := nodes.get(str(part.ray_id))) is not None
-                and not self._is_kept(str(part.ray_id), feeding, measuring)
+                and part.ray_id not in measuring
                 and not is_used(part, self.on_node(str(part.ray_id)), sum_use(used[node.name], node))
                 for part in parts
             )
