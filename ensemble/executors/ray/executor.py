@@ -258,7 +258,8 @@ class RayExecutor:
 
     def release(self) -> None:
         """See `Executor`; where the head is lost, `events` says so next."""
-        if self._session is not None and self._model.leases is not None:
+        is_lent = self._session is not None and self._model.leases is not None
+        if is_lent and not self._head.is_given_up:
             with contextlib.suppress(HeadLostError):
                 self._head.call(self._end_agents)
                 self._is_released = True
