@@ -24,7 +24,7 @@ from ensemble.schedule import Node
         ({"limits": {"cpus": 0}}, r"Ensemble.limits\['cpus'\] must be above 0"),
         ({"limits": 4}, "Ensemble.limits must be a dict of one or more of gpus, cpus"),
         ({"priority": 0.5}, "Ensemble.priority must be an integer"),
-        ({"share_weight": 0}, "Ensemble.share_weight must be above 0"),
+        ({"share_weight": 0}, "Ensemble.share_weight must be at least 1e-06"),
     ],
 )
 def test_impossible_limits_are_named(options: dict[str, Any], said: str) -> None:
