@@ -356,7 +356,7 @@ def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None
     lines, (held_up, models, combined, benefit, uncertainty, *conformal) = lines[:2], lines[2:]
     if energy.startswith("full J: "):
         energy = conformal.pop()
-    assert re.fullmatch(r"tiny · finished · executor local · 0:\d\d · objective \w+, (max|min)", run)
+    assert re.fullmatch(r"tiny · finished · executor local · \d+:\d\d · objective \w+, (max|min)", run)
     assert head.split()[:3] == ["member", "state", "epoch"] and "node" in head.split()
     assert [line.split()[:3] for line in lines] == [
         ["member-0", "finished", "2/2"],
