@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,8 @@ def test_options_limit_what_runs_at_once(tmp_path: Path) -> None:
     spec.write_text("from execute_members import an_ensemble\n\ndef spec():\n    return an_ensemble()\n")
     command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
     limited = [*command, "--executor", "local", "--max-cpus", "1", "--max-gpus=0", "--priority=-3"]
-    subprocess.run(limited, check=True, capture_output=True)
+    here = os.pathsep.join(filter(None, sys.path))  # of what the spec imports
+    subprocess.run(limited, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": here})
     placed, finished = (of_kind(tmp_path / "run", kind) for kind in ("placed", "finished"))
     assert placed[1]["t"] >= finished[0]["t"], "one member at a time"
     (started,) = of_kind(tmp_path / "run", "run_started")
