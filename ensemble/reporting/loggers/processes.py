@@ -183,18 +183,18 @@ class LoggerProcesses:
         """
         return [process.make_usage(node) for process in (*self._processes.values(), *self._closed)]
 
-    def end(self, last: Event | None, members: int, limit_s: float = END_S) -> list[str]:
+    def end(self, last: Event | None, members: int, limit_s: float | None = None) -> list[str]:
         """Let all loggers write what is left, and end them, at once where the run is asked to end so.
 
         Args:
             last: the event that will be logged last; None if it is in the log.
             members: of the run, for the time limit.
-            limit_s: for a run without members.
+            limit_s: for a run without members; None: `END_S`.
 
         Returns:
             What could not be written, a line for each logger that lacks something.
         """
-        limit_s += END_MEMBER_S * members
+        limit_s = (END_S if limit_s is None else limit_s) + END_MEMBER_S * members
         until = time.monotonic() + limit_s
         gone = [name for name in self.names if name not in self._processes]
         lines = [f"{name}: its process died; the log's end is missing" for name in gone if self._starts]
