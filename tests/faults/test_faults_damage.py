@@ -304,7 +304,7 @@ def test_damaged_code_that_the_run_has_no_more_does_not_keep_it_from_going_on(
 ) -> None:
     """And a file that cannot be made again does not keep others from being made again."""
     state = state_of(run.path)
-    old = run.code("0" * 20)
+    old = run.code("0" * 16)
     shutil.copytree(run.code(state.header.code), old)
     content = (old / "ensemble.pkl").read_bytes()[:-1]
     (old / "ensemble.pkl").write_bytes(content)
