@@ -12,8 +12,11 @@ from property_examples import examples
 
 from ensemble.schedule.fairness import NOTHING, Amount, Holding, RunClaim, Want, divide, sum_amounts
 
-Q_S, P_S = 30.0, 16.0  # the quantum; to see a debt, pause, write a checkpoint, place another
-STALE_S, SETTLE_S, STOP_S = 6.0, 3.0, 3.0
+STALE_S, SETTLE_S, STOP_S, MOST_AGE_S = 6.0, 3.0, 3.0, 3
+Q_S = 30.0  # the quantum
+# A change of hands: rows are old when it is owed and when it is taken, a debt and a return settle, a member writes
+# its checkpoint, and each of these five ends at the next look, a second later.
+P_S = 2 * MOST_AGE_S + 2 * SETTLE_S + STOP_S + 5.0
 
 
 def gpus(count: float) -> Amount:
@@ -313,12 +316,12 @@ def play(world: World, ages: Sequence[int], bound_s: float) -> None:
 
 
 @examples(25)
-@given(worlds(), st.lists(st.integers(0, 3), min_size=1, max_size=5))
+@given(worlds(), st.lists(st.integers(0, MOST_AGE_S), min_size=1, max_size=5))
 def test_no_run_starves_and_no_member_is_paused_twice_in_a_quantum(world: World, ages: Sequence[int]) -> None:
     play(world, ages, len(world.runs) * (Q_S + P_S))
 
 
 @examples(25)
-@given(worlds(priorities=3), st.lists(st.integers(0, 3), min_size=1, max_size=5))
+@given(worlds(priorities=3), st.lists(st.integers(0, MOST_AGE_S), min_size=1, max_size=5))
 def test_with_priorities_the_highest_does_not_starve_and_all_end(world: World, ages: Sequence[int]) -> None:
     play(world, ages, len(world.runs) * (Q_S + P_S))
