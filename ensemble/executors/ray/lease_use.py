@@ -48,8 +48,12 @@ def is_used(lease: Lease, leases: Sequence[Lease], use: Use) -> bool:
     """Whether members need one of a node's leases: its GPUs, or its part of the cores and of the memory."""
     if not use.devices.isdisjoint(lease.devices):
         return True
-    others = [each for each in leases if each is not lease]
+    return not do_hold([each for each in leases if each is not lease], use)
+
+
+def do_hold(leases: Sequence[Lease], use: Use) -> bool:
+    """Whether leases have the cores and the memory that members take."""
     return (
-        use.cpus > sum(each.cpus for each in others) + _EPSILON
-        or use.memory_gb > sum(each.memory_gb for each in others) + _EPSILON
+        use.cpus <= sum(each.cpus for each in leases) + _EPSILON
+        and use.memory_gb <= sum(each.memory_gb for each in leases) + _EPSILON
     )

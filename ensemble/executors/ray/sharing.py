@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ensemble.executors.ray.lease_use import PlacedThere, sum_use
+from ensemble.executors.ray.lease_use import PlacedThere, do_hold, sum_use
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Bundle, Offer, ResourceRequest
 from ensemble.schedule import Node, Placement
@@ -37,7 +37,6 @@ QUANTUM = "ENSEMBLE_SHARE_QUANTUM_S"
 START_S = 120.0  # for which a lease is kept for its first member although others wait for it
 SETTLE_S = 2.5  # for which a debt must be owed, or nothing given back, before something is
 MOST_DEFERRED = 8
-_EPSILON = 1e-6
 
 _Size = tuple[tuple[float, float], ...]
 
@@ -345,11 +344,7 @@ def _choose_members(leases: Sequence[Lease], numbers: set[int], placed: PlacedTh
     devices = {device for lease in gone for device in lease.devices}
     left = [each for each in placed if gone and devices.isdisjoint(each[0].devices)]
     found = [placement.member for placement, _ in placed if gone and not devices.isdisjoint(placement.devices)]
-    cpus, memory_gb = sum(lease.cpus for lease in rest), sum(lease.memory_gb for lease in rest)
-    while left:
-        use = sum_use(left, node)
-        if use.cpus <= cpus + _EPSILON and use.memory_gb <= memory_gb + _EPSILON:
-            break
+    while left and not do_hold(rest, sum_use(left, node)):
         last = next((each for each in reversed(left) if None in each[0].devices), left[-1])
         left.remove(last)
         found.append(last[0].member)
