@@ -70,10 +70,10 @@ def collect_notices(events: Iterable[Mapping[str, Any] | Event]) -> list[Any]:
 
 
 def write_study(events: Iterable[Mapping[str, Any] | Event], storage: Any) -> Any:
-    """`ensemble.search.study.write_study` of dicts."""
+    """`ensemble.search.study.write_study` of the run that these dicts are the log of."""
     from ensemble.search import study
 
-    return study.write_study(map(typed, events), storage)
+    return study.write_study(fold(events), storage)
 
 
 def lines(events: Iterable[Mapping[str, Any] | Event]) -> bytes:

@@ -126,7 +126,7 @@ class Finalizer:
                 path.unlink(missing_ok=True)  # of an earlier session; what cannot be written now is to be missing
         self._write_report(events)
         if self._run_dir.journal in self._run_dir.list_results(state):
-            self._write_study(events)
+            self._write_study(state)
 
     def write_missing(self, state: RunState, missing: Sequence[str]) -> None:
         """Write results of a run that has ended which are missing.
@@ -143,7 +143,7 @@ class Finalizer:
         if run_dir.report.name in missing:
             self._write_report(events)
         if run_dir.journal.name in missing:
-            self._write_study(events)
+            self._write_study(state)
         if {*missing} - {run_dir.report.name, run_dir.journal.name, run_dir.uncertainty_csv.name}:
             from ensemble.combine.per_class import read_per_class
 
@@ -161,10 +161,10 @@ class Finalizer:
         except Exception as error:
             self._note("the report could not be written", error)
 
-    def _write_study(self, events: Sequence[Event]) -> None:
+    def _write_study(self, state: RunState) -> None:
         try:
             self._run_dir.journal.unlink(missing_ok=True)  # it is written as a whole
-            write_study(events, self._run_dir.journal)
+            write_study(state, self._run_dir.journal)
         except Exception as error:
             self._run_dir.journal.unlink(missing_ok=True)
             self._note("the Optuna study could not be written", error)

@@ -126,7 +126,7 @@ class NodeServices:
         self._mps: Mps | None = None
         self._activity = GpuActivity(())
         self._list_processes: Callable[[], Mapping[int, RunProcess]] = dict
-        self._report_checker: Callable[[], None] = lambda: None
+        self._report_servers: Callable[[], None] = lambda: None
         self._free_logs: Callable[[], None] = lambda: None
         if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
             self._mps = Mps(self.directory)
@@ -158,7 +158,7 @@ class NodeServices:
                 if not feeder.process.ready and now - feeder.since > START_S:
                     feeder.process.failure = f"it had not started after {START_S:g} s"
                     feeder.process.kill()  # its end is reported like any other
-            self._report_checker()
+            self._report_servers()
             self._free_logs()
             self._emit_power(self._meter.sample())
             # From its end: after a stall a shorter interval follows, but never one in which counters hardly step.
@@ -207,8 +207,8 @@ class NodeServices:
             self._emit({"type": "node", **self._host.as_event(), **named})
 
     def attach(self, workers: ProcessPool) -> None:
-        """Have members ended whose GPUs break, know their GPUs and what their checker uses; bound their logs."""
-        self._report_checker, self._free_logs = workers.report_checker, workers.free_logs
+        """Have members ended whose GPUs break, know their GPUs and what their servers use; bound their logs."""
+        self._report_servers, self._free_logs = workers.report_servers, workers.free_logs
         self._memory.list_pids = workers.list_pids
         if self.gpus is not None:
             self.gpus.list_used, self.gpus.list_pids = workers.list_gpus, workers.list_pids

@@ -82,6 +82,7 @@ class ProcessPool:
         self._ended: dict[int, RunProcess] = {}
         self._number = 0
         self._forks: ForkServer | None = None
+        self._forks_reported_s = 0.0
         self._checker: CheckerProcess | None = None
         self._oom_kills = count_oom_kills()
 
@@ -116,8 +117,11 @@ class ProcessPool:
         except PipelineError as error:  # members then report that nothing is compared
             log.warning("node %s has no checker: %s", self.node, error)
 
-    def report_checker(self) -> None:
-        """Emit the CPU time of the node's checker, if there is one."""
+    def report_servers(self) -> None:
+        """Emit what the node's fork server and its checker have used so far, where there is more to say."""
+        if self._forks is not None and (used := self._forks.usage(self.node))["cpu_s"] > self._forks_reported_s:
+            self._forks_reported_s = used["cpu_s"]
+            self._emit(used)
         if self._checker is not None:
             self._checker.report_usage()
 
@@ -154,6 +158,7 @@ class ProcessPool:
         """The connection to a fork server, made now if there is none."""
         if self._forks is None:
             forks = self._forks = self._connect_forks()
+            self._forks_reported_s = 0.0
             self._selector.register(forks.control, selectors.EVENT_READ, lambda: self._read_server(forks))
         return self._forks
 
@@ -270,15 +275,14 @@ class ProcessPool:
             if worker.kill_pending:
                 worker.kill()
             self._flush(worker)
-            self._emit(forks.usage(self.node))
         else:
-            self._emit(forks.usage(self.node))
             self._finish(worker, message["code"], message.get("cpu_s"))
 
     def _handle_lost_server(self, forks: ForkServer) -> None:
         """The fork server died: its workers live on, but their exit codes cannot be known."""
         self._unregister(forks.control)
         forks.close()
+        self._emit(forks.usage(self.node))
         log.warning("the fork server of node %s died; another is started for the next member", self.node)
         self._forks = None
         if self._checker is not None:

@@ -17,13 +17,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import Event, Objective
+from ensemble.events import Objective
 from ensemble.meter.origin import Origin, weakest
 from ensemble.search._compat import import_optuna, silence_optuna
 from ensemble.search.frozen_trials import make_frozen_trials
 from ensemble.search.storage import open_storage
-from ensemble.store import StoreError
-from ensemble.store.event_handlers import fold
+from ensemble.store import RunState, StoreError
 
 if TYPE_CHECKING:
     import optuna
@@ -34,14 +33,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def write_study(events: Iterable[Event], storage: str | os.PathLike[str] | BaseStorage | None) -> optuna.Study:
-    """Write the study of a run, as its log has it, into `storage`.
+def write_study(state: RunState, storage: str | os.PathLike[str] | BaseStorage | None) -> optuna.Study:
+    """Write the study of a run into `storage`.
 
     Numeric hyperparameters become Optuna parameters over the observed range, all others user attributes. Trials
     that a `Searcher` has written keep their distributions.
 
     Args:
-        events: all events of the run.
+        state: of the run, as its log has it.
         storage: a path (journal file), a storage URL, an Optuna storage, or None for one in memory.
 
     Raises:
@@ -50,7 +49,6 @@ def write_study(events: Iterable[Event], storage: str | os.PathLike[str] | BaseS
     import_optuna()
     import optuna
 
-    state = fold(events)
     opened = open_storage(storage)
     mirror = StudyMirror(opened, state.name or "run", state.run_id, state.objectives)
     mirror.sync(make_frozen_trials(state))
