@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from ensemble.schedule.explain import explain_unplaceable
@@ -159,7 +159,7 @@ class NodePolicy:
 
 
 def exclude_avoided(
-    nodes: Sequence[Node], avoided: Collection[str], wanted: Sequence[Identity], devices: str = "auto"
+    nodes: Sequence[Node], avoided: Collection[str], wanted: Iterable[Identity], devices: str = "auto"
 ) -> list[Node]:
     """The nodes without the avoided ones; all of them where a waiting member fits on no other node."""
     rest = [node for node in nodes if node.name not in avoided]

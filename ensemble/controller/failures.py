@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ensemble.controller.failure_policy import Decision, Failure, NodePolicy, RetryPolicy, exclude_avoided
 from ensemble.events import MemoryIncrease
@@ -110,7 +110,7 @@ class FailureTracker:
         return True
 
     def list_usable_nodes(
-        self, nodes: Sequence[Node], wanted: Sequence[Identity], devices: str, now: float
+        self, nodes: Sequence[Node], wanted: Iterable[Identity], devices: str, now: float
     ) -> list[Node]:
         """The nodes without those on which members fail that succeed elsewhere.
 

@@ -16,6 +16,7 @@ from ensemble.controller.queue import MemberQueue
 from ensemble.controller.rebalancer import Rebalancer
 from ensemble.controller.session_state import SessionState
 from ensemble.controller.waiting_window import FIRST, WaitingWindow
+from ensemble.controller.waitlist import leave_out
 from ensemble.schedule import ClusterSnapshot, Start, count_placeable, explain_memory_wait
 from ensemble.schedule.needs import compute_need
 from ensemble.schedule.profiles import max_node_memory_gb
@@ -159,7 +160,7 @@ class Placer:
         left_gb = max_node_memory_gb(nodes.held) if nodes.list_cluster() is None else math.inf
         waiting = () if measuring else waitlist.waiting if self._window is None else self._window.head(self._most)
         return ClusterSnapshot(
-            nodes=failures.list_usable_nodes(nodes.held, waitlist.list_all(), nodes.devices, session.now),
+            nodes=failures.list_usable_nodes(nodes.held, waitlist, nodes.devices, session.now),
             devices=nodes.devices,
             waiting=[failures.grants.apply(each, most_gb, left_gb) for each in waiting],
             returning=[
@@ -213,7 +214,7 @@ class Placer:
         if self._is_demand_late and session.stop_reason is None and self._demand is not None:
             if placed != self._demand.placed:
                 new = {each.member for each in placed} - {each.member for each in self._demand.placed}
-                self._tell(Demand([each for each in self._demand.waiting if each.member not in new], placed))
+                self._tell(Demand(leave_out(self._demand.waiting, new), placed))
             return
         self._demand_at = session.now + DEMAND_S
         if session.stop_reason is not None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 from ensemble.spec import Identity
 
 #: A member to be placed again, and its cohort; None: it prepares its own batches.
 PendingRetry = tuple[Identity, int | None]
+
+
+def leave_out(waiting: Sequence[Identity], members: Set[str]) -> list[Identity]:
+    """Thousands of members without some, of which most are among the first: the others are copied as they are."""
+    left, first, end = set(members), list[Identity](), 0
+    while left and end < len(waiting):
+        identity, end = waiting[end], end + 1
+        if identity.member in left:
+            left.remove(identity.member)
+        else:
+            first.append(identity)
+    return [*first, *waiting[end:]]
 
 
 @dataclass(slots=True)
@@ -90,17 +102,9 @@ class Waitlist:
         """The same members in another order, or with other declarations, or in the other list."""
         self.waiting, self.returning = list(waiting), list(returning)
 
-    def remove(self, placed: set[str]) -> None:
+    def remove(self, placed: Set[str]) -> None:
         """Members have been placed."""
-        left, end = set(placed), 0  # most are the first ones, and the others are copied as they are
-        first = list[Identity]()
-        while left and end < len(self.waiting):
-            identity, end = self.waiting[end], end + 1
-            if identity.member in left:
-                left.remove(identity.member)
-            else:
-                first.append(identity)
-        self.waiting = first + self.waiting[end:]
+        self.waiting = leave_out(self.waiting, placed)
         self.returning = [item for item in self.returning if item[0].member not in placed]
 
     def withdraw(self, member: str) -> PendingRetry | None:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ensemble.store.digests import flush_and_digest
 from ensemble.store.errors import OtherPythonError as OtherPythonError
 from ensemble.store.errors import StoreError as StoreError
@@ -207,7 +209,10 @@ def write_json(path: Path, value: Any, like: Path | None = None) -> str:
 
 def encode_json(value: Any) -> bytes:
     """A value as `write_json` writes it."""
-    return (json.dumps(value, indent=2) + "\n").encode()
+    text = json.dumps(value).encode()
+    with contextlib.suppress(msgspec.DecodeError):  # JSON has no NaN and no infinity: with one it is a single line
+        text = msgspec.json.format(text, indent=2)  # json.dumps takes three times as long to indent
+    return text + b"\n"
 
 
 def _remove_leftovers(path: Path) -> None:

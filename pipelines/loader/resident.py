@@ -35,7 +35,7 @@ from pipelines.verification.served import ServedSample
 ReadRows = Callable[[int, int], tuple[ring.RingView, int, npt.NDArray[Any]]]
 #: Of each row of a set whether it is read, [n].
 Chosen = npt.NDArray[np.bool_]
-_CHECKS = 64  # while a set is prepared
+_CHECKS, LEAST_CHECKED = 64, 2**24  # while a set is prepared, at most so many, each for at least so many bytes
 
 
 class Resident:
@@ -82,7 +82,8 @@ class Resident:
         try:
             preparer = Preparer(pipeline, warn_skipped if pipeline.on_error == "skip" else None)
             columns = ring.map_writable(fd, layout)
-            for first in range(0, n, step := -(-n // _CHECKS)):
+            parts = min(_CHECKS, 1 + layout.nbytes // LEAST_CHECKED)
+            for first in range(0, n, step := -(-n // parts)):
                 check(layout.nbytes * (n - first) // n)
                 preparer.fill(columns, first, 0, first, min(first + step, n))
             return cls(ring.RingView(fd, layout), pipeline, preparer.cpu_s)
