@@ -100,6 +100,7 @@ class Launcher:
             timeout_s=COLLECTIVE_SHARE * self._hang_timeout_s,
             checkpoints=known.list_checkpoints(),
             exchange_plan=_find_plan(known),
+            files=self._state.files,
             bad=[[split, index, event.code] for (split, index), event in self._state.bad_records.items()],
         )
         self._actions.append(Launch(jobs, placement.devices))

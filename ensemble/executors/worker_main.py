@@ -109,7 +109,7 @@ def _train(job: Job, send: Callable[[Report], None], inbox: Inbox) -> str:
     from ensemble.store import RunDir
 
     try:
-        ensemble = RunDir(job.run_dir).load_ensemble(takes_settings=True)
+        ensemble = RunDir(job.run_dir, job.files).load_ensemble(takes_settings=True)
 
         if job.profile is None:
             from ensemble.train.worker import run

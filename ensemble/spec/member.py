@@ -140,6 +140,10 @@ class Member:
                 raise SpecError(f"Member.start must be a file of weights or RUN_DIR/MEMBER, got {self.start!r}")
             object.__setattr__(self, "start", os.fspath(self.start))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What it has of its own: each worker unpickles all members, which may be thousands."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
 
 def seeds(n: int, params: Mapping[str, Any] | None = None, start: int = 0, **member_options: Any) -> list[Member]:
     """Members that differ in their seed only: a deep ensemble of one architecture.

@@ -77,7 +77,15 @@ PROBE_BYTES = 16 * 2**20
 
 
 class RunDir(RunPaths):
-    """The directory of one run; the constructor does not access the disk."""
+    """The directory of one run; the constructor does not access the disk.
+
+    Args:
+        files: what the declaration and the code are, see `RunState.files`; None: the log is read for it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], files: Mapping[str, list[str]] | None = None) -> None:
+        super().__init__(path)
+        self._files = files
 
     @property
     def info(self) -> dict[str, Any]:
@@ -327,7 +335,8 @@ class RunDir(RunPaths):
         Raises:
             DamagedError: it is not; the message ends with the remedy.
         """
-        known = read_files(self.events).files.get(str(path.relative_to(self.path)), [])
+        files = read_files(self.events).files if self._files is None else self._files
+        known = files.get(str(path.relative_to(self.path)), [])
         try:
             with open_checked(path, known[-1] if known else None, known) as name:
                 yield name

@@ -119,6 +119,8 @@ class Job:
             checkpoint (`ensemble.comm.autotune.plan.ExchangePlan` as a dict): it has the same sums, on whatever
             hosts.
         profile: what to measure; `identity` is then no member's. None: train.
+        files: what the declaration and the code of the run are (`ensemble.store.RunState.files`), so that not each
+            worker reads the whole log for it. None: it does.
     """
 
     run_dir: str
@@ -138,6 +140,7 @@ class Job:
     gpu: str | None = None
     local_world: int | None = None
     exchange_plan: dict[str, Any] | None = None
+    files: dict[str, list[str]] | None = None
 
     def as_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values).

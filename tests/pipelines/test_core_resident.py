@@ -96,6 +96,7 @@ def test_a_set_that_memory_does_not_hold_is_prepared_batch_by_batch_with_the_sam
 def test_a_set_is_given_up_when_others_take_the_memory_while_it_is_prepared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("pipelines.loader.resident.LEAST_CHECKED", 1)  # in parts, as a large set
     free = iter([2**30] * 12)
     monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: next(free, PAGE))
     with pytest.warns(UserWarning, match="prepared anew at each pass"):
