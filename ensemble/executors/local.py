@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.events import Report
 from ensemble.executors.base import EventHandler
 from ensemble.executors.node_services import NodeServices
-from ensemble.executors.process_pool import ProcessPool, dispatch
+from ensemble.executors.process_pool import GATHER_S, ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer
 from ensemble.meter.tally import Tally
 from ensemble.schedule import Node, Placement
@@ -100,9 +100,14 @@ class LocalExecutor:
         while True:
             self._services.sample()
             until = min(deadline, self._services.next_sample)
-            dispatch(self._selector, 0 if self._queue else max(0.0, until - time.monotonic()))
-            if self._queue or time.monotonic() >= deadline:
+            dispatch(self._selector, 0 if self._has_urgent() else max(0.0, until - time.monotonic()))
+            if self._queue:
+                deadline = min(deadline, time.monotonic() + GATHER_S)
+            if self._has_urgent() or time.monotonic() >= deadline:
                 return self._pop_queue()
+
+    def _has_urgent(self) -> bool:
+        return any(map(self._workers.is_urgent, self._queue))
 
     def send(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""

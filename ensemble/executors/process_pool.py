@@ -40,6 +40,10 @@ from ensemble.train.job import Job
 from pipelines.errors import PipelineError
 from pipelines.ipc.messages import ConnectionLost
 
+GATHER_S = 0.25  # events that are not urgent are handed on together, at most so many seconds late
+#: Events on which nothing is decided at once; an `epoch` is one of them where nobody waits for a result.
+_DEFERRABLE = frozenset(("plan", "started", "progress", "usage", "checkpoint", "power", "feeder", "node_health"))
+
 log = logging.getLogger(__name__)
 
 
@@ -75,6 +79,7 @@ class ProcessPool:
         self.directory: Path | None = None
         self.find_gpu_fault: Callable[[str], str | None] = lambda gpu: None
         self._log_bounds = LogBounds()
+        self._deferrable = _DEFERRABLE | {"epoch"}
         self._selector = selector
         self._emit = emit
         self._connect_forks = forks
@@ -88,6 +93,8 @@ class ProcessPool:
 
     def launch(self, jobs: Sequence[Job], devices: Sequence[str | None]) -> None:
         """See `ensemble.executors.Executor`."""
+        if any(job.awaits_pruner for job in jobs):
+            self._deferrable = _DEFERRABLE
         broken = next((why for gpu in devices if gpu is not None and (why := self.find_gpu_fault(gpu))), None)
         if broken is not None:
             for job in jobs:
@@ -101,6 +108,13 @@ class ProcessPool:
             for worker in started:  # a member runs with all its ranks or not at all
                 worker.kill()
             raise
+
+    def is_urgent(self, event: Report) -> bool:
+        """Whether something is decided on an event at once; others wait for more, up to `GATHER_S`.
+
+        A turn of the controller, and a message at both ends of Ray, take about a millisecond of CPU time each.
+        """
+        return event["type"] not in self._deferrable
 
     def _count(self) -> int:
         self._number += 1

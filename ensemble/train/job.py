@@ -147,10 +147,11 @@ class Job:
 
         Fields that are equal for all members to be measured are written once.
         """
-        fields = dataclasses.asdict(self)
-        if fields["profile"] is not None:
-            fields["profile"]["members"] = _factor_out_common(fields["profile"]["members"])
-        return json.dumps(fields)
+        fields = dict(vars(self))
+        if self.profile is not None:
+            members = _factor_out_common([vars(each) for each in self.profile.members])
+            fields["profile"] = {**vars(self.profile), "members": members}
+        return json.dumps(fields, default=vars)  # of the identity; dataclasses.asdict copies each value
 
     @classmethod
     def from_json(cls, text: str) -> Job:

@@ -27,7 +27,7 @@ from ensemble.events import Report
 from ensemble.executors.host import find_interface
 from ensemble.executors.memory_guard import MemoryGuard
 from ensemble.executors.node_services import NodeServices
-from ensemble.executors.process_pool import ProcessPool, dispatch
+from ensemble.executors.process_pool import GATHER_S, ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer, find_processes
 from ensemble.meter.cpu import make_usage
 from ensemble.meter.tally import Tally
@@ -40,10 +40,7 @@ if TYPE_CHECKING:
 
 Command = tuple[Any, ...]  # the name of a method of `_Commands` and its arguments
 _USAGE_EVERY_S = 2.0
-_GATHER_S = 0.25  # events are sent together: each message costs Ray a millisecond of CPU time at both ends
 _ENDING_S = 10.0  # time limit for the end of the processes that an agent left which was killed
-#: Events on which nothing is decided at once; an `epoch` is one of them where nobody waits for a result.
-_DEFERRABLE = frozenset(("plan", "started", "progress", "usage", "checkpoint", "power", "feeder", "node_health"))
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +89,6 @@ class NodeAgent:
         self._early: dict[int, Sequence[Command]] = {}
         self._next_number = 0
         self._ahead_s, self._is_ahead_old = math.inf, True  # of the clock, at most, in seconds
-        self._deferrable = _DEFERRABLE | {"epoch"}
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake, selectors.EVENT_READ, self._read_inbox)
@@ -147,9 +143,9 @@ class NodeAgent:
         """Yields the node's events as they arrive, in groups, until the command `close`."""
         while True:
             received = [self._events.get()]
-            until = time.monotonic() + _GATHER_S
+            until = time.monotonic() + GATHER_S
             with contextlib.suppress(queue.Empty):
-                while all(isinstance(each, dict) and each["type"] in self._deferrable for each in received):
+                while all(isinstance(each, dict) and not self._ranks.is_urgent(each) for each in received):
                     received.append(self._events.get(timeout=max(0.0, until - time.monotonic())))
                 while True:
                     received.append(self._events.get_nowait())
@@ -199,8 +195,6 @@ class NodeAgent:
     def _launch(self, texts: Sequence[str], devices: Sequence[str | None]) -> None:
         """See `Executor`; `texts` are `Job.as_json()`."""
         jobs = [Job.from_json(text) for text in texts]
-        if any(job.awaits_pruner for job in jobs):
-            self._deferrable = _DEFERRABLE
         try:
             self._ranks.launch(jobs, devices)
         except OSError as error:
