@@ -7,11 +7,14 @@ that those of two members stand side by side.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -123,19 +126,40 @@ def load_predictions(
 
 
 _DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
+#: Bytes of a file that is mapped, at least: a process may have 65,530 maps, and of small files more are read.
+_LEAST_MAPPED = 2**16
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_int64)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def _map_tensors(path: str) -> dict[str, npt.NDArray[Any]]:
     """The tensors of a safetensors file as read-only maps of it; safetensors itself copies them for numpy."""
     with open(path, "rb") as file:
-        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        entries = {k: v for k, v in json.loads(file.read(length)).items() if k != "__metadata__"}
-        found: dict[str, npt.NDArray[Any]] = {}
-        for name, entry in entries.items():
-            shape, dtype = tuple(entry["shape"]), _DTYPES[entry["dtype"]]
-            start = LENGTH_BYTES + length + entry["data_offsets"][0]
-            is_empty = 0 in shape  # of which there is nothing to map
-            found[name] = (
-                np.empty(shape, dtype) if is_empty else np.memmap(file, dtype, "r", offset=start, shape=shape)
-            )
+        size = os.fstat(file.fileno()).st_size
+        content = _map_file(file, size) if size >= _LEAST_MAPPED else np.frombuffer(file.read(), np.uint8)
+    start = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES].tobytes(), "little")
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name, entry in json.loads(content[LENGTH_BYTES:start].tobytes()).items():
+        if name != "__metadata__":
+            first, last = (start + offset for offset in entry["data_offsets"])
+            found[name] = content[first:last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return found
+
+
+def _map_file(file: BinaryIO, size: int) -> npt.NDArray[np.uint8]:
+    """The bytes of a file, mapped until nobody refers to them.
+
+    `mmap.mmap`, and so `np.memmap`, keeps a descriptor of the file open for each map, of which a process often may
+    have 1,024 only: of thousands of members each has a file.
+    """
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
+    if address == _MAP_FAILED:
+        raise OSError(error := ctypes.get_errno(), os.strerror(error))
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, _libc.munmap, address, size)
+    content = np.frombuffer(memoryview(memory), np.uint8)
+    content.flags.writeable = False
+    return content

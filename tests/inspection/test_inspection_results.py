@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -112,9 +113,9 @@ def test_combined_predictions_are_those_that_the_figures_are_of(trained: Path) -
     assert measured == {name: result.combined["metrics"]["ensemble"][name] for name in measured}
 
 
-def test_predictions_of_a_member_are_mapped_from_its_file(trained: Path) -> None:
+def test_predictions_of_a_member_are_read_only(trained: Path) -> None:
     found = ensemble.load_predictions(trained, "valid", member="member-1")
-    assert isinstance(found.values, np.memmap) and not found.values.flags.writeable
+    assert not found.values.flags.writeable
     assert found.values.dtype == np.float32 and np.allclose(found.values.sum(axis=1), 1, atol=1e-5)
     assert np.array_equal(found.index, np.arange(100))
     frame = found.to_frame()
@@ -225,13 +226,29 @@ def test_a_run_without_a_combined_model_says_why(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "results.json").read_text())["per_class"] is None
 
 
-def test_mapped_predictions_are_those_that_were_saved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("samples", [0, 5, 20_000])
+def test_mapped_predictions_are_those_that_were_saved(tmp_path: Path, samples: int) -> None:
     from ensemble.store import load_predictions
 
     path, rng = tmp_path / "predictions.safetensors", np.random.default_rng(0)
-    values = rng.random((5, 3, 2)).astype(np.float32)
-    save_predictions(path, values, [4, 2, 0, 1, 3], rng.random((5, 3)), Task("gaussian"))
+    values = rng.random((samples, 3, 2)).astype(np.float32)
+    save_predictions(path, values, rng.permutation(samples), rng.random((samples, 3)), Task("gaussian"))
     read, mapped = load_predictions(path), load_predictions(path, mapped=True)
     for name in ("values", "index", "target"):
-        assert np.array_equal(getattr(read, name), getattr(mapped, name))
-    assert mapped.task == Task("gaussian") and isinstance(mapped.target, np.memmap)
+        one, other = getattr(read, name), getattr(mapped, name)
+        assert one.dtype == other.dtype and np.array_equal(one, other) and not other.flags.writeable
+    assert mapped.task == Task("gaussian")
+
+
+def test_mapped_predictions_hold_no_descriptor_and_memory_for_as_long_as_they_are_used(tmp_path: Path) -> None:
+    from ensemble.store import load_predictions
+
+    path = tmp_path / "predictions.safetensors"
+    save_predictions(path, np.full((20_000, 2), 0.5), np.arange(20_000), None)
+    open_before = len(os.listdir("/proc/self/fd"))
+    held = [load_predictions(path, mapped=True).values for _ in range(100)]
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert Path("/proc/self/maps").read_text().count(str(path)) >= 1
+    assert all((values == 0.5).all() for values in held)
+    del held
+    assert str(path) not in Path("/proc/self/maps").read_text()
