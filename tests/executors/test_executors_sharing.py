@@ -61,6 +61,7 @@ def test_a_feeder_that_hangs_while_it_starts_is_given_up_and_the_run_says_so(
     assert of_kind(run_dir, "feeder_restarted") == [], "what hangs would hang again"
 
 
+@pytest.mark.more  # of a feeder and its readers alone: tests/pipelines/test_core_stall.py
 def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tmp_path: Path) -> None:
     """The second member waits in its second epoch until the first has finished."""
     marker = tmp_path / "marker"

@@ -33,11 +33,15 @@ from ensemble.store import RunDir, weights_sha256  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
 from pipelines import Feeder, Pipeline, attach, sources  # noqa: E402
 
+#: "best of steps" is both of the others.
+DEAR = {
+    "compiled": pytest.mark.slow,
+    "stopping": pytest.mark.more,
+    "best": pytest.mark.more,
+}
 
-@pytest.mark.parametrize(
-    "loop",
-    [pytest.param(name, marks=pytest.mark.slow if "compile" in loop else ()) for name, loop in LOOPS.items()],
-)
+
+@pytest.mark.parametrize("loop", [pytest.param(name, marks=DEAR.get(name, ())) for name in LOOPS])
 def test_a_resume_gives_the_bits_of_an_undisturbed_training(tmp_path: Path, loop: str) -> None:
     whole = finished(tmp_path / "whole", **LOOPS[loop])
     steps = 5 * (whole["epoch"] + 1)
