@@ -36,7 +36,7 @@ def test_a_hang_ends_the_guilty_attempt_only_and_nobody_waits_for_one_that_fails
     monkeypatch.setattr(Attempts, "_hang_timeout_s", property(patience_s, lambda attempts, declared: None), False)
     hung = {"lr": 0.1, "fault": "hang", "after": 8, "marker": str(marker)}
     members: list[Any] = [{"lr": 0.1}, hung, {"lr": 0.2}, {"lr": 0.1, "fault": "build"}]
-    declared = an_ensemble(members, epochs=30, capacity=64, retries=1, resources=NARROW)
+    declared = an_ensemble(members, epochs=8, capacity=64, retries=1, resources=NARROW)
     result = ensemble.submit(declared, run_dir, "local").wait()
     assert [row["state"] for row in result.members] == ["finished"] * 3 + ["failed"]
     assert [row["attempts"] for row in result.members[:3]] == [1, 2, 1]
