@@ -68,7 +68,7 @@ class LogReader(Simulated):
     ),
     st.integers(0, 1000),
 )
-@settings(examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(6), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_nothing_is_done_before_the_log_says_why(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import re
 import shutil
 import sys
@@ -142,6 +143,10 @@ def project(
 ) -> Iterator[Project]:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)  # requests are seen at once
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # what is edited within a second is to be read anew
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(
+        "ensemble.reporting.report.write_report", lambda run, events: run.report.write_text("none")
+    )
     path = list(sys.path)
     made = Project(tmp_path, capsys, caplog)
     yield made
@@ -304,7 +309,12 @@ def test_other_lengths_are_refused_even_of_another_version(project: Project) -> 
 
 @pytest.mark.parametrize(
     ("split", "change"),
-    [("valid", "x=x + 1"), ("test", "map(raise_x)"), ("shifted", "x=x[:6]"), ("test", "x=x + 1")],
+    [
+        ("valid", "x=x + 1"),
+        pytest.param("test", "map(raise_x)", marks=pytest.mark.more),
+        ("shifted", "x=x[:6]"),
+        pytest.param("test", "x=x + 1", marks=pytest.mark.more),
+    ],
 )
 def test_other_validation_or_test_data_are_refused_as_other_training_data_are(
     project: Project, split: str, change: str
@@ -356,7 +366,7 @@ def divide(project: Project, fraction: str, split: str, samples: int = 60) -> No
 BY_KEY = "key=[f'{i}' for i in range(n)]"
 
 
-@pytest.mark.parametrize("moved", [True, False])
+@pytest.mark.parametrize("moved", [True, pytest.param(False, marks=pytest.mark.more)])
 def test_it_is_said_how_many_records_of_other_data_have_changed_sides(project: Project, moved: bool) -> None:
     divide(project, "0.5", BY_KEY)
     project.run_and_stop()
@@ -462,8 +472,8 @@ def test_load_builds_members_with_the_code_they_were_trained_with(project: Proje
     ("right", "wrong", "named"),
     [
         ("functional.cross_entropy(", "functional.cross_entropi(", "a_spec.loss"),
-        ("return scale *", 'return float("nan") *', "a_spec.loss"),
-        ('"lr": 0.1 * (n + 1)', '"lr": 0.1, "by": "fast"', None),
+        pytest.param("return scale *", 'return float("nan") *', "a_spec.loss", marks=pytest.mark.more),
+        pytest.param('"lr": 0.1 * (n + 1)', '"lr": 0.1, "by": "fast"', None, marks=pytest.mark.more),
         ("pipe = Pipeline(sources.arrays(x=x,", "pipe = Pipeline(sources.arrays(x=x.astype(np.int32),", None),
     ],
     ids=["misspelt", "nan", "hyperparameter", "data"],

@@ -198,6 +198,7 @@ def _requests_are_seen_at_once_and_nothing_is_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
     monkeypatch.setattr("ensemble.controller.attempts.RetryPolicy", functools.partial(RetryPolicy, pause_s=0.0))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
 def run(path: Path, ensemble: Ensemble, executor: Simulated, **options: Any) -> RunState:
@@ -292,7 +293,7 @@ def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
     st.integers(0, 1000),
     st.integers(1, 2),
 )
-@settings(examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(16), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_fails_each_member_ends_as_its_retries_say(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[tuple[str, int], str], seed: int, workers: int
 ) -> None:

@@ -171,6 +171,7 @@ class Cluster:
 def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
 def run(path: Path, ensemble: Ensemble, cluster: Cluster) -> tuple[RunState, list[dict[str, Any]]]:

@@ -213,7 +213,7 @@ def test_what_cannot_be_done_is_answered(tmp_path: Path) -> None:
         assert any(verb == told_of and said in why for told_of, _, why in told), said
 
 
-@settings(examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**16),
     asks=st.lists(

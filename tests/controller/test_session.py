@@ -545,7 +545,7 @@ def declare(kind: str, workers: int) -> Ensemble:
     shared=st.booleans(),
     steps=st.integers(0, 300),
 )
-@examples(60)
+@examples(24)
 def test_whatever_happens_no_member_is_lost_and_no_place_is_leaked(
     kind: str, random: Random, workers: int, slow: bool, shared: bool, steps: int
 ) -> None:
@@ -568,6 +568,7 @@ def end(world: World, process: Process) -> None:
     world.reconcile()
 
 
+@examples(12)
 @given(random=st.randoms(use_true_random=False), steps=st.integers(0, 100))
 def test_members_that_share_nothing_are_placed_once_and_end(random: Random, steps: int) -> None:
     world = World(replace(declare("list", 1), sharing="independent"), random)
@@ -734,6 +735,7 @@ def test_a_quarantined_gpu_is_not_offered_again_by_whoever_describes_the_node() 
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["in time", "too late"])
+@examples(12)
 @given(random=st.randoms(use_true_random=False), workers=st.integers(1, 2), steps=st.integers(0, 40))
 def test_members_leave_a_node_that_is_drained_and_use_up_no_retry(
     is_lost: bool, random: Random, workers: int, steps: int

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from event_dicts import fold, read_events
+from execute_members import an_ensemble
 from no_locks import make_environment
+
+import ensemble
+from ensemble import Resources, SpecError
+from ensemble.cli.doctor import _file_locks
 
 HERE = Path(__file__).parent
 RUNS = f"""
@@ -54,19 +62,33 @@ def check_trained(run_dir: Path) -> None:
 
 
 def test_what_needs_locks_is_refused_there_before_anything_starts_and_what_needs_none_says_so(
-    without: tuple[Path, dict[str, str]],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Members of one worker train there, those of several do not. The doctor looks."""
-    where, environment = without
-    runs = f"run({str(where / 'run')!r}, 'inline'); run({str(where / 'wide')!r}, 'local', workers=2)"
-    done = run(environment, f"{runs}; look({str(where)!r}); look({str(where.parent)!r})")
-    assert "this file system has no locks (flock); start no second controller" in done.stderr
+    where, flock = tmp_path / "lustre", fcntl.flock
+    where.mkdir()
+
+    def refuse(file: Any, operation: int) -> None:
+        descriptor = file if isinstance(file, int) else file.fileno()
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(where)):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.warns(UserWarning, match=r"this file system has no locks \(flock\); start no second controller"):
+        ensemble.submit(an_ensemble(), where / "run", "inline").wait()
     check_trained(where / "run")
-    [refused] = [line for line in done.stderr.splitlines() if line.startswith("refused: ")]
-    assert "is on a file system without locks (flock)" in refused and "-o flock" in refused
+    wide = an_ensemble(resources=Resources(workers=2, cpus_per_worker=0.5, memory_gb=0.3))
+    with (
+        pytest.warns(UserWarning, match="has no locks"),
+        pytest.raises(SpecError, match=r"is on a file system without locks \(flock\).*-o flock"),
+    ):
+        ensemble.submit(wide, where / "wide", "local").wait()
     assert {event["type"] for event in read_events(where / "wide" / "events.jsonl")} == {"code_saved"}
-    there, elsewhere = done.stdout.splitlines()[-2:]
-    assert "-o flock" in there and "'available': True" in elsewhere
+    for folder, is_available in ((where, False), (tmp_path, True)):
+        monkeypatch.chdir(folder)
+        (row,) = _file_locks()
+        assert row["available"] == is_available and ("-o flock" in str(row)) != is_available
 
 
 @pytest.mark.more
@@ -75,7 +97,12 @@ def test_processes_train_there_and_several_workers_elsewhere_and_a_cache_there_i
 ) -> None:
     where, environment = without
     cached = f"cache='disk', cache_dir={str(where / 'cache')!r}, train=keyed(bad, 'skip')"
-    run(environment, f"run({str(where / 'run')!r}, 'local')")
+    runs = f"run({str(where / 'run')!r}, 'local'); run({str(where / 'wide')!r}, 'local', workers=2)"
+    done = run(environment, f"{runs}; look({str(where)!r}); look({str(where.parent)!r})")
+    assert "this file system has no locks (flock); start no second controller" in done.stderr
+    assert "is on a file system without locks (flock)" in done.stderr and "refused: " in done.stderr
+    there, elsewhere = done.stdout.splitlines()[-2:]
+    assert "-o flock" in there and "'available': True" in elsewhere
     done = run(environment, f"run({str(where.parent / 'run')!r}, 'local', workers=2, {cached})")
     assert "its file system has no locks (flock)" in done.stderr
     check_trained(where / "run")

@@ -31,6 +31,7 @@ def loss(model: Any, batch: Any) -> Any:
     return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
 
 
+@pytest.mark.more  # of a log alone: tests/store/test_store_member_log.py
 def test_the_log_of_a_member_that_prints_without_end_is_bounded_and_says_why_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

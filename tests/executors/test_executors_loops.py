@@ -59,6 +59,7 @@ def own_loop(member: Any) -> None:
         member.predictions(split, torch.cat(values), torch.cat(index))
 
 
+@pytest.mark.more  # in one process: tests/train/test_train_loops.py
 def test_a_member_that_leaves_early_leaves_the_others_their_stream_and_killed_ones_stop_as_if_they_had_not_been(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,8 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     return hashes(run_dir)
 
 
-@pytest.mark.parametrize("sharing", ["auto", pytest.param("independent", marks=pytest.mark.more)])
+@pytest.mark.more  # of a feeder and its readers alone: tests/pipelines/test_poison_records.py
+@pytest.mark.parametrize("sharing", ["auto", "independent"])
 def test_members_train_without_the_records_that_kill(
     sharing: str, tmp_path: Path, expected: dict[str, str | None]
 ) -> None:

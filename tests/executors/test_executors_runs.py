@@ -115,6 +115,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.more  # others, of fewer members: tests/faults/test_faults_members.py
 def test_one_failure_stays_one_failure(failed: Path, reference: dict[str, str | None]) -> None:
     members = fold(read_events(failed / "events.jsonl")).members
     ends = {name: (each.state, each.reason, each.attempts) for name, each in members.items()}
@@ -151,6 +152,7 @@ def test_members_that_are_killed_within_an_epoch_go_on_within_it(tmp_path: Path)
         assert began[0] == (0, 0) and began[1][0] == 0 and 18 <= began[1][1] <= 19, (killed, began)
 
 
+@pytest.mark.more
 def test_how_a_member_ended_is_told_also_to_a_program_that_ignores_the_ends_of_child_processes(
     failed: Path,
 ) -> None:
@@ -160,6 +162,7 @@ def test_how_a_member_ended_is_told_also_to_a_program_that_ignores_the_ends_of_c
     )
 
 
+@pytest.mark.more
 def test_a_member_that_takes_too_much_memory_is_tried_again_with_more_room(failed: Path) -> None:
     """It holds 450 MB more than it was granted, beside members that do not."""
     increases = fold(read_events(failed / "events.jsonl")).memory_increases

@@ -36,7 +36,7 @@ def test_a_hang_ends_the_guilty_attempt_only_and_nobody_waits_for_one_that_fails
     monkeypatch.setattr(Attempts, "_hang_timeout_s", property(patience_s, lambda attempts, declared: None), False)
     hung = {"lr": 0.1, "fault": "hang", "after": 8, "marker": str(marker)}
     members: list[Any] = [{"lr": 0.1}, hung, {"lr": 0.2}, {"lr": 0.1, "fault": "build"}]
-    declared = an_ensemble(members, epochs=30, capacity=64, retries=1, resources=NARROW)
+    declared = an_ensemble(members, epochs=8, capacity=64, retries=1, resources=NARROW)
     result = ensemble.submit(declared, run_dir, "local").wait()
     assert [row["state"] for row in result.members] == ["finished"] * 3 + ["failed"]
     assert [row["attempts"] for row in result.members[:3]] == [1, 2, 1]
@@ -61,6 +61,7 @@ def test_a_feeder_that_hangs_while_it_starts_is_given_up_and_the_run_says_so(
     assert of_kind(run_dir, "feeder_restarted") == [], "what hangs would hang again"
 
 
+@pytest.mark.more  # of a feeder and its readers alone: tests/pipelines/test_core_stall.py
 def test_a_member_that_keeps_others_waiting_goes_on_alone_and_learns_the_same(tmp_path: Path) -> None:
     """The second member waits in its second epoch until the first has finished."""
     marker = tmp_path / "marker"

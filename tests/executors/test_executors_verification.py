@@ -36,30 +36,34 @@ from pipelines.verification.served import ServedSample
 NARROW = Resources(cpus_per_worker=0.1, gpus_per_worker=0.0, memory_gb=1.0)
 
 
-def test_a_stage_that_reads_another_environment_is_found_before_the_first_step(
+@pytest.mark.more
+def test_a_stage_that_reads_another_environment_is_found_before_the_first_step_and_so_is_another_resident_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The feeder has the environment of one of two members."""
+    """The feeder has the environment of one of two members, and makes of the validation set what neither does."""
     monkeypatch.setenv("LOOK", "1")
     declared = an_ensemble(
         [{"lr": 0.1, "look": 1}, {"lr": 0.1, "look": 3}],
-        train=train_by_environment, valid=None, resources=NARROW,
+        train=train_by_environment, resources=NARROW,
+        valid=Pipeline(draw(48, 1)).map(other_in_a_feeder, id="other"),
     )  # fmt: skip
-    ensemble.submit(declared, tmp_path / "alone", "inline").wait()
-    run = ensemble.submit(declared, tmp_path / "run", "local")
-    run.wait()
-    (found,) = of_kind(tmp_path / "run", "sample_difference")
-    assert (found["action"], found["split"], found["field"], found["result"]) == (
-        "alone",
-        "train",
-        "x",
-        "different",
-    )
-    assert found["size"] > 0 and len(found["position"]) == 1
-    assert finished_hashes(tmp_path / "run") == finished_hashes(tmp_path / "alone")
-    private = {e["member"]: e["private_batches"] for e in of_kind(tmp_path / "run", "epoch")}
-    assert sorted(private.values()) == [0, 3] and private[found["member"]] == 3
-    assert ledger(read_events(tmp_path / "run" / "events.jsonl")).cpu_by_role()["verify"] > 0
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    ensemble.submit(declared, alone, "inline").wait()
+    ensemble.submit(declared, run, "local").wait()
+    found = of_kind(run, "sample_difference")
+    (of_stage,) = (event for event in found if event["split"] == "train")
+    assert (of_stage["action"], of_stage["field"], of_stage["result"]) == ("alone", "x", "different")
+    assert of_stage["size"] > 0 and len(of_stage["position"]) == 1
+    others = [event for event in found if event["split"] != "train"]
+    assert {(event["member"], event["split"], event["action"]) for event in others} == {
+        (f"member-{i}", "valid", "alone") for i in range(2)
+    }
+    assert finished_hashes(run) == finished_hashes(alone)
+    metrics = [{event["member"]: event["metrics"] for event in of_kind(each, "finished")} for each in (alone, run)]
+    assert metrics[0] == metrics[1]
+    private = {e["member"]: e["private_batches"] for e in of_kind(run, "epoch")}
+    assert sorted(private.values()) == [0, 3] and private[of_stage["member"]] == 3
+    assert ledger(read_events(run / "events.jsonl")).cpu_by_role()["verify"] > 0
 
 
 def drift_after_an_epoch(run_dir: Path, marker: Path, **options: Any) -> ensemble.Result:
@@ -105,6 +109,7 @@ def test_a_late_difference_makes_a_member_begin_anew_and_alone(
     assert "are not what its own pipeline prepares" in text and "it begins anew" in text
 
 
+@pytest.mark.more  # what a difference does, in one process: tests/pipelines/test_verification.py
 def test_a_late_difference_ends_a_member_where_that_is_asked_for(tmp_path: Path) -> None:
     result = drift_after_an_epoch(tmp_path / "run", tmp_path / "marker", verify_sharing="fail")
     assert [(row["state"], row["attempts"]) for row in result.members] == [("failed", 1)] * 2
@@ -113,6 +118,7 @@ def test_a_late_difference_ends_a_member_where_that_is_asked_for(tmp_path: Path)
     assert "what it was served of train is not what its own pipeline prepares, epoch" in error and "'x'" in error
 
 
+@pytest.mark.more
 def test_nothing_is_compared_where_nobody_asks(tmp_path: Path, weights_alone: dict[str, str | None]) -> None:
     result = drift_after_an_epoch(tmp_path / "run", tmp_path / "marker", verify_sharing=False)
     assert [(row["state"], row["attempts"]) for row in result.members] == [("finished", 1)] * 2
@@ -121,23 +127,7 @@ def test_nothing_is_compared_where_nobody_asks(tmp_path: Path, weights_alone: di
     assert "verify" not in ledger(read_events(tmp_path / "run" / "events.jsonl")).cpu_by_role()
 
 
-def test_a_resident_set_that_is_another_here_is_prepared_by_its_member(tmp_path: Path) -> None:
-    valid = Pipeline(draw(48, 1)).map(other_in_a_feeder, id="other")
-    options: dict[str, Any] = {"train": Pipeline(draw(96, 0), seed=0), "valid": valid, "epochs": 1}
-    ensemble.submit(an_ensemble(**options), tmp_path / "alone", "inline").wait()
-    ensemble.submit(an_ensemble(**options, resources=NARROW), tmp_path / "run", "local").wait()
-    found = of_kind(tmp_path / "run", "sample_difference")
-    assert {(event["member"], event["split"], event["action"]) for event in found} == {
-        (f"member-{i}", "valid", "alone") for i in range(2)
-    }
-    metrics = [
-        {event["member"]: event["metrics"] for event in of_kind(tmp_path / name, "finished")}
-        for name in ("alone", "run")
-    ]
-    assert metrics[0] == metrics[1]
-    assert all(event["private_batches"] == 0 for event in of_kind(tmp_path / "run", "epoch"))
-
-
+@pytest.mark.more
 def test_a_checker_that_hangs_ends_all_comparing_on_its_node(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -105,18 +105,6 @@ def test_what_a_worker_used_before_it_was_killed_is_told(host: Host, run_dir: Ru
     assert used[-1]["role"] == "train" and used[-1]["cpu_s"] >= 0.6
 
 
-def test_those_that_are_ended_at_the_close_are_listed_once_more(tmp_path: Path, run_dir: RunDir) -> None:
-    """The power of their last moments is attributed after that."""
-    with selectors.DefaultSelector() as selector:
-        host = Host(tmp_path, selector)
-        host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
-        host.wait_for("usage")
-        (pid,) = host.workers.list_pids()
-        host.workers.close()
-        assert host.workers.list_processes()[pid].member == "member-0"
-        assert host.workers.list_processes() == {}
-
-
 def test_descriptors_past_those_of_select_are_like_any_other(host: Host, run_dir: RunDir) -> None:
     """As with a thousand ranks on a node, of which each has a socket and a pidfd here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -134,6 +122,16 @@ def test_descriptors_past_those_of_select_are_like_any_other(host: Host, run_dir
         for each in others:
             os.close(each)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_those_that_are_ended_at_the_close_are_listed_once_more(host: Host, run_dir: RunDir) -> None:
+    """The power of their last moments is attributed after that. A launch after this one has a new fork server."""
+    host.workers.launch([a_job(run_dir, {"lr": 0.1})], [None])
+    host.wait_for("usage")
+    (pid,) = host.workers.list_pids()
+    host.workers.close()
+    assert host.workers.list_processes()[pid].member == "member-0"
+    assert host.workers.list_processes() == {}
 
 
 def test_many_members_may_have_as_many_descriptors_as_the_system_allows() -> None:

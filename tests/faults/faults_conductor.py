@@ -28,12 +28,14 @@ from faults_members import declared, lost_and_doubled
 from faults_plan import EPOCHS, WIDTHS, Fault, Plan, draw
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "executors"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from event_dicts import fold, read_events
 from leftovers import named_memory, new_named_memory
+from ranks import run_ranks
 
-import ensemble
 from ensemble.events import Epoch, to_dict
 from ensemble.store import RunState, StoreError, read_events_from
+from ensemble.train import Inbox, Job, work
 
 LIMIT_S = 800.0
 SIGNALS = {"kill": signal.SIGKILL, "end": signal.SIGTERM, "interrupt": signal.SIGINT}
@@ -45,9 +47,23 @@ class Failed(Exception):
 
 def undisturbed(directory: Path) -> dict[str, str | None]:
     """The weights of members that each worked alone, with nothing going wrong."""
+    return {
+        f"member-{number}": (
+            run_ranks(width, train_alone, number, directory) if width > 1 else [train_alone(0, number, directory)]
+        )[0]
+        for number, width in enumerate(WIDTHS)
+    }
+
+
+def train_alone(rank: int, number: int, directory: Path) -> str:
+    """Train one rank of a member without a feeder or a controller; the digest of its weights."""
     made = declared(directory / "account", WIDTHS, epochs=EPOCHS, step_s=0.0, sharing="independent")
-    ensemble.submit(made, directory / "run", "local").wait()
-    return weights(fold(read_events(directory / "run" / "events.jsonl")))
+    meet = (directory / f"meet-{number}").as_uri() if WIDTHS[number] > 1 else None
+    place = {"rank": rank, "rendezvous": meet, "interface": "lo", "device": "cpu", "feeder": None}
+    job = Job(run_dir=str(directory / "run"), identity=made.identify(number), attempt=0, **place)
+    told: list[dict[str, Any]] = []
+    assert work(job, made, told.append, Inbox()) == "finished"
+    return next((str(event["weights_sha256"]) for event in told if event["type"] == "finished"), "")
 
 
 def weights(state: RunState) -> dict[str, str | None]:

@@ -196,7 +196,7 @@ def test_all_is_read_once_before_anything_starts_and_a_signal_ends_that(
     assert [before.count(str(file)) for file in files] == [1, 1] and done.count(str(files[0])) == 1
 
 
-@pytest.mark.parametrize("ending", ["failed", "pruned"])
+@pytest.mark.parametrize("ending", ["failed", pytest.param("pruned", marks=pytest.mark.more)])
 def test_a_damaged_checkpoint_that_nothing_needs_is_removed(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -426,7 +426,11 @@ def test_a_hole_in_the_log_is_read_around_by_all_who_read_it(run: RunDir) -> Non
 
 @pytest.mark.parametrize(
     ("kind", "field"),
-    [("checkpoint", "path"), ("combined", "method"), ("combined", "members"), ("combined", "split")],
+    [
+        ("checkpoint", "path"),
+        ("combined", "method"),
+        *(pytest.param("combined", field, marks=pytest.mark.more) for field in ("members", "split")),
+    ],
 )
 def test_an_event_without_a_field_that_its_readers_need_is_left_out_and_said(
     run: RunDir, kind: str, field: str, capsys: pytest.CaptureFixture[str]
@@ -444,7 +448,11 @@ def test_an_event_without_a_field_that_its_readers_need_is_left_out_and_said(
 
 
 @pytest.mark.parametrize(
-    "what", ["run_started", "member", "placed", "checkpoint", "finished", "combined", "zeros over three"]
+    "what",
+    [
+        *("run_started", "checkpoint", "zeros over three"),
+        *(pytest.param(kind, marks=pytest.mark.more) for kind in ("member", "placed", "finished", "combined")),
+    ],
 )
 def test_a_run_with_a_hole_in_its_log_is_gone_on_with_and_ends_with_the_same_weights(
     run: RunDir, what: str, capsys: pytest.CaptureFixture[str]

@@ -16,9 +16,10 @@ from typing import Any
 
 import event_dicts
 import pytest
-from burning_members import declare
+from burning_members import declare, train_inline
 from event_dicts import fold, ledger, read_events, typed
 from killed_runs import count_epochs
+from ranks import CONTEXT
 
 import ensemble
 from ensemble.meter.usage_parser import UsageParser
@@ -32,16 +33,6 @@ from search_cases import declared
 
 def spec():
     return declared(places=2, trials=6, epochs=2, sampler="random", pruner="none")
-"""
-
-
-BURNING = f"""
-import sys
-sys.path.append({str(Path(__file__).parent)!r})
-from burning_members import declare
-
-def spec():
-    return declare(members=1, epochs=4, step_s=0.03)
 """
 COMMANDS = {"demo": ["demo", "--set", "epochs=2"], "search": ["run", "short.py"]}
 
@@ -100,13 +91,13 @@ def test_what_was_used_up_to_a_kill_is_counted(executor: str, tmp_path: Path) ->
 
 def test_the_time_between_a_kill_and_the_next_start_is_nobodys(tmp_path: Path) -> None:
     pause_s, run = 1000.0, tmp_path / "run"
-    (tmp_path / "spec.py").write_text(BURNING)
-    command = [sys.executable, "-m", "ensemble.cli", "run", "spec.py", "--executor", "inline", "--run-dir", "run"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and count_epochs(run / "events.jsonl") < 2:
-            time.sleep(0.05)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
+    process = CONTEXT.Process(target=train_inline, args=(run,))
+    process.start()
+    while process.is_alive() and count_epochs(run / "events.jsonl") < 2:
+        time.sleep(0.05)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     (tally,) = (run / "usage").glob("*.json")
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     lines = [line | {"t": line["t"] - pause_s} for line in lines]  # as if that time had gone by since

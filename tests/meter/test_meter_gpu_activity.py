@@ -6,16 +6,15 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_programs import Programs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble.bench.energy import nvml_stand_in
 from ensemble.meter.gpu_activity import (
     IN_USE,
     MIG,
@@ -32,7 +31,6 @@ from ensemble.meter.gpu_activity import (
     sum_by_owner,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 ME = RunProcess("train", "member-0", "GPU-0")
 
 # -- the pure part ----------------------------------------------------------------------------------------------
@@ -104,23 +102,11 @@ child.kill()
 class Reader:
     """A process that reads the activity on GPUs, and its child."""
 
-    def __init__(self, folder: Path, library: dict[str, str], gpus: str) -> None:
+    def __init__(self, folder: Path, programs: Programs, gpus: str) -> None:
         self.state = folder / "state"
         self.state.write_text("")
-        stand_in = {"STAND_IN_GPUS": gpus, "STAND_IN_STATE": str(self.state), "PYTHONPATH": str(ROOT)}
-        usual = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", READ],
-            env={**usual, **library, **stand_in},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.pid, self.child, self.started_us = self._answer()
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
+        self.program = programs.start(READ, gpus, self.state)
+        self.pid, self.child, self.started_us = json.loads(self.program.stdout.readline())
 
     def say(self, *lines: str) -> None:
         """What befalls the GPUs now, in place of what did before."""
@@ -134,26 +120,18 @@ class Reader:
         times: int = 1,
     ) -> Any:
         """The activity by GPU, and the line that says how it is known; read now, or so long after the start."""
-        assert self.process.stdin is not None
         run = {self.pid: ME} if run is None else run
-        self.process.stdin.write(json.dumps([run, interval_s, at_s and round(at_s * 1e6), times]) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
+        return json.loads(self.program.ask(json.dumps([run, interval_s, at_s and round(at_s * 1e6), times])))
 
     def __enter__(self) -> Reader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.communicate()
+        self.program.end()
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return nvml_stand_in.build(tmp_path_factory.mktemp("nvml"))
-
-
-def test_members_their_children_and_others_have_what_they_used(tmp_path: Path, library: dict[str, str]) -> None:
-    with Reader(tmp_path, library, "A100:80,A100:80") as reader:
+def test_members_their_children_and_others_have_what_they_used(tmp_path: Path, programs: Programs) -> None:
+    with Reader(tmp_path, programs, "A100:80,A100:80") as reader:
         other = os.getpid()
         reader.say(
             f"GPU-0 process {reader.pid} 1",
@@ -172,8 +150,8 @@ def test_members_their_children_and_others_have_what_they_used(tmp_path: Path, l
         assert reader.read(profile)[0]["GPU-0"] == [["other", None, 0.25], ["profile", None, 0.5]]
 
 
-def test_a_sample_counts_once_and_covers_the_whole_interval(tmp_path: Path, library: dict[str, str]) -> None:
-    with Reader(tmp_path, library, "A100:80") as reader:
+def test_a_sample_counts_once_and_covers_the_whole_interval(tmp_path: Path, programs: Programs) -> None:
+    with Reader(tmp_path, programs, "A100:80") as reader:
         two = {reader.pid: ME, reader.child: RunProcess("train", "member-1", "GPU-0")}
 
         def sample(pid: int, percent: int, at_s: float) -> str:
@@ -196,8 +174,8 @@ def test_a_sample_counts_once_and_covers_the_whole_interval(tmp_path: Path, libr
         assert reader.read(two, at_s=1.0)[0] == {"GPU-0": [["train", "member-0", 0.7]]}
 
 
-def test_in_mig_mode_there_is_no_activity(tmp_path: Path, library: dict[str, str]) -> None:
-    with Reader(tmp_path, library, "A100:80:2,A100:80") as reader:
+def test_in_mig_mode_there_is_no_activity(tmp_path: Path, programs: Programs) -> None:
+    with Reader(tmp_path, programs, "A100:80:2,A100:80") as reader:
         reader.say(
             f"MIG-0-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 90", f"GPU-1 util {os.getpid()} 50"
         )
@@ -214,9 +192,9 @@ def test_in_mig_mode_there_is_no_activity(tmp_path: Path, library: dict[str, str
     ],
 )
 def test_what_the_driver_refuses_is_not_asked_for_again(
-    tmp_path: Path, library: dict[str, str], code: int, reason: str
+    tmp_path: Path, programs: Programs, code: int, reason: str
 ) -> None:
-    with Reader(tmp_path, library, "A100:80") as reader:
+    with Reader(tmp_path, programs, "A100:80") as reader:
         busy = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
         reader.say(*busy, f"GPU-0 fails {code}")
         assert reader.read() == [{}, reason]
@@ -224,16 +202,16 @@ def test_what_the_driver_refuses_is_not_asked_for_again(
         assert reader.read() == [{}, reason]
 
 
-def test_a_lost_gpu_leaves_the_others(tmp_path: Path, library: dict[str, str]) -> None:
-    with Reader(tmp_path, library, "A100:80,A100:80") as reader:
+def test_a_lost_gpu_leaves_the_others(tmp_path: Path, programs: Programs) -> None:
+    with Reader(tmp_path, programs, "A100:80,A100:80") as reader:
         reader.say("GPU-1 lost 1", f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40")
         found, how = reader.read()
         assert found == {"GPU-0": [["train", "member-0", 0.4]]}
         assert how == f"{IN_USE}; not on GPU-1: the driver says: GPU is lost"
 
 
-def test_a_passing_error_is_no_reason_for_ever(tmp_path: Path, library: dict[str, str]) -> None:
-    with Reader(tmp_path, library, "A100:80") as reader:
+def test_a_passing_error_is_no_reason_for_ever(tmp_path: Path, programs: Programs) -> None:
+    with Reader(tmp_path, programs, "A100:80") as reader:
         busy = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
         reader.say(*busy, "GPU-0 fails 999")
         assert reader.read() == [{}, IN_USE]
@@ -242,8 +220,8 @@ def test_a_passing_error_is_no_reason_for_ever(tmp_path: Path, library: dict[str
         assert reader.read() == [{"GPU-0": [["train", "member-0", 0.4]]}, IN_USE]
 
 
-def test_a_driver_without_samples_is_said_after_a_while(tmp_path: Path, library: dict[str, str]) -> None:
-    with Reader(tmp_path, library, "A100:80") as reader:
+def test_a_driver_without_samples_is_said_after_a_while(tmp_path: Path, programs: Programs) -> None:
+    with Reader(tmp_path, programs, "A100:80") as reader:
         assert reader.read() == [{"GPU-0": []}, IN_USE]
         assert reader.read(times=30) == [{"GPU-0": []}, NO_SAMPLES]
         reader.say(f"GPU-0 util {os.getpid()} 20")
@@ -252,8 +230,8 @@ def test_a_driver_without_samples_is_said_after_a_while(tmp_path: Path, library:
         assert reader.read() == [{"GPU-0": [["other", None, 0.2]]}, IN_USE], "the rank is idle"
 
 
-def test_nonsense_is_not_used(tmp_path: Path, library: dict[str, str]) -> None:
-    with Reader(tmp_path, library, "A100:80") as reader:
+def test_nonsense_is_not_used(tmp_path: Path, programs: Programs) -> None:
+    with Reader(tmp_path, programs, "A100:80") as reader:
         sane = [f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40"]
         reader.say(*sane, "GPU-0 util 50554 37100")
         assert reader.read() == [{}, IN_USE]
@@ -262,8 +240,8 @@ def test_nonsense_is_not_used(tmp_path: Path, library: dict[str, str]) -> None:
         assert reader.read()[1] == IN_USE
 
 
-def test_a_multi_process_service_is_recognized(tmp_path: Path, library: dict[str, str]) -> None:
-    with Reader(tmp_path, library, "A100:80") as reader:
+def test_a_multi_process_service_is_recognized(tmp_path: Path, programs: Programs) -> None:
+    with Reader(tmp_path, programs, "A100:80") as reader:
         reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 mps {reader.pid}", f"GPU-0 util {reader.pid} 40")
         assert reader.read() == [{}, MPS]
     program = shutil.copy(shutil.which("sleep") or "", tmp_path / "nvidia-cuda-mps-server")
@@ -272,7 +250,7 @@ def test_a_multi_process_service_is_recognized(tmp_path: Path, library: dict[str
         comm = Path(f"/proc/{server.pid}/comm")
         while comm.read_text().strip() != "nvidia-cuda-mps":  # it is still this program until it has started
             time.sleep(0.01)
-        with Reader(tmp_path, library, "A100:80") as reader:
+        with Reader(tmp_path, programs, "A100:80") as reader:
             reader.say(f"GPU-0 process {server.pid} 1", f"GPU-0 util {server.pid} 40")
             assert reader.read() == [{}, MPS]
     finally:
@@ -283,8 +261,8 @@ def test_a_multi_process_service_is_recognized(tmp_path: Path, library: dict[str
 HOSTS = 5_000_000  # no process here has such an id
 
 
-def test_the_ids_of_a_pods_host_are_not_used(tmp_path: Path, library: dict[str, str]) -> None:
-    with Reader(tmp_path, library, "A100:80,A100:80") as reader:
+def test_the_ids_of_a_pods_host_are_not_used(tmp_path: Path, programs: Programs) -> None:
+    with Reader(tmp_path, programs, "A100:80,A100:80") as reader:
         reader.say(f"GPU-0 process {HOSTS} 1", f"GPU-0 util {HOSTS} 40", f"GPU-1 util {HOSTS + 1} 50")
         found, how = reader.read()
         assert found == {"GPU-1": [["other", None, 0.5]]} and how == IN_USE, "no rank is on GPU-1"
@@ -296,8 +274,8 @@ def test_the_ids_of_a_pods_host_are_not_used(tmp_path: Path, library: dict[str, 
         ]
 
 
-def test_an_id_that_is_the_runs_by_chance_ends_all_trust(tmp_path: Path, library: dict[str, str]) -> None:
-    with Reader(tmp_path, library, "A100:80,A100:80") as reader:
+def test_an_id_that_is_the_runs_by_chance_ends_all_trust(tmp_path: Path, programs: Programs) -> None:
+    with Reader(tmp_path, programs, "A100:80,A100:80") as reader:
         reader.say(f"GPU-1 process {reader.pid} 1", f"GPU-1 util {reader.pid} 40")
         assert reader.read() == [{"GPU-0": []}, OTHER_NAMESPACE], "of the GPU that was read before"
         reader.say(f"GPU-0 process {reader.pid} 1", f"GPU-0 util {reader.pid} 40")

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from ensemble.bench.energy import nvml_stand_in
-
-ROOT = Path(__file__).resolve().parents[2]
+from forked_programs import Programs
 
 WATCH = """
 import json, os, sys
@@ -33,35 +27,25 @@ for line in sys.stdin:
 class Watched:
     """A process with a `GpuWatch`, for which GPU-0 is in use."""
 
-    def __init__(self, folder: Path, gpus: str, state: str, visible: str = "") -> None:
+    def __init__(self, programs: Programs, folder: Path, gpus: str, state: str, visible: str = "") -> None:
         (folder / "state").write_text(state)
-        stand_in = {"STAND_IN_GPUS": gpus, "STAND_IN_STATE": str(folder / "state"), "PYTHONPATH": str(ROOT)}
-        environment = {**os.environ, **nvml_stand_in.build(folder), **stand_in, "CUDA_VISIBLE_DEVICES": visible}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", WATCH],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.program = programs.start(WATCH, gpus, folder / "state", CUDA_VISIBLE_DEVICES=visible)
 
     def after(self, line: str) -> Any:
         """New faults, GiB that others hold, GPUs whose energy is read, those lost at the start, compute modes."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        return json.loads(self.program.ask(line))
 
     def __enter__(self) -> Watched:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.communicate()
+        self.program.end()
 
 
-def test_what_a_rank_holds_is_no_others_whether_the_driver_lists_it_or_not(tmp_path: Path) -> None:
-    with Watched(tmp_path, "A100:80,A100:80", "GPU-0 held 8\n") as watched:
+def test_what_a_rank_holds_is_no_others_whether_the_driver_lists_it_or_not(
+    programs: Programs, tmp_path: Path
+) -> None:
+    with Watched(programs, tmp_path, "A100:80,A100:80", "GPU-0 held 8\n") as watched:
         assert watched.after("GPU-1 held 2")[1] == {"GPU-0": 0.0, "GPU-1": 2.0}, "a rank may hold it by now"
         assert watched.after("GPU-0 process OWN 30")[1] == {"GPU-0": 8.0, "GPU-1": 2.0}
         assert watched.after("GPU-0 held 20")[1]["GPU-0"] == 20.0
@@ -70,8 +54,10 @@ def test_what_a_rank_holds_is_no_others_whether_the_driver_lists_it_or_not(tmp_p
         assert watched.after("GPU-0 held 5")[1]["GPU-0"] == 5.0
 
 
-def test_each_fault_is_found_once_and_the_other_gpus_are_still_measured(tmp_path: Path) -> None:
-    with Watched(tmp_path, "A100:80,A100:80:2,A100:80", "GPU-0 xid 79\nGPU-2 ecc 3\n") as watched:
+def test_each_fault_is_found_once_and_the_other_gpus_are_still_measured(
+    programs: Programs, tmp_path: Path
+) -> None:
+    with Watched(programs, tmp_path, "A100:80,A100:80:2,A100:80", "GPU-0 xid 79\nGPU-2 ecc 3\n") as watched:
         faults, held, read, lost, _ = watched.after("GPU-0 xid 31")
         assert (faults, len(held), len(read), lost) == ({}, 4, 3, []), "what was before the start, or is no fault"
         faults, held, read, *_ = watched.after("GPU-1 lost 1")
@@ -81,15 +67,15 @@ def test_each_fault_is_found_once_and_the_other_gpus_are_still_measured(tmp_path
         assert watched.after("GPU-2 xid 48")[0] == {}, "it is known"
 
 
-def test_a_gpu_that_is_lost_from_the_start_is_named(tmp_path: Path) -> None:
-    with Watched(tmp_path, "A100:80,A100:80", "GPU-0 lost 1\n") as watched:
+def test_a_gpu_that_is_lost_from_the_start_is_named(programs: Programs, tmp_path: Path) -> None:
+    with Watched(programs, tmp_path, "A100:80,A100:80", "GPU-0 lost 1\n") as watched:
         assert watched.after("GPU-1 held 0") == [{}, {"GPU-1": 0.0}, ["GPU-1"], ["0"], {"GPU-1": "default"}]
 
 
 def test_a_gpu_whose_counter_goes_back_is_left_out_once_and_said(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    programs: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with Watched(tmp_path, "A100:80,A100:80:2", "GPU-0 energy 9000\nGPU-1 energy 9000\n") as watched:
+    with Watched(programs, tmp_path, "A100:80,A100:80:2", "GPU-0 energy 9000\nGPU-1 energy 9000\n") as watched:
         assert watched.after("GPU-0 energy 9500; GPU-1 energy 9900")[2] == ["GPU-0", "GPU-1"]
         assert watched.after("GPU-1 lost 1")[2] == ["GPU-0"]
         assert watched.after("GPU-1 lost 0; GPU-1 energy 100")[2] == ["GPU-0"], "it was reset"
@@ -97,8 +83,10 @@ def test_a_gpu_whose_counter_goes_back_is_left_out_once_and_said(
     assert capfd.readouterr().err.count("GPU GPU-1: its energy counter went back") == 1
 
 
-def test_of_instances_that_are_named_the_gpu_is_watched(tmp_path: Path) -> None:
-    with Watched(tmp_path, "A100:80:2,A100:80:2", "GPU-1 mode 3\n", "MIG-1-1,MIG-0-0,MIG-0-1") as watched:
+def test_of_instances_that_are_named_the_gpu_is_watched(programs: Programs, tmp_path: Path) -> None:
+    with Watched(
+        programs, tmp_path, "A100:80:2,A100:80:2", "GPU-1 mode 3\n", "MIG-1-1,MIG-0-0,MIG-0-1"
+    ) as watched:
         modes = {"MIG-1-1": "exclusive", "MIG-0-0": "default", "MIG-0-1": "default"}
         assert watched.after("MIG-0-1 held 3") == [
             {},

@@ -6,8 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_programs import Programs
 
-from ensemble.bench.energy import nvml_stand_in
 from ensemble.interrupts import Interrupted, defer_signals
 from ensemble.meter.origin import round_to_tick
 from ensemble.meter.power import PowerMeter, PowerSource, Reading
@@ -258,14 +256,11 @@ print(json.dumps([time.monotonic() - before, meter.describe()["idle"]]))
     ],
 )
 def test_the_idle_power_of_gpus_is_read_from_the_driver(
-    tmp_path: Path, state: str, watts: dict[str, float], reason: str, least_s: float
+    programs: Programs, tmp_path: Path, state: str, watts: dict[str, float], reason: str, least_s: float
 ) -> None:
     file = tmp_path / "state"
     file.write_text(state)
-    env = {**os.environ, **nvml_stand_in.build(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    env |= {"STAND_IN_GPUS": "Old A:16,Old B:16", "STAND_IN_STATE": str(file), "CUDA_VISIBLE_DEVICES": ""}
-    run = subprocess.run([sys.executable, "-c", READ_IDLE], env=env, check=True, capture_output=True, text=True)
-    took_s, idle = json.loads(run.stdout)
+    took_s, idle = json.loads(programs.run(READ_IDLE, "Old A:16,Old B:16", file, CUDA_VISIBLE_DEVICES=""))
     assert idle["watts"] == pytest.approx(watts, rel=0.1)
     assert idle["origin"] == ("measured" if watts else "unavailable") and reason in idle["reason"]
     assert took_s >= least_s

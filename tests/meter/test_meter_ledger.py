@@ -153,7 +153,6 @@ def logs(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@examples(60)
 @given(events=logs())
 def test_rows_add_up_to_every_total_exactly(events: list[Event]) -> None:
     check_sums(ledger(events))
@@ -185,7 +184,7 @@ def check_sums(book: Ledger) -> None:
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain and plain["version"] == 2
 
 
-@examples(60)
+@examples(20)
 @given(events=logs(), cuts=st.sets(st.integers(1, 60)), margin_s=st.sampled_from([0.0, 1.0, 3.0]))
 def test_a_view_that_reads_a_log_in_pieces_shows_what_the_log_says_up_to_then(
     events: list[Event], cuts: set[int], margin_s: float

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from forked_programs import Programs
 
-from ensemble.bench.energy import nvml_stand_in
 from ensemble.meter.power import Absent, PowerMeter, PowerSource, open_power_sources, open_rapl
 from ensemble.meter.power.common import PowerError
 from ensemble.meter.power.estimate import open_estimate, watts_per_core
@@ -250,43 +248,36 @@ source.close()
 """
 
 
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return nvml_stand_in.build(tmp_path_factory.mktemp("nvml"))
-
-
 def read_nvml(
-    nvml: dict[str, str], gpus: str, visible: str = ""
+    programs: Programs, gpus: str, visible: str = "", state: Path | None = None
 ) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:
-    env = {**os.environ, **nvml, "STAND_IN_GPUS": gpus, "CUDA_VISIBLE_DEVICES": visible, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-c", READ_NVML], env=env, check=True, capture_output=True, text=True)
-    found, readings = json.loads(run.stdout)
+    found, readings = json.loads(programs.run(READ_NVML, gpus, state, CUDA_VISIBLE_DEVICES=visible))
     return [tuple(gpu) for gpu in found], [tuple(reading) for reading in readings]
 
 
-def test_gpus_are_read_by_their_counter_or_else_by_their_power(nvml: dict[str, str]) -> None:
-    gpus, (new, old) = read_nvml(nvml, "New GPU:16,Old GPU:32")
+def test_gpus_are_read_by_their_counter_or_else_by_their_power(programs: Programs) -> None:
+    gpus, (new, old) = read_nvml(programs, "New GPU:16,Old GPU:32")
     assert gpus == [("GPU-0", "New GPU", 16.0), ("GPU-1", "Old GPU", 32.0)]
     assert new == ("gpu-0", "GPU-0", 0.25)
     assert old[:2] == ("gpu-1", "GPU-1")
     assert 0.05 * 40 <= old[2] < 300 * 40  # 40 W over the time between
 
 
-def test_the_energy_of_a_gpu_without_a_counter_is_that_of_its_power(nvml: dict[str, str], tmp_path: Path) -> None:
+def test_the_energy_of_a_gpu_without_a_counter_is_that_of_its_power(programs: Programs, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("GPU-0 power 800000\n")
-    _, [(_, _, energy_j)] = read_nvml({**nvml, "STAND_IN_STATE": str(tmp_path / "state")}, "Old GPU:32")
+    _, [(_, _, energy_j)] = read_nvml(programs, "Old GPU:32", state=tmp_path / "state")
     assert 0.05 * 800 <= energy_j < 300 * 800
 
 
 @pytest.mark.parametrize("visible", ["1,0", "GPU-1,0"])
-def test_a_gpu_has_the_same_name_where_its_number_is_another(nvml: dict[str, str], visible: str) -> None:
-    gpus, readings = read_nvml(nvml, "New GPU:16,Old GPU:32", visible)
+def test_a_gpu_has_the_same_name_where_its_number_is_another(programs: Programs, visible: str) -> None:
+    gpus, readings = read_nvml(programs, "New GPU:16,Old GPU:32", visible)
     assert gpus == [("GPU-1", "Old GPU", 32.0), ("GPU-0", "New GPU", 16.0)]
     assert readings[1] == ("gpu-1", "GPU-0", 0.25)
 
 
-def test_instances_of_a_gpu_are_gpus_of_their_own(nvml: dict[str, str]) -> None:
-    gpus, readings = read_nvml(nvml, "A100:80:2,A100:80")
+def test_instances_of_a_gpu_are_gpus_of_their_own(programs: Programs) -> None:
+    gpus, readings = read_nvml(programs, "A100:80:2,A100:80")
     assert gpus == [("MIG-0-0", "A100 MIG 1g", 40.0), ("MIG-0-1", "A100 MIG 1g", 40.0), ("GPU-1", "A100", 80.0)]
     assert [device for _, device, _ in readings] == ["GPU-0", "GPU-1"], "energy is counted for the whole GPU"
 
@@ -298,23 +289,20 @@ print(json.dumps(describe_host("here").as_event()["gpu_shares"]))
 """
 
 
-def describe_shares(nvml: dict[str, str], folder: Path, gpus: str, state: str = "") -> list[float]:
+def describe_shares(programs: Programs, folder: Path, gpus: str, state: str = "") -> list[float]:
     (folder / "state").write_text(state)
-    stand_in = {"STAND_IN_GPUS": gpus, "STAND_IN_STATE": str(folder / "state"), "PYTHONPATH": str(ROOT)}
-    environment = {**os.environ, **nvml, **stand_in, "CUDA_VISIBLE_DEVICES": ""}
-    found: list[float] = json.loads(
-        subprocess.check_output([sys.executable, "-c", DESCRIBE_SHARES], env=environment)
-    )
+    said = programs.run(DESCRIBE_SHARES, gpus, folder / "state", CUDA_VISIBLE_DEVICES="")
+    found: list[float] = json.loads(said)
     return found
 
 
-def test_an_instance_has_the_share_of_its_slices(nvml: dict[str, str], tmp_path: Path) -> None:
-    assert describe_shares(nvml, tmp_path, "A100:80,A100:80:7") == pytest.approx([1.0, *[1 / 7] * 7])
+def test_an_instance_has_the_share_of_its_slices(programs: Programs, tmp_path: Path) -> None:
+    assert describe_shares(programs, tmp_path, "A100:80,A100:80:7") == pytest.approx([1.0, *[1 / 7] * 7])
     uneven = "MIG-0-0 slices 4\nMIG-0-1 slices 2\n"
-    assert describe_shares(nvml, tmp_path, "A100:80:2", uneven) == pytest.approx([4 / 7, 2 / 7])
-    assert describe_shares(nvml, tmp_path, "A30:24:2") == pytest.approx([1 / 2, 1 / 2])
+    assert describe_shares(programs, tmp_path, "A100:80:2", uneven) == pytest.approx([4 / 7, 2 / 7])
+    assert describe_shares(programs, tmp_path, "A30:24:2") == pytest.approx([1 / 2, 1 / 2])
     no_attributes = "MIG-0-1 slices 0\n"
-    assert describe_shares(nvml, tmp_path, "A100:80:2,A100:80", no_attributes) == [0.5, 0.5, 1.0]
+    assert describe_shares(programs, tmp_path, "A100:80:2,A100:80", no_attributes) == [0.5, 0.5, 1.0]
 
 
 def test_no_driver_is_one_line() -> None:
@@ -336,15 +324,13 @@ print(json.dumps([node.physical_gpus, node.gpu_parents, [gpu.names for gpu in li
 """
 
 
-def test_instances_that_are_named_belong_to_their_gpu(nvml: dict[str, str]) -> None:
-    env = {**os.environ, **nvml, "STAND_IN_GPUS": "A100:80,A100:80:2", "PYTHONPATH": str(ROOT)}
-    env["CUDA_VISIBLE_DEVICES"] = "MIG-1-1,MIG-1-0,0"
-    run = subprocess.run([sys.executable, "-c", DESCRIBE_GPUS], env=env, check=True, capture_output=True)
-    assert json.loads(run.stdout) == [
+def test_instances_that_are_named_belong_to_their_gpu(programs: Programs) -> None:
+    given, visible = "A100:80,A100:80:2", "MIG-1-1,MIG-1-0,0"
+    assert json.loads(programs.run(DESCRIBE_GPUS, given, CUDA_VISIBLE_DEVICES=visible)) == [
         2,
         ["GPU-1", "GPU-1", "GPU-0"],
         [["1", "GPU-1", "MIG-1-1"], ["1", "GPU-1", "MIG-1-0"], ["0", "GPU-0", "GPU-0"]],
     ]
-    gpus, readings = read_nvml(nvml, "A100:80,A100:80:2", env["CUDA_VISIBLE_DEVICES"])
+    gpus, readings = read_nvml(programs, given, visible)
     assert [name for name, *_ in gpus] == ["MIG-1-1", "MIG-1-0", "GPU-0"]
     assert [device for _, device, _ in readings] == ["GPU-1", "GPU-0"], "energy is counted once for both"

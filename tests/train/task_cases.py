@@ -212,9 +212,19 @@ def nothing(values: np.ndarray, target: np.ndarray) -> float:
     raise ValueError("no such thing")
 
 
-def train_all(rank: int, folder: Path) -> None:
-    """Train every case as one of two ranks, and leave what it said in files of the rank's number."""
-    said: dict[str, Any] = {name: train(name, folder, rank, 2) for name in CASES}
+#: Two workers train these in the second tier: others have a task of the same kind, or of the same shape.
+SECOND = ("multilabel", "pixels", "regression", "rain", "predict", "computed arguments")
+
+
+def train_second(rank: int, folder: Path) -> None:
+    """Train the cases of the second tier as one of two ranks; see `train_first`."""
+    said: dict[str, Any] = {name: train(name, folder, rank, 2) for name in SECOND}
+    (folder / f"{rank}.json").write_text(json.dumps(said))
+
+
+def train_first(rank: int, folder: Path) -> None:
+    """Train the other cases as one of two ranks, and leave what it said in files of the rank's number."""
+    said: dict[str, Any] = {name: train(name, folder, rank, 2) for name in CASES if name not in SECOND}
     (folder / f"{rank}.json").write_text(json.dumps(said))
     (folder / "tiny").mkdir(exist_ok=True)
     said = {name: train(name, folder / "tiny", rank, 2, **TINY) for name in ("steps", "predict")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import threading
@@ -61,20 +62,34 @@ def digests(path: Path) -> list[str | None]:
     return [member.weights_sha256 for member in fold(read_events(RunDir(path).events)).members.values()]
 
 
-def test_a_run_goes_on_and_is_loaded_when_the_file_that_its_model_reads_is_gone(tmp_path: Path) -> None:
-    file = tmp_path / "pretrained.pt"
-    ensemble.submit(declare(file, epochs=4), tmp_path / "whole", "inline").wait()
-    ensemble.submit(declare(file, epochs=2), tmp_path / "run", "inline").wait()
-    batch = {"x": torch.randn(5, 4)}
-    wanted = ensemble.load(tmp_path / "run")(batch)
+@pytest.fixture(scope="module")
+def gone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs, and one of four, whose model has read a file that is gone since."""
+    folder = tmp_path_factory.mktemp("gone")
+    file = folder / "pretrained.pt"
+    ensemble.submit(declare(file, epochs=4), folder / "whole", "inline").wait()
+    ensemble.submit(declare(file, epochs=2), folder / "run", "inline").wait()
+    batch = {"x": torch.linspace(-1, 1, 20).reshape(5, 4)}
+    torch.save((batch, ensemble.load(folder / "run")(batch)), folder / "wanted.pt")
     file.unlink()
+    return folder
+
+
+def test_a_run_goes_on_and_is_loaded_when_the_file_that_its_model_reads_is_gone(
+    gone: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(gone / "run", tmp_path / "run")
+    batch, wanted = torch.load(gone / "wanted.pt")
     with pytest.warns(UserWarning, match="Recipe.model raised FileNotFoundError.* of member-. takes its place"):
-        assert torch.equal(ensemble.load(tmp_path / "run")(batch), wanted)
-    ensemble.resume(tmp_path / "run", epochs=4).wait()
-    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
-    assert "the network in the checkpoint takes its place" in RunDir(tmp_path / "run").log("member-0").read_text()
-    # in a process that knows neither this module nor the file
-    code = f"import ensemble; ensemble.load({str(tmp_path / 'run')!r})"
+        assert torch.equal(ensemble.load(run)(batch), wanted)
+    ensemble.resume(run, epochs=4).wait()
+    assert digests(run) == digests(gone / "whole")
+    assert "the network in the checkpoint takes its place" in RunDir(run).log("member-0").read_text()
+
+
+@pytest.mark.more
+def test_a_process_that_knows_neither_the_models_module_nor_the_file_loads_the_run(gone: Path) -> None:
+    code = f"import ensemble; ensemble.load({str(gone / 'run')!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "takes its place" in done.stderr, done.stderr
 

@@ -33,15 +33,21 @@ from ensemble.store import RunDir, weights_sha256  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
 from pipelines import Feeder, Pipeline, attach, sources  # noqa: E402
 
+#: "best of steps" is both of the others.
+DEAR = {
+    "compiled": pytest.mark.slow,
+    "stopping": pytest.mark.more,
+    "best": pytest.mark.more,
+}
 
-@pytest.mark.parametrize(
-    "loop",
-    [pytest.param(name, marks=pytest.mark.slow if "compile" in loop else ()) for name, loop in LOOPS.items()],
-)
-def test_a_resume_gives_the_bits_of_an_undisturbed_training(tmp_path: Path, loop: str) -> None:
+
+@pytest.mark.parametrize("at_ends", [False, pytest.param(True, marks=pytest.mark.more)], ids=["within", "at ends"])
+@pytest.mark.parametrize("loop", [pytest.param(name, marks=DEAR.get(name, ())) for name in LOOPS])
+def test_a_resume_gives_the_bits_of_an_undisturbed_training(tmp_path: Path, loop: str, at_ends: bool) -> None:
+    """Stopped within epochs, or at the end of one and of all."""
     whole = finished(tmp_path / "whole", **LOOPS[loop])
     steps = 5 * (whole["epoch"] + 1)
-    for stop in (2, 10, steps - 6, steps):
+    for stop in (10, steps) if at_ends else (2, steps - 6):
         folder = tmp_path / str(stop)
         train(folder, inbox=cases.Script(stop, "stop"), **LOOPS[loop])
         again = finished(folder, **LOOPS[loop])

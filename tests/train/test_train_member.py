@@ -88,7 +88,7 @@ def test_a_member_says_before_it_writes_a_large_checkpoint_how_large_it_is(
     assert len(written) > 1 and 0 < sizes[-1] < Path(events[written[-1]]["path"]).stat().st_size
 
 
-@pytest.mark.parametrize("averaging", ["none", "ema"])
+@pytest.mark.parametrize("averaging", [pytest.param("none", marks=pytest.mark.more), "ema"])
 def test_a_member_is_stopped_in_its_evaluation_and_goes_on_with_it(tmp_path: Path, averaging: str) -> None:
     """The third batch of the evaluations: 3 batches within the epoch, 3 at its end, 3 for predictions after it."""
     options = {"epochs": 1, "validate_every": 2, "averaging": averaging}
@@ -238,7 +238,10 @@ def test_seeds_make_members_differ(tmp_path: Path) -> None:
     assert len(digests) == 2
 
 
-@pytest.mark.parametrize("weights", ["uniform", "bootstrap", Folds(3), "balanced"])
+@pytest.mark.parametrize(
+    "weights",
+    ["uniform", "balanced", *(pytest.param(each, marks=pytest.mark.more) for each in ("bootstrap", Folds(3)))],
+)
 def test_a_feeder_gives_the_same_weights(tmp_path: Path, weights: Any) -> None:
     alone = of(train(tmp_path / "alone", cases.NOISY, weights=weights)[1], "finished")[0]
     pipe = cases.data()

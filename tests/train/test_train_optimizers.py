@@ -68,7 +68,7 @@ def lars_steps(weights: list[Any], grads: list[list[Any]], rates: list[float], *
     return [p.detach() for p in parameters]
 
 
-@examples(60)
+@examples(20)
 @given(
     seed=st.integers(0, 10**6),
     rates=st.lists(st.just(0.0) | st.floats(1e-6, 30.0), min_size=1, max_size=4),
@@ -137,6 +137,7 @@ def test_half_precision_parameters_are_stepped_in_fp32(foreach: bool, dtype: Any
     assert torch.equal(*kept) and kept[0] is not kept[1]
 
 
+@pytest.mark.more  # a second opinion; importing timm takes a second
 def test_timms_lars_takes_the_same_steps() -> None:
     try:
         lars = importlib.import_module("timm.optim.lars").Lars
@@ -177,6 +178,7 @@ def test_what_lars_does_not_take_is_refused() -> None:
         LARS([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.0, nesterov=True)
 
 
+@pytest.mark.more
 def test_after_the_first_no_optimizer_imports_a_module_and_no_thread_has_begun() -> None:
     code = (
         "import sys, os, torch; from ensemble.train.optimizers import warm_up; before = len(sys.modules); "

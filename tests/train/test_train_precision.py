@@ -117,7 +117,9 @@ class Recurrent(nn.Module):
         return self.out(self.layer(x[:, :, None])[0][:, -1])
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    "kind", [nn.LSTM, *(pytest.param(kind, marks=pytest.mark.more) for kind in (nn.GRU, nn.RNN))]
+)
 def test_recurrent_nets_train_in_each_precision_on_the_cpu(tmp_path: Path, kind: Any) -> None:
     last, recipe = {}, Recipe(model=lambda params: Recurrent(kind), loss=cases.loss)
     for precision in ("fp32", "bf16", "fp16"):

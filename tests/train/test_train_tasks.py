@@ -56,10 +56,21 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every case was trained by two workers."""
+    """Where the cases of the first tier were trained by two workers."""
     folder = tmp_path_factory.mktemp("two")
-    run_ranks(2, cases.train_all, folder)
+    run_ranks(2, cases.train_first, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the cases of the second tier were trained by two workers."""
+    folder = tmp_path_factory.mktemp("second")
+    run_ranks(2, cases.train_second, folder)
+    return folder
+
+
+TIERED = [pytest.param(name, marks=pytest.mark.more if name in cases.SECOND else ()) for name in cases.CASES]
 
 
 def said(folder: Path, name: str, type: str, rank: int = 0) -> Events:
@@ -133,8 +144,9 @@ def test_every_task_learns(one: Path) -> None:
         assert losses[-1] < losses[0], name
 
 
-@pytest.mark.parametrize("name", cases.CASES)
-def test_two_workers_are_one(one: Path, two: Path, name: str) -> None:
+@pytest.mark.parametrize("name", TIERED)
+def test_two_workers_are_one(one: Path, name: str, request: pytest.FixtureRequest) -> None:
+    two = request.getfixturevalue("second" if name in cases.SECOND else "two")
     assert metrics(two, name) == pytest.approx(metrics(one, name), rel=1e-5)
     for split in ("valid", "shifted"):
         alone, shared = predictions(one, name, split), predictions(two, name, split)
@@ -146,7 +158,7 @@ def test_two_workers_are_one(one: Path, two: Path, name: str) -> None:
     assert epochs[1] == [] and len(epochs[0]) == 3
 
 
-@pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.parametrize("name", TIERED)
 def test_a_resume_gives_the_bits_of_an_undisturbed_training(one: Path, tmp_path: Path, name: str) -> None:
     outcome, _ = cases.train(name, tmp_path, inbox=train_child.Script(7, "stop"))
     assert outcome == "stopped"

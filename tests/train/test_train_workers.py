@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def two(folder: Path) -> Said:
-    """What each of two ranks said of each case."""
+    """What each of two ranks said of the cases of the first tier."""
     return run_ranks(2, train_child.train_cases, 2, train_child.WITH_TWO, folder / "2")
+
+
+@pytest.fixture(scope="module")
+def second(folder: Path) -> Said:
+    """What each of two ranks said of the cases of the second tier."""
+    return run_ranks(2, train_child.train_cases, 2, train_child.SECOND, folder / "2")
+
+
+@pytest.fixture
+def ask_two(request: pytest.FixtureRequest) -> Callable[[str], Said]:
+    """Returns what each of two ranks said of a case and of others."""
+
+    def ask(case: str) -> Said:
+        said: Said = request.getfixturevalue("second" if case in train_child.SECOND else "two")
+        return said
+
+    return ask
+
+
+def tiered(*cases: str) -> list[Any]:
+    """Values of a parameter, each in the tier in which two workers train it."""
+    return [pytest.param(each, marks=pytest.mark.more if each in train_child.SECOND else ()) for each in cases]
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +82,10 @@ def weights(folder: Path, case: str) -> dict[str, Any]:
     return {name: tensor.numpy() for name, tensor in state["model"].items()}
 
 
-@pytest.mark.parametrize(
-    ("case", "rtol"), [("smooth", 1e-5), ("float64", 1e-12), ("ragged", 1e-12), ("folds", 1e-12), ("head", 1e-12)]
-)
-def test_two_workers_are_one(two: Said, one: dict[str, Any], folder: Path, case: str, rtol: float) -> None:
-    check_equal(folder / "1", folder / "2", one, two, case, rtol)
+@pytest.mark.parametrize("case", tiered("smooth", "float64", "ragged", "folds", "head"))
+def test_two_workers_are_one(ask_two: Callable[[str], Said], one: dict[str, Any], folder: Path, case: str) -> None:
+    rtol = 1e-5 if case == "smooth" else 1e-12
+    check_equal(folder / "1", folder / "2", one, ask_two(case), case, rtol)
 
 
 @pytest.mark.parametrize("case", ["ragged", "clipped in 2"])
@@ -85,12 +107,12 @@ def test_what_was_measured_at_the_start_holds_after_a_resume(three: Said) -> Non
     assert three[0]["mid-measured"]["outcomes"] == ["stopped", "finished"]
 
 
-@pytest.mark.parametrize("case", ["clipped", "clipped in 4", "scaled in 2", "folds in 2"])
+@pytest.mark.parametrize("case", tiered("clipped", "clipped in 4", "scaled in 2", "folds in 2"))
 def test_workers_that_accumulate_and_clip_are_one_that_does_not_accumulate(
-    two: Said, one: dict[str, Any], folder: Path, case: str
+    ask_two: Callable[[str], Said], one: dict[str, Any], folder: Path, case: str
 ) -> None:
     reference = train_child.ACCUMULATED.get(case, case)
-    check_equal(folder / "1", folder / "2", one, two, case, 1e-12, reference)
+    check_equal(folder / "1", folder / "2", one, ask_two(case), case, 1e-12, reference)
 
 
 def check_equal(
@@ -127,17 +149,19 @@ def check_resumed(said: Said, case: str, whole: str) -> None:
     assert resumed["metrics"] == undisturbed["metrics"]
 
 
-def test_compression_changes_the_weights_and_the_bytes_but_not_the_agreement(two: Said) -> None:
-    plain, packed = digest(two[0]["whole-fp32"]), digest(two[0]["qsgd4"])
-    assert plain != packed
-    sent = [of(two[0][case], "epoch")[0]["sent_bytes"] for case in ("whole-fp32", "qsgd4")]
+@pytest.mark.more
+def test_compression_changes_the_weights_and_the_bytes_but_not_the_agreement(two: Said, second: Said) -> None:
+    plain, packed = two[0]["whole-fp32"], second[0]["qsgd4"]
+    assert digest(plain) != digest(packed)
+    sent = [of(said, "epoch")[0]["sent_bytes"] for said in (plain, packed)]
     assert sent[1] < sent[0], "also where all but the weights are left alone"
 
 
-def test_an_overflow_under_compression_is_one_skipped_step(two: Said) -> None:
+@pytest.mark.more
+def test_an_overflow_under_compression_is_one_skipped_step(second: Said) -> None:
     for case in ("fp16-onebit", "mid-fp16-onebit"):
-        assert [e["skipped_steps"] for e in of(two[0][case], "epoch")] == [1, 0, 0]
-        assert [e["loss_scale"] for e in of(two[0][case], "epoch")] == [32768.0] * 3
+        assert [e["skipped_steps"] for e in of(second[0][case], "epoch")] == [1, 0, 0]
+        assert [e["loss_scale"] for e in of(second[0][case], "epoch")] == [32768.0] * 3
 
 
 def test_workers_that_see_different_checkpoints_say_so(two: Said) -> None:
@@ -146,12 +170,15 @@ def test_workers_that_see_different_checkpoints_say_so(two: Said) -> None:
     assert "must be shared by all nodes" in of(two[0]["apart"], "failed")[0]["error"]
 
 
-@pytest.mark.parametrize("case", RESUMED)
-def test_two_workers_resume_to_the_bits_of_an_undisturbed_training(two: Said, case: str) -> None:
-    check_resumed(two, case, RESUMED[case])
+@pytest.mark.parametrize("case", tiered(*RESUMED))
+def test_two_workers_resume_to_the_bits_of_an_undisturbed_training(
+    ask_two: Callable[[str], Said], case: str
+) -> None:
+    said = ask_two(case)
+    check_resumed(said, case, RESUMED[case])
     stopped = {"mid-fp32": [(0, 3)], "end-fp32": [(1, 0)]}
     if case in stopped:
-        assert [(e["epoch"], e["step"]) for e in of(two[0][case], "stopped")] == stopped[case]
+        assert [(e["epoch"], e["step"]) for e in of(said[0][case], "stopped")] == stopped[case]
 
 
 def test_three_workers_in_groups_resume_to_the_bits_of_an_undisturbed_training(three: Said) -> None:
@@ -180,9 +207,10 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(two: Said, folder: Path
     assert all(np.isfinite(value).all() for value in weights(folder / "2", "fp16").values())
 
 
-def test_a_static_loss_scale_stays_through_overflows_and_a_resume(two: Said, folder: Path) -> None:
-    assert all(rank["fp16-static"]["outcomes"] == ["stopped", "finished"] for rank in two)
-    skipped = [e["skipped_steps"] for e in of(two[0]["fp16-static"], "epoch")]
+@pytest.mark.more
+def test_a_static_loss_scale_stays_through_overflows_and_a_resume(second: Said, folder: Path) -> None:
+    assert all(rank["fp16-static"]["outcomes"] == ["stopped", "finished"] for rank in second)
+    skipped = [e["skipped_steps"] for e in of(second[0]["fp16-static"], "epoch")]
     assert skipped == [1, 1, 1], "sample 7 overflows in each epoch"
     state = load_checkpoint(str(RunDir(folder / "2" / "fp16-static").newest_checkpoint("member-0", 0)))
     assert state["precision"]["scaler"]["scale"] == 2.0**16
@@ -228,11 +256,14 @@ def test_only_rank_0_tells_of_the_member_and_all_tell_their_use(two: Said) -> No
         assert {e["rank"] for e in usage} == {rank}
 
 
-@pytest.mark.parametrize("case", ["kept", "swa"])
-def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(two: Said, folder: Path, case: str) -> None:
+@pytest.mark.parametrize("case", tiered("kept", "swa"))
+def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(
+    ask_two: Callable[[str], Said], folder: Path, case: str
+) -> None:
     """They stop after the same epoch, and each predicts its rows with the weights of the checkpoint."""
-    assert [said[case]["outcomes"] for said in two] == [["finished"]] * 2
-    (end,) = of(two[0][case], "finished")
+    said = ask_two(case)
+    assert [rank[case]["outcomes"] for rank in said] == [["finished"]] * 2
+    (end,) = of(said[0][case], "finished")
     assert end["early_stopping"] and end["epoch"] < 8 and end["kept"]["epoch"] <= end["epoch"] - 2
     (batch,) = train_child.data(13, 1).loader(13, 1)
     model = train_child.noisy({})
@@ -243,10 +274,11 @@ def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(two: Said, fo
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", ["kept", "swa"])
-def test_workers_that_resume_keep_and_stop_as_if_undisturbed(two: Said, case: str) -> None:
-    assert of(two[0][f"mid-{case}"], "finished") == of(two[0][case], "finished")
-    assert [said[f"mid-{case}"]["outcomes"][-1] for said in two] == ["finished"] * 2
+@pytest.mark.parametrize("case", tiered("kept", "swa"))
+def test_workers_that_resume_keep_and_stop_as_if_undisturbed(ask_two: Callable[[str], Said], case: str) -> None:
+    said = ask_two(case)
+    assert of(said[0][f"mid-{case}"], "finished") == of(said[0][case], "finished")
+    assert [rank[f"mid-{case}"]["outcomes"][-1] for rank in said] == ["finished"] * 2
 
 
 @pytest.mark.more
@@ -258,16 +290,18 @@ def test_workers_whose_model_is_compiled_end_with_the_same_bits(tmp_path: Path) 
     assert {**compiled, "attempt": 0} == {**plain, "attempt": 0}
 
 
-def test_a_member_ends_with_all_its_ranks_where_one_of_them_ends_it(two: Said) -> None:
+@pytest.mark.more
+def test_a_member_ends_with_all_its_ranks_where_one_of_them_ends_it(second: Said) -> None:
     ends = {
-        name: of(two[0][name], "finished")[0] for name in ("stop of rank 1", "leave of rank 0", "stop of both")
+        name: of(second[0][name], "finished")[0] for name in ("stop of rank 1", "leave of rank 0", "stop of both")
     }
-    assert all(said["outcomes"] == ["finished"] for rank in two for name, said in rank.items() if name in ends)
+    assert all(said["outcomes"] == ["finished"] for rank in second for name, said in rank.items() if name in ends)
     assert {end["epoch"] for end in ends.values()} == {1}
     assert len({end["weights_sha256"] for end in ends.values()}) == 1
     assert ends["stop of rank 1"]["early_stopping"] == {"reason": "good enough", "epochs": 5}
 
 
-def test_weights_that_rank_0_hands_over_are_those_of_all_ranks(two: Said) -> None:
-    assert [rank["handed over"]["outcomes"] for rank in two] == [["finished"], ["finished"]]
-    assert of(two[0]["handed over"], "finished")[0]["metrics"] == {"loss": 0.5}
+@pytest.mark.more
+def test_weights_that_rank_0_hands_over_are_those_of_all_ranks(second: Said) -> None:
+    assert [rank["handed over"]["outcomes"] for rank in second] == [["finished"], ["finished"]]
+    assert of(second[0]["handed over"], "finished")[0]["metrics"] == {"loss": 0.5}

@@ -317,7 +317,25 @@ WITH_THREE = (
 )
 #: A compiler needs seconds for each.
 COMPILED = ("compiled", "not compiled")
-WITH_TWO = tuple(name for name in CASES if name not in COMPILED and (name == "ragged" or name not in WITH_THREE))
+#: Two workers train these in the second tier: others show most of it.
+SECOND = (
+    *("float64", "clipped in 4", "scaled in 2", "noisy in 2", "mid-noisy in 2", "bootstrap", "mid-bootstrap"),
+    *(
+        "fp16-static",
+        "qsgd4",
+        "mid-qsgd4",
+        "powersgd",
+        "mid-powersgd",
+        "fp16-onebit",
+        "mid-fp16-onebit",
+        "swa",
+        "mid-swa",
+    ),
+    *("stop of rank 1", "leave of rank 0", "stop of both", "handed over"),
+)
+WITH_TWO = tuple(
+    name for name in CASES if name not in COMPILED + SECOND and (name == "ragged" or name not in WITH_THREE)
+)
 
 
 def make_job(folder: Path, ensemble: Ensemble, **changes: Any) -> Job:

@@ -215,7 +215,7 @@ def world() -> Iterator[World]:
         yield from replace_ray(patch)
 
 
-@examples(8)
+@examples(4)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_befalls_a_cluster_no_place_is_lost_or_given_twice_and_every_member_starts(
     world: World, tmp_path_factory: pytest.TempPathFactory, seed: int

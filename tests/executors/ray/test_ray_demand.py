@@ -77,7 +77,7 @@ def choose(members: Sequence[Identity], cluster: Cluster, devices: str) -> list[
     return [one for one in members if fits_alone(one, cluster, devices)]
 
 
-@examples(60)
+@examples(30)
 @given(hosts=HOSTS, kinds=MEMBERS, devices=DEVICES)
 def test_on_an_empty_cluster_all_members_get_places_at_once_if_it_can_hold_them(
     world: World, hosts: Hosts, kinds: Any, devices: str
@@ -123,7 +123,7 @@ def test_each_request_fits_on_some_node_when_nobody_else_uses_it(
     assert list_pending(run)
 
 
-@examples(10)
+@examples(5)
 @given(
     hosts=HOSTS,
     kinds=st.tuples(MEMBERS, MEMBERS),
