@@ -34,6 +34,7 @@ from core_pipes import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from light_stages import LazyFile, kill_own_process
 
 import pipelines
 from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
@@ -248,21 +249,6 @@ def test_what_cannot_be_given_to_workers_is_refused_with_the_reason() -> None:
     assert loader._workers.pids == []
 
 
-class LazyFile:
-    """The usual lazy HDF5 Dataset, without `__getstate__`."""
-
-    def __init__(self, path: Path, first: int = 0) -> None:
-        self.path, self.first, self.file = path, first, None
-
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if self.file is None:
-            self.file = h5py.File(self.path, "r")
-        return {"x": self.file["x"][self.first + index]}
-
-
 @pytest.mark.parametrize("nested", [False, True], ids=["plain", "concatenated"])
 def test_a_dataset_that_opens_its_file_at_the_first_read_is_given_to_workers(nested: bool, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -306,12 +292,6 @@ def _total(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- the ends of processes --------------------------------------------------------------------------------
-
-
-def kill_own_process(sample: dict[str, Any]) -> dict[str, Any]:
-    if os.environ.get("PARENT") != str(os.getpid()):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return sample
 
 
 def test_workers_that_always_die_are_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from core_pipes import (
+    Feeder,
     Job,
     N,
     alone,
@@ -30,7 +31,7 @@ from core_pipes import (
     wait_until,
 )
 
-from pipelines import Feeder, Peers
+from pipelines import Peers
 from pipelines.feeder import process as feed
 
 

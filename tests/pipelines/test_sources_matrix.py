@@ -17,9 +17,10 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from core_pipes import Feeder
 from source_cases import CASES, JOBS, MEMBERS, N, arguments, canonical, make_pipeline, read, rows
 
-from pipelines import Feeder, Pipeline, PipelineError, attach, sources
+from pipelines import Pipeline, PipelineError, attach, sources
 from pipelines.ipc import memory_pickle
 from pipelines.ipc.child_processes import child_environment
 
