@@ -163,7 +163,7 @@ def test_members_with_ends_of_their_own_share_what_is_kept() -> None:
 def test_a_worker_killed_at_any_point_leaves_nothing_that_is_believed() -> None:
     pipeline = kept_pipe()
     expected = reading(pipeline)
-    with Feeder(pipeline, workers=2, forks=False, capacity=32, block=2, cache="memory", cache_bytes=MIB) as feeder:
+    with Feeder(pipeline, forks=False, capacity=32, block=2, cache="memory", cache_bytes=MIB) as feeder:
         loader = attach(feeder.address, pipeline, 8, range(3))
         got = []
         for number, batch in enumerate(loader):

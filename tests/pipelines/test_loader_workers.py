@@ -21,6 +21,7 @@ import pytest
 import torch
 from core_pipes import (
     LIMIT_S,
+    Feeder,
     N,
     data,
     gone,
@@ -259,7 +260,7 @@ def test_a_dataset_that_opens_its_file_at_the_first_read_is_given_to_workers(nes
     found = [batch["x"].tolist() for batch in pipeline.loader(8, range(1))]  # the file is open here now
     assert sorted(index for batch in found for index in batch) == list(range(len(items)))
     assert [batch["x"].tolist() for batch in pipeline.loader(8, range(1), workers=2)] == found
-    with pipelines.Feeder(pipeline) as feeder:
+    with Feeder(pipeline, forks=nested) as feeder:  # once forked, once new interpreters
         assert [batch["x"].tolist() for batch in pipelines.attach(feeder.address, pipeline, 8, range(1))] == found
     assert all(part.file is None for part in parts)
 
@@ -380,7 +381,7 @@ print(os.getpid(), *loader._workers.pids, flush=True)
         pytest.param("os._exit(3)", id="exit-now", marks=pytest.mark.more),
         pytest.param("sys.exit(0)", id="exit", marks=pytest.mark.more),
         pytest.param("raise RuntimeError('an error in the loop')", id="error", marks=pytest.mark.more),
-        pytest.param("signal.pause()", id="ctrl-c"),
+        pytest.param("signal.pause()", id="ctrl-c", marks=pytest.mark.more),
         pytest.param(
             "if not os.fork(): time.sleep(900)\nos.kill(os.getpid(), signal.SIGKILL)", id="kill-fork-beside"
         ),
