@@ -593,7 +593,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("kind", ["attached", "on_wait", "workers"])
+@pytest.mark.parametrize("kind", ["attached", pytest.param("on_wait", marks=pytest.mark.more), "workers"])
 def test_what_a_signal_handler_raises_while_a_loader_waits_reaches_the_loop(kind: str) -> None:
     """A handler that raises a TimeoutError is the usual way to limit a block of code."""
     child = subprocess.run(
