@@ -71,6 +71,7 @@ def test_placements_use_all_hosts_alike(ranks: int, hosts: int) -> None:
     assert interleaved(8, 2) == [0, 1] * 4 and contiguous(8, 2) == [0] * 4 + [1] * 4
 
 
+@pytest.mark.more
 def test_each_rank_returns_its_own_result_on_the_loopback() -> None:
     got = run_ranks("test_bench_ranks:summed", {"more": 1.0}, placement=contiguous(3, 1))
     assert got == [{"rank": rank, "sum": [6.0] * 4, "threads": 1} for rank in range(3)]

@@ -13,6 +13,7 @@ from torch import nn
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.decide import CODECS, choose_codec
 from ensemble.comm.autotune.measure import measure_rates
+from ensemble.comm.codecs import make_codec
 from ensemble.comm.compressed_all_reduce import CompressedAllReduce
 from ensemble.comm.gradients import GradientExchange
 from ensemble.comm.powersgd import PowerSGD
@@ -232,11 +233,28 @@ def automatic(comm: Communicator) -> dict[str, Any]:
 
 
 def together(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
-    """All that three ranks do; `narrow` is done before."""
+    """What three ranks do."""
     folder = Path(options["folder"])
     return {
         "schemes": {name: scheme(comm, folder, name, options) for name, options in FEEDBACK.items()},
         "overflow": {name: overflow(comm, name) for name in ("fp16", "bf16", "qsgd2", "onebit", "powersgd")},
         "auto": automatic(comm),
-        "grown": {name: grown(comm, folder, name) for name in GROWN},
     }
+
+
+def wider(comm: Communicator, options: dict[str, Any]) -> dict[str, Any]:
+    """What three ranks do after two have done `narrow`."""
+    return {name: grown(comm, Path(options["folder"]), name) for name in GROWN}
+
+
+def use_kernels() -> None:
+    """Compile what is compiled, or load it, once for all ranks, which are forked from this process."""
+    for name in ("qsgd2", "qsgd4", "qsgd8", "onebit"):
+        codec, values = make_codec({"name": name}), torch.ones(700)
+        wire = torch.zeros(codec.wire_bytes(700), dtype=torch.uint8)
+        codec.encode(values, wire, key=0)
+        codec.encode(values, wire, key=0, error=torch.zeros(700))
+        codec.decode(wire, values)
+
+
+use_kernels()

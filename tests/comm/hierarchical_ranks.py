@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict
 from typing import Any
 
@@ -13,9 +14,16 @@ from ensemble.comm.hierarchical import Hierarchical
 from ensemble.comm.hosts import gather_host_keys, group_by_host
 
 
+@functools.cache
 def values(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """What a rank has: not to be written to."""
     generator = torch.Generator().manual_seed(rank)
     return (torch.rand(size, generator=generator, dtype=torch.float64) * 100 - 50).to(dtype)
+
+
+@functools.cache
+def sum_exactly(world: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.stack([values(rank, size, dtype).double() for rank in range(world)]).sum(0)
 
 
 def correct(comm: Communicator, hierarchical: Communicator) -> dict[str, Any]:
@@ -30,14 +38,14 @@ def correct(comm: Communicator, hierarchical: Communicator) -> dict[str, Any]:
             hierarchical.all_reduce_(other)
             again = own.clone()
             hierarchical.start_all_reduce_(again).wait()
-            exact = torch.stack([values(r, size, dtype).double() for r in range(comm.world)]).sum(0)
+            exact = sum_exactly(comm.world, size, dtype)
             limit = 0 if dtype == torch.int64 else 1e-13 if dtype == torch.float64 else 1e-5
             assert (other.double() - exact).abs().max() <= limit * 400, (dtype, size)
             assert (one.double() - exact).abs().max() <= limit * 400, (dtype, size)
             assert torch.equal(other, again), "the same from run to run"
             said[f"{dtype} {size}"] = other.view(torch.uint8).sum().item(), other[:3].tolist()
     for op in ("max", "min"):
-        one, other = values(comm.rank, 100, torch.float32), values(comm.rank, 100, torch.float32)
+        one, other = (values(comm.rank, 100, torch.float32).clone() for _ in range(2))
         comm.all_reduce_(one, op)  # type: ignore[arg-type]
         hierarchical.all_reduce_(other, op)  # type: ignore[arg-type]
         assert torch.equal(one, other), op
@@ -84,7 +92,7 @@ def tuned(comm: Communicator, options: dict[str, Any]) -> list[Any]:
         assert kept == chosen
         again, _ = open_communicator(comm, word, [], known=kept)
         for each in (opened, again):
-            tensor = values(comm.rank, 1000, torch.float32)
+            tensor = values(comm.rank, 1000, torch.float32).clone()
             each.all_reduce_(tensor)
             said.append(tensor.view(torch.uint8).sum().item())
             if isinstance(each, Hierarchical):

@@ -16,7 +16,14 @@ from ensemble.comm import CommunicatorError, SingleRank  # noqa: E402
 from ensemble.comm.gradients import FusedBroadcast, GradientExchange  # noqa: E402
 
 
-@pytest.fixture(scope="module", params=["gloo", "horovod", pytest.param("horovod-mpi", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "gloo",
+        pytest.param("horovod", marks=pytest.mark.more),
+        pytest.param("horovod-mpi", marks=pytest.mark.slow),
+    ],
+)
 def three(request: pytest.FixtureRequest) -> list[Any]:
     """What each of three ranks said."""
     if (reason := unavailable_reason(request.param)) is not None:

@@ -23,8 +23,15 @@ PLAIN = 2 * (WORLD - 1) / WORLD * 4 * LARGE
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder = str(tmp_path_factory.mktemp("compression"))
-    run_ranks("compression_ranks:narrow", {"folder": folder}, placement=[0] * 2)
     return run_ranks("compression_ranks:together", {"folder": folder}, placement=[0] * WORLD)
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Of three ranks that go on from what two remembered."""
+    folder = str(tmp_path_factory.mktemp("grown"))
+    run_ranks("compression_ranks:narrow", {"folder": folder}, placement=[0] * 2)
+    return run_ranks("compression_ranks:wider", {"folder": folder}, placement=[0] * WORLD)
 
 
 def test_all_ranks_have_the_same_bits(three: list[Any]) -> None:
@@ -39,11 +46,12 @@ def test_what_was_sent_and_what_is_remembered_are_all_gradients(three: list[Any]
     assert lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["qsgd4", "onebit", "powersgd"])
-def test_nothing_that_is_remembered_is_lost_when_there_are_more_ranks(three: list[Any], name: str) -> None:
-    lost = three[0]["grown"][name]["lost"]
+def test_nothing_that_is_remembered_is_lost_when_there_are_more_ranks(grown: list[Any], name: str) -> None:
+    lost = grown[0][name]["lost"]
     assert lost["gap"] < 5e-6 < 1e-3 < lost["without_memory"]
-    shares = [said["grown"][name]["share"] for said in three]
+    shares = [said[name]["share"] for said in grown]
     assert shares[0] == shares[1] == shares[2] and max(shares[0]) > 0, "each has an equal part of it"
 
 

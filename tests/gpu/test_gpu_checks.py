@@ -81,6 +81,7 @@ def test_quick_cases_are_rehearsed_and_their_results_kept(tmp_path: Path) -> Non
     assert "results of another device" in printed
 
 
+@pytest.mark.more
 def test_a_case_that_fails_does_not_stop_the_next_and_is_run_again(tmp_path: Path) -> None:
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     out = tmp_path / "gpu.json"

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from core_pipes import (
+    Feeder,
     Job,
     N,
     alone,
@@ -30,7 +31,7 @@ from core_pipes import (
     wait_until,
 )
 
-from pipelines import Feeder, Peers
+from pipelines import Peers
 from pipelines.feeder import process as feed
 
 
@@ -174,7 +175,7 @@ def test_nodes_that_lose_the_directory_or_were_given_different_designs_work_by_t
     wanted = jobs(2)
     with ExitStack() as stack:
         said = stack.enter_context(warnings.catch_warnings(record=True))
-        peers = [Peers(str(tmp_path / "peers"), i, 2) for i in range(2)]
+        peers = [Peers(str(tmp_path / "peers"), i, 2, "lo", "core_transport:connect") for i in range(2)]
         options: dict[str, Any] = {"capacity": 64, "expect": 1, "gate_timeout_s": 3.0}
         designs = zip(peers, ("all", "single"), strict=True)
         feeders = [Feeder(pipe("numpy"), peers=each, design=design, **options) for each, design in designs]

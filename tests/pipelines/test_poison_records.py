@@ -126,7 +126,7 @@ def test_a_record_at_which_a_worker_was_killed_by_chance_is_no_bad_one(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
-    with Feeder(made(harmless_when_tried), capacity=24) as feeder:
+    with Feeder(made(harmless_when_tried), capacity=24, forks=False) as feeder:
         got = batches(attach(feeder.address, made(harmless_when_tried), 8, range(1)))
         assert feeder.stats()["restarts"] == 1 and feeder.stats()["bad"] == {} and feeder.stats()["poison"] == []
     assert got == batches(made(harmless_when_tried).loader(8, range(1)))

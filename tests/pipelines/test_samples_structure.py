@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_pipes import leaves_nothing, together  # noqa: F401
+from core_pipes import Feeder, leaves_nothing, together  # noqa: F401
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from light_stages import jitter
 
 from pipelines import (
     Batch,
-    Feeder,
     Peers,
     Pipeline,
     PipelineError,
@@ -291,7 +290,7 @@ def test_nodes_send_each_other_nested_samples(design: Any, tmp_path: Path) -> No
     with contextlib.ExitStack() as stack:
         feeders = []
         for node in range(2):
-            peers = Peers(str(tmp_path / "peers"), node, 2, "lo")
+            peers = Peers(str(tmp_path / "peers"), node, 2, "lo", "core_transport:connect")
             options: dict[str, Any] = {
                 "capacity": 16,
                 "expect": 1,
