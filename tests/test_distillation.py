@@ -152,7 +152,9 @@ def test_another_student_is_trained_beside_the_first_where_that_is_asked_for(
     assert state_of(tmp_path / "student").members["member-0"].epoch == 1
 
 
-@pytest.mark.parametrize("kind", ["regression", "gaussian", "multilabel"])
+@pytest.mark.parametrize(
+    "kind", ["gaussian", *(pytest.param(kind, marks=pytest.mark.more) for kind in ("regression", "multilabel"))]
+)
 def test_students_of_other_tasks(kind: str, tmp_path: Path) -> None:
     ensemble.submit(of_task(kind), tmp_path / "run", "inline").wait()
     ensemble.distill(tmp_path / "run", tmp_path / "student", executor="inline").wait()

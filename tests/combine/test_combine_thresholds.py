@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 from sklearn import metrics
 
 torch = pytest.importorskip("torch")
@@ -40,7 +41,7 @@ def draw_classes(seed: int, n: int, classes: int) -> tuple[Any, Any]:
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(2, 80), by=st.sampled_from(sorted(SCORES)))
-@settings(max_examples=25, deadline=None)
+@examples(10)
 def test_of_two_classes_no_other_threshold_is_better(seed: int, n: int, by: str) -> None:
     p, y = draw_classes(seed, n, 2)
     found = fit_thresholds(CLASSES, p, y, by)
@@ -54,7 +55,7 @@ def test_of_two_classes_no_other_threshold_is_better(seed: int, n: int, by: str)
 @given(
     seed=st.integers(0, 10**6), classes=st.integers(3, 6), by=st.sampled_from(["f1_macro", "balanced_accuracy"])
 )
-@settings(max_examples=15, deadline=None)
+@examples(6)
 def test_of_more_classes_they_are_never_worse_than_without(seed: int, classes: int, by: str) -> None:
     p, y = draw_classes(seed, 120, classes)
     found = fit_thresholds(CLASSES, p, y, by)

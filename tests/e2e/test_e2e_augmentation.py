@@ -82,6 +82,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     return trained(tmp_path_factory.mktemp("alone") / "run", declared(sharing="independent"), "inline")
 
 
+@pytest.mark.more  # without processes of members: tests/pipelines/test_shared_stages.py, test_cache.py
 @pytest.mark.parametrize("cache", [pytest.param(None, marks=pytest.mark.slow), "memory"])
 def test_two_augmentations_share_decoding_and_end_as_they_would_alone(
     tmp_path: Path, alone: dict[str, str | None], cache: Any

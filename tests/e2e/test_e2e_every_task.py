@@ -262,7 +262,12 @@ def declare(case: Case, **options: Any) -> tuple[Ensemble, dict[str, dict[str, A
     return Ensemble(name="every", recipe=recipe, **{**usual, **pipes, **more, **options}), data
 
 
-@pytest.fixture(scope="module", params=CASES)
+#: One task of each form of outputs; points and quantiles are loaded in tests/combine.
+FIRST = ("multi-label", "per step", "mean and variance", "free")
+BY_TIER = [name if name in FIRST else pytest.param(name, marks=pytest.mark.more) for name in CASES]
+
+
+@pytest.fixture(scope="module", params=BY_TIER)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     case = CASES[request.param]
     declared, data = declare(case)
@@ -348,9 +353,10 @@ def choose(*names: str, others: pytest.MarkDecorator = pytest.mark.more) -> pyte
     return pytest.mark.parametrize("trained", tasks, indirect=True)
 
 
-exported = choose("classification", "multi-label", "mean and variance", "free")
+exported = choose("multi-label", "free")  # classes and variances: tests/artifact
 
 
+@pytest.mark.more  # bits of members that share: test_e2e_laws.py
 @choose("per step", others=pytest.mark.slow)
 def test_members_that_share_predict_what_members_alone_do(trained: Trained, tmp_path: Path) -> None:
     declared, _ = declare(trained.case)

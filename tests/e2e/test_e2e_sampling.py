@@ -80,6 +80,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     return finished_hashes(run_dir)
 
 
+@pytest.mark.more  # one that is killed beside another: test_e2e_samples.py
 def test_members_that_share_and_one_that_is_killed_end_with_the_bits_of_members_alone(
     alone: dict[str, str | None],
     tmp_path: Path,

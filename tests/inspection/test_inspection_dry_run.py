@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -301,19 +299,11 @@ def missing(sample: dict[str, Any]) -> dict[str, Any]:
     raise ValueError("no such cat")
 
 
-def test_the_command_writes_nothing(spec: Path) -> None:
+def test_the_command_writes_nothing(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = list_tree(spec.parent)
-    options = ["--dry-run", "--executor", "inline", "--json"]
-    command = [sys.executable, "-m", "ensemble", "run", "dry_spec.py", *options]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(ensemble.__file__).parents[1]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(command, capture_output=True, text=True, cwd=spec.parent, env=environment, timeout=600)
-    assert done.returncode == 0, done.stderr
+    assert main(["run", "dry_spec.py", "--dry-run", "--executor", "inline", "--json"]) == 0
     assert list_tree(spec.parent) == before
-    found = json.loads(done.stdout)
+    found = json.loads(capsys.readouterr().out)
     assert [row["params"]["width"] for row in found["members"]] == [8, 16]
 
 
