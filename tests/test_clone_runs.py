@@ -90,6 +90,9 @@ def answers(path: Path) -> list[tuple[bool, str]]:
 
 @pytest.fixture
 def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "ensemble.controller.finalize.Finalizer._write_report", lambda *_: None
+    )  # nobody looks at it
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
 
 
@@ -326,7 +329,7 @@ def test_a_train_functions_model_is_given_the_weights_when_it_is_prepared(tmp_pa
 
 
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
-@pytest.mark.parametrize("searched", [False, True])
+@pytest.mark.parametrize("searched", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_a_clone_for_which_there_is_no_room_takes_its_number_with_it(searched: bool, tmp_path: Path) -> None:
     """Its number was used, so no later member gets it, and a resume counts on after it."""
     path = tmp_path / "run"
@@ -368,7 +371,7 @@ def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
-@pytest.mark.parametrize("further", [[], ["cpu_s"]])
+@pytest.mark.parametrize("further", [[], pytest.param(["cpu_s"], marks=pytest.mark.more)])
 def test_a_search_does_not_learn_from_a_warm_clone_and_the_study_says_why(
     further: list[str], tmp_path: Path
 ) -> None:

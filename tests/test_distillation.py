@@ -70,6 +70,7 @@ def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
     assert state_of(student).members["member-0"].attempts == 1
 
 
+@pytest.mark.more
 def test_a_student_that_ends_before_averages_begin_keeps_its_own_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -201,9 +201,16 @@ class Numpy(Branching):
 @pytest.mark.parametrize(
     ("network", "line", "advice"),
     [
-        (Packed, "return self.last(self.lstm(packed)", "keep the padding and read the outputs at lengths - 1"),
+        pytest.param(
+            Packed,
+            "return self.last(self.lstm(packed)",
+            "keep the padding and read the outputs at lengths - 1",
+            marks=pytest.mark.more,
+        ),
         (Branching, "if y.sum() > 0:", "use torch.where, a mask, or torch.cond"),
-        (Counting, "Constraints violated (batch)", "a model must take any batch size"),
+        pytest.param(
+            Counting, "Constraints violated (batch)", "a model must take any batch size", marks=pytest.mark.more
+        ),
         (Numpy, "np.tanh(n.numpy())", "compute with torch instead of numpy"),
     ],
 )

@@ -168,6 +168,7 @@ def test_predictions_and_figures_of_a_converged_model_are_those_of_cross_val_pre
     assert combined.uncertainty is None  # the members of a fold's sample are one, and cannot disagree
 
 
+@pytest.mark.more
 def test_ridge_regression_is_that_of_cross_val_predict(tmp_path: Path) -> None:
     combined = run(declare_regression(epochs=25, combine="average"), tmp_path / "run")
     n = len(DIABETES_Y)
@@ -186,6 +187,7 @@ def test_ridge_regression_is_that_of_cross_val_predict(tmp_path: Path) -> None:
     assert combined.metrics["ensemble"]["rmse"] == pytest.approx(np.sqrt(np.mean((found - DIABETES_Y) ** 2)))
 
 
+@pytest.mark.more
 def test_blocks_in_time_are_those_of_time_series_split_and_the_start_is_not_predicted(tmp_path: Path) -> None:
     declared = declare_regression(epochs=60, weights=Folds(K, by="day", gap=3), combine="average")
     combined = run(declared, tmp_path / "run")
@@ -201,6 +203,7 @@ def test_blocks_in_time_are_those_of_time_series_split_and_the_start_is_not_pred
     assert combined.metrics["ensemble"]["rmse"] > 0
 
 
+@pytest.mark.more
 def test_repeated_folds_average_the_members_of_all_partitions(tmp_path: Path) -> None:
     folds = Folds(3, repeats=2, stratify="label")
     run(declare(members=[{"lr": 0.5}] * folds.members, weights=folds, combine="average"), tmp_path / "run")

@@ -378,10 +378,11 @@ def _build_slow_in_evaluation(params: dict[str, Any]) -> torch.nn.Module:
 
 def test_the_estimate_has_the_evaluation_and_the_start_of_processes(tmp_path: Path) -> None:
     recipe = Recipe(model=_build_slow_in_evaluation, loss="cross_entropy")
-    declared = inspected_runs.declare(recipe=recipe, epochs=20)
+    members = [{"width": 8, "lr": 0.2}]
+    declared = inspected_runs.declare(recipe=recipe, members=members, epochs=12)
     found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
     (row,) = found.members
-    assert row["evaluations"] == 20 * 4 + 4 + 7 and row["evaluate_s"] > 0.039
+    assert row["evaluations"] == 12 * 4 + 4 + 7 and row["evaluate_s"] > 0.039
     assert 0.5 < found.run["startup_cpu_s"] < found.run["cpu_s"]
     began = time.process_time()
     ensemble.submit(declared, tmp_path / "run", executor="inline").wait()

@@ -61,7 +61,7 @@ def test_runs_are_listed_newest_first_with_what_they_reached_and_used(folder: Pa
 
 
 def test_a_second_run_in_one_process_is_not_charged_for_the_first(tmp_path: Path) -> None:
-    inspected_runs.train(tmp_path / "first", epochs=20)
+    inspected_runs.train(tmp_path / "first", epochs=6)
     began = time.process_time()
     inspected_runs.train(tmp_path / "second", epochs=1)
     used = time.process_time() - began
