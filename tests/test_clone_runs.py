@@ -90,9 +90,8 @@ def answers(path: Path) -> list[tuple[bool, str]]:
 
 @pytest.fixture
 def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "ensemble.controller.finalize.Finalizer._write_report", lambda *_: None
-    )  # nobody looks at it
+    # none of them looks at a report
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer._write_report", lambda *_: None)
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
 
 

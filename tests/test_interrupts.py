@@ -290,8 +290,8 @@ else:
     [
         ("import", signal.SIGINT, 130, "ensemble: interrupted"),
         ("spec", signal.SIGTERM, 143, "ensemble: terminated"),
-        ("destructor", signal.SIGINT, 130, "ensemble: interrupted"),
-        ("caught", signal.SIGTERM, 143, "ensemble: terminated"),
+        pytest.param("destructor", signal.SIGINT, 130, "ensemble: interrupted", marks=pytest.mark.more),
+        pytest.param("caught", signal.SIGTERM, 143, "ensemble: terminated", marks=pytest.mark.more),
     ],
 )
 def test_a_signal_while_something_is_imported_is_answered_in_one_line(
