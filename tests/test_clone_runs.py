@@ -263,6 +263,7 @@ def test_what_does_not_fit_fails_at_once_for_good_and_names_what_differs(tmp_pat
     assert state_of(tmp_path).members["member-2"].attempts == 1
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_one_without_a_checkpoint_is_no_start_and_one_that_failed_later_is(tmp_path: Path) -> None:
     def ask(event: dict[str, Any], run: ensemble.Run) -> None:
@@ -317,6 +318,7 @@ def train(member: Any) -> None:
         member.report(accuracy=0.5)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_a_train_functions_model_is_given_the_weights_when_it_is_prepared(tmp_path: Path) -> None:
     ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.0}, warm=True))
@@ -356,6 +358,7 @@ def other_loss(model: Any, batch: Any) -> Any:
     return 2.0 * loss(model, batch)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
     stop = when("checkpoint", "member-0", lambda run: run.stop())

@@ -128,6 +128,7 @@ def test_the_run_keeps_its_own_copy_so_that_a_resume_begins_with_the_same_weight
     assert {event["lineage"]["weights_sha256"] for event in declared} == {weights_sha256(state)}
 
 
+@pytest.mark.more
 def test_a_started_member_is_no_other_start(tmp_path: Path) -> None:
     """What a member starts with is compared like a hyperparameter."""
     save(tmp_path / "a.safetensors")
@@ -216,6 +217,7 @@ def test_a_started_member_is_added_to_a_run_in_progress(
     assert "w.safetensors (warm)" in capsys.readouterr().out
 
 
+@pytest.mark.more
 def test_a_search_learns_nothing_from_a_member_that_was_added_with_weights(tmp_path: Path) -> None:
     save(tmp_path / "w.safetensors")
     path, asked = tmp_path / "run", list[object]()
@@ -233,6 +235,7 @@ def test_a_search_learns_nothing_from_a_member_that_was_added_with_weights(tmp_p
     assert added.identity["lineage"]["weights_sha256"] is not None
 
 
+@pytest.mark.more
 def test_the_copy_is_no_link_to_a_file_that_somebody_may_write(tmp_path: Path) -> None:
     train(tmp_path / "other", make([WIDE], epochs=1))
     checkpoint = RunDir(tmp_path / "other").valid_checkpoint(state_of(tmp_path / "other").members["member-0"])

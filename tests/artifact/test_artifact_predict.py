@@ -180,6 +180,7 @@ def double(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "image": sample["image"] // 2}
 
 
+@pytest.mark.more
 def test_a_stage_of_the_users_is_done_by_the_run_and_asked_of_the_artifacts_caller(
     photos: dict[str, Any], tmp_path: Path
 ) -> None:

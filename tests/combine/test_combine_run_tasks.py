@@ -123,7 +123,7 @@ def check_measured(task: Task, method: str, run: RunDir, combined: dict[str, Any
     assert set(combined["noise"]) <= set(combined["intervals"]["difference"])
 
 
-@pytest.mark.parametrize("task", TASKS, ids=ident)
+@pytest.mark.parametrize("task", TWO_OF_THEM, ids=ident)
 def test_calibration_says_what_it_is_or_why_there_is_none_and_asks_for_another_combination(
     tmp_path: Path, task: Task
 ) -> None:
@@ -258,9 +258,9 @@ def report_computed(outputs: torch.Tensor, batch: dict[str, torch.Tensor]) -> di
     ("options", "has"),
     [
         ({"loss": len, "metrics": report_own}, False),
-        ({"loss": len, "metrics": report_computed}, False),
-        ({"train": len}, False),
-        ({"train": len, "split_metrics": "spearman"}, True),
+        pytest.param({"loss": len, "metrics": report_computed}, False, marks=pytest.mark.more),
+        pytest.param({"train": len}, False, marks=pytest.mark.more),
+        pytest.param({"train": len, "split_metrics": "spearman"}, True, marks=pytest.mark.more),
         ({"loss": len, "metrics": report_other}, True),
     ],
 )

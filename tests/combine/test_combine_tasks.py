@@ -132,6 +132,7 @@ def test_figures_with_ignored_positions_are_those_of_the_others(seed: int, task:
     assert found == pytest.approx(alone)
 
 
+@examples(12)
 @given(seeds, tasks, st.integers(1, 6))
 def test_fitted_by_an_objective_greedy_is_never_worse_by_it_than_the_best_member(
     seed: int, task: Task, members: int
@@ -208,6 +209,7 @@ def test_a_variance_scale_undoes_a_known_one_and_is_the_best_there_is(seed: int,
         assert best <= task_math.measure(task_math.calibrate(values, other), target)["nll"] + 1e-12
 
 
+@examples(12)
 @given(seeds, st.floats(0.3, 4))
 def test_one_temperature_of_all_labels_undoes_a_known_one(seed: int, made: float) -> None:
     rng = np.random.default_rng(seed)

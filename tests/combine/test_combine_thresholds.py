@@ -63,7 +63,7 @@ def test_of_more_classes_they_are_never_worse_than_without(seed: int, classes: i
     assert found.min() > 0 and found.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("by", ["f1", "balanced_accuracy"])
+@pytest.mark.parametrize("by", ["f1", pytest.param("balanced_accuracy", marks=pytest.mark.more)])
 def test_each_label_has_its_best_threshold_and_unknown_ones_take_no_part(by: str) -> None:
     rng = np.random.default_rng(0)
     y = (rng.random((200, 3)) < [0.5, 0.1, 0.02]).astype(float)

@@ -177,6 +177,7 @@ def test_folds_by_class_and_group_go_by_record_also_where_records_repeat() -> No
         Folds(4, group=[1, 2])  # type: ignore[arg-type]
 
 
+@pytest.mark.more
 def test_a_dry_run_counts_positions_and_names_the_sampling(tmp_path: Path) -> None:
     declared = declare(weights=Folds(4, stratify="label"))
     found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")

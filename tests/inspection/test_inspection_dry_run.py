@@ -111,6 +111,7 @@ def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(
     assert again.run_state == "3 finished" and any("continued" in note for note in again.notes)
 
 
+@pytest.mark.more
 def test_nodes_that_members_select_are_looked_for_here_or_in_the_cluster_at_the_start(
     tmp_path: Path,
 ) -> None:

@@ -375,6 +375,7 @@ def test_a_study_in_a_database_does_not_go_along_with_the_declaration(tmp_path: 
     assert len(pickle.loads(kept).study.trials) == 10 and not file.exists() and b"sqlite" not in kept
 
 
+@pytest.mark.more
 def test_a_trial_that_cannot_be_changed_does_not_keep_later_ones_out_of_a_shared_study(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
     earlier_study(url)

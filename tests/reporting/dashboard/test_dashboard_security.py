@@ -367,6 +367,7 @@ def test_a_connection_that_trickles_is_closed_however_alive_it_seems(server: Ser
     assert sent > 5
 
 
+@pytest.mark.more
 def test_the_streams_of_a_session_are_bounded(run: Path) -> None:
     with serve(run) as server, contextlib.ExitStack() as stack:
         for _ in range(32):
