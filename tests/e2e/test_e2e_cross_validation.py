@@ -232,7 +232,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     members = ensemble.cross_validated(CONFIGURATIONS, Folds(K, stratify="label"))
     rest = Pipeline(cancer().take(100))
     declared = declare(
-        members=members, weights="uniform", epochs=15, combine="stack", test=rest, allow_overlap=True
+        members=members, weights="uniform", epochs=6, combine="stack", test=rest, allow_overlap=True
     )
     run(declared, run_dir)
     return run_dir
