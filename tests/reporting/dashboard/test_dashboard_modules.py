@@ -120,7 +120,7 @@ def test_an_unknown_name_in_a_filter_is_said(call: Call) -> None:
     assert call("filter.js", code, "lrr<0.1", MEMBER) == "No column, hyperparameter or metric is called lrr."
 
 
-@examples(100)
+@examples(40)
 @given(written=st.text(alphabet='ab <>=!:"-,0.e~%', max_size=30))
 def test_no_text_breaks_the_filter(call: Call, written: str) -> None:
     assert call("filter.js", "(m, text, member) => m.matcher(text)(member)", written, MEMBER) in (True, False)
@@ -129,7 +129,7 @@ def test_no_text_breaks_the_filter(call: Call, written: str) -> None:
 # -- addresses -------------------------------------------------------------------------------------
 
 
-@examples(60)
+@examples(20)
 @given(
     select=st.lists(st.sampled_from([*HOSTILE, "a", "%", "%2C", ","]), max_size=4),
     written=st.text(st.characters(codec="utf-8"), max_size=20),
