@@ -140,6 +140,7 @@ def test_a_student_does_not_go_on_with_another_ensemble_or_without_it(teacher: P
     assert "the ensemble that the student learns from cannot be loaded" in str(failed.error)
 
 
+@pytest.mark.more
 def test_another_student_is_trained_beside_the_first_where_that_is_asked_for(
     teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

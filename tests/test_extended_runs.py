@@ -129,6 +129,7 @@ def test_a_killed_extension_goes_on_to_the_new_end_by_a_plain_resume(
     assert digests(path) == whole
 
 
+@pytest.mark.more
 def test_the_same_extension_again_goes_on_with_one_that_has_not_ended(
     whole: list[str | None], tmp_path: Path
 ) -> None:

@@ -212,7 +212,7 @@ class Numpy(Branching):
         pytest.param(
             Counting, "Constraints violated (batch)", "a model must take any batch size", marks=pytest.mark.more
         ),
-        (Numpy, "np.tanh(n.numpy())", "compute with torch instead of numpy"),
+        pytest.param(Numpy, "np.tanh(n.numpy())", "compute with torch instead of numpy", marks=pytest.mark.more),
     ],
 )
 def test_what_cannot_be_exported_is_named_with_the_alternative(

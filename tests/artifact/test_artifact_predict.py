@@ -117,10 +117,10 @@ def test_an_artifact_predicts_for_arrays(
     ("name", "model"),
     [
         ("flat", "run"),
-        ("flat", "artifact"),
         ("parquet", "artifact"),
-        ("photos.tar", "run"),
-        ("pixels.npz", "artifact"),
+        pytest.param("flat", "artifact", marks=pytest.mark.more),
+        pytest.param("photos.tar", "run", marks=pytest.mark.more),
+        pytest.param("pixels.npz", "artifact", marks=pytest.mark.more),
     ],
 )
 def test_records_of_every_format_are_prepared_as_the_validation_data_were(

@@ -366,6 +366,7 @@ def test_members_that_share_predict_what_members_alone_do(trained: Trained, tmp_
             assert one.task == other.task
 
 
+@pytest.mark.more
 def test_a_search_is_ranked_by_a_metric_of_the_whole_split(tmp_path: Path) -> None:
     search = Search({"lr": loguniform(1e-3, 1.0)}, trials=4, pruner="median")
     declared, _ = declare(CASES["single logit"], search=search)
