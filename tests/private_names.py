@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Collection, Iterator
@@ -26,10 +27,17 @@ def is_foreign(name: str | None) -> bool:
     return bool(package) and package not in OWN and package not in sys.stdlib_module_names
 
 
-def own_privates(tree: ast.AST) -> set[str]:
+@functools.cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """A node and all below it; found once, as many laws look at them."""
+    return tuple(ast.walk(tree))
+
+
+@functools.cache
+def own_privates(tree: ast.AST) -> frozenset[str]:
     """Private names that a source defines: functions, classes, variables, attributes of `self`, slots."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 found.add(name)
@@ -39,7 +47,7 @@ def own_privates(tree: ast.AST) -> set[str]:
                 found.add(name)
             case ast.Assign(targets=[ast.Name(id="__slots__")], value=value):
                 found |= {n.value for n in ast.walk(value) if isinstance(n, ast.Constant)}
-    return {name for name in found if is_private(name)}
+    return frozenset(name for name in found if is_private(name))
 
 
 def privates(tree: ast.Module, ours: Collection[str] = ()) -> Iterator[tuple[int, str]]:
@@ -54,7 +62,7 @@ def privates(tree: ast.Module, ours: Collection[str] = ()) -> Iterator[tuple[int
     foreign = {name for name, full in known.items() if is_foreign(full)} | _typed(tree, known)
     ours = {*ours, *own_privates(tree), *NAMEDTUPLE}
     yield from _inherited(tree, foreign)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         found: list[str] = []
         match node:
             case ast.Import(names=aliases):
@@ -68,10 +76,9 @@ def privates(tree: ast.Module, ours: Collection[str] = ()) -> Iterator[tuple[int
                 if root in foreign or (root not in known and attr not in ours):
                     found = [ast.unparse(node).replace(str(root), known.get(str(root), str(root)), 1)]
             case ast.Call(func=function, args=arguments, keywords=keywords):
-                called = ast.unparse(function)
                 if _root(function) in foreign:
                     found = [word.arg for word in keywords if word.arg]
-                if called.rpartition(".")[2] in BY_NAME:
+                if getattr(function, "attr", getattr(function, "id", None)) in BY_NAME:
                     texts = [a.value for a in arguments if isinstance(a, ast.Constant)]
                     found += [text for text in texts if isinstance(text, str) and text not in ours]
             case ast.Constant(value=str(text)) if MODULE.fullmatch(text) and text.partition(".")[0] in LIBRARIES:
@@ -81,7 +88,7 @@ def privates(tree: ast.Module, ours: Collection[str] = ()) -> Iterator[tuple[int
 
 def _inherited(tree: ast.Module, foreign: Collection[str]) -> Iterator[tuple[int, str]]:
     """`self._x` in a class that derives from a library's and defines no `_x` itself."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ClassDef) and any(_root(base) in foreign for base in node.bases):
             ours = {*own_privates(node), *NAMEDTUPLE}
             for inner in ast.walk(node):
@@ -94,7 +101,7 @@ def _inherited(tree: ast.Module, foreign: Collection[str]) -> Iterator[tuple[int
 def _imported(tree: ast.Module) -> dict[str, str]:
     """What each imported name stands for, in full."""
     known: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 package = alias.name.partition(".")[0]
@@ -108,7 +115,7 @@ def _imported(tree: ast.Module) -> dict[str, str]:
 def _typed(tree: ast.Module, known: dict[str, str]) -> set[str]:
     """Names that are annotated with a library's type, or assigned from what one of its functions returns."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         match node:
             case ast.arg(arg=name, annotation=ast.expr() as of):
                 found |= {name} if _names_foreign(of, known) else set()

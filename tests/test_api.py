@@ -147,6 +147,7 @@ def test_a_run_goes_on_with_its_data_from_where_they_were_copied_to(tmp_path: Pa
     assert {state for state, _ in members(run).values()} == {"finished"}
 
 
+@pytest.mark.more
 def test_a_stopped_run_is_resumed_where_its_data_were_fetched_anew(tmp_path: Path) -> None:
     for name, values in {"x": np.ones((24, 4), np.float32), "label": np.arange(24) % 3}.items():
         np.save(tmp_path / f"{name}.npy", values)
@@ -160,6 +161,7 @@ def test_a_stopped_run_is_resumed_where_its_data_were_fetched_anew(tmp_path: Pat
     assert {state for state, _ in members(run).values()} == {"finished"}
 
 
+@pytest.mark.more
 def test_of_data_that_cannot_be_named_the_length_is_compared_and_it_is_said_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -220,7 +222,11 @@ def test_the_function_that_makes_an_ensemble_is_not_taken_for_one(call: Any, tmp
 
 
 @pytest.mark.parametrize(
-    ("made", "said"), [(None, "None"), (torch.nn.Flatten, "<class 'torch.nn.modules.flatten")]
+    ("made", "said"),
+    [
+        (None, "None"),
+        pytest.param(torch.nn.Flatten, "<class 'torch.nn.modules.flatten", marks=pytest.mark.more),
+    ],
 )
 def test_a_model_function_without_a_model_fails_once_and_says_what_it_returned(
     made: Any, said: str, tmp_path: Path

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import graphlib
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from private_names import own_privates, privates
+from private_names import nodes, own_privates, privates
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -75,7 +76,7 @@ MAY_UNPICKLE = {
     "ensemble/train/pickled.py": "what the user told torch.load to run, or a checkpoint of the user's own",
 }
 
-HEAVY = ("torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich")
+HEAVY = ("torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich", "pandas", "scipy")
 HEAVY += ("tensorboard", "mlflow", "wandb")  # of loggers, which have processes of their own
 LOGGERS = "ensemble/reporting/loggers/"
 
@@ -90,6 +91,14 @@ class Import:
     @property
     def package(self) -> str:
         return self.name.partition(".")[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_collected() -> Iterator[None]:
+    """Circles are not looked for among a million nodes again and again: that takes longer than to parse them."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def files(package: str) -> list[Path]:
@@ -108,7 +117,7 @@ def last_name(node: ast.expr) -> str:
 def imports(tree: ast.Module, path: str) -> Iterator[Import]:
     """Every import of a file: statements, relative ones resolved, and import_module("...") calls."""
     package = Path(path).parent.parts
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -125,7 +134,7 @@ def imports(tree: ast.Module, path: str) -> Iterator[Import]:
 def calls_of(tree: ast.Module, modules: set[str], functions: set[str]) -> Iterator[int]:
     """Lines that use one of `functions` of one of `modules`, under whatever name they were imported."""
     aliases: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             aliases |= {a.asname or a.name for a in node.names if a.name in modules}
         elif (
@@ -134,7 +143,7 @@ def calls_of(tree: ast.Module, modules: set[str], functions: set[str]) -> Iterat
             and functions & {a.name for a in node.names}
         ):
             yield node.lineno
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Attribute) and node.attr in functions and ast.unparse(node.value) in aliases:
             yield node.lineno
 
@@ -143,7 +152,7 @@ def unpickles(tree: ast.Module) -> Iterator[int]:
     """Lines that may run code found in data: pickle and its kin, torch.load, numpy's allow_pickle."""
     yield from calls_of(tree, {"pickle", "_pickle", "cloudpickle", "dill"}, {"load", "loads", "Unpickler"})
     yield from calls_of(tree, {"torch", "joblib"}, {"load"})
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             yield node.value.lineno
 
@@ -250,7 +259,7 @@ def test_what_is_exempt_is_imported() -> None:
 @pytest.mark.parametrize("package", sorted(FLOORS))
 def test_no_two_public_classes_of_a_package_have_one_name(package: str) -> None:
     trees = map(parse, files(package))
-    found = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    found = Counter(node.name for tree in trees for node in nodes(tree) if isinstance(node, ast.ClassDef))
     assert [name for name, count in found.items() if count > 1 and not name.startswith("_")] == []
 
 
@@ -275,9 +284,9 @@ def test_nothing_sleeps_in_the_pipelines_but_between_two_trials_to_read_a_record
     assert [name for name, lines in found.items() if lines] == ["pipelines/prepare/transient.py"]
 
 
-@pytest.mark.parametrize("module", ["ensemble", "ensemble.api", "ensemble.controller.controller", "pipelines"])
-def test_importing_a_package_loads_no_heavy_library(module: str) -> None:
-    code = f"import sys, {module}; print(*sorted(set(sys.modules) & set({HEAVY!r})))"
+def test_importing_a_package_loads_no_heavy_library() -> None:
+    modules = "pipelines, ensemble.api, ensemble.controller.controller"  # with their packages
+    code = f"import sys, {modules}; print(*sorted(set(sys.modules) & set({HEAVY!r})))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
 
@@ -308,7 +317,7 @@ def test_a_break_of_a_law_is_seen() -> None:
 
 def texts_of_the_locale(tree: ast.Module) -> Iterator[int]:
     """Lines that read or write text as the locale says; ruff's rule knows only what is written as `Path(...)`."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             arguments = len(node.args) + sum(keyword.arg == "encoding" for keyword in node.keywords)
             if arguments < {"read_text": 1, "write_text": 2}.get(node.func.attr, 0):

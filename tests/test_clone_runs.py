@@ -90,6 +90,8 @@ def answers(path: Path) -> list[tuple[bool, str]]:
 
 @pytest.fixture
 def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # none of them looks at a report
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer._write_report", lambda *_: None)
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
 
 
@@ -261,6 +263,7 @@ def test_what_does_not_fit_fails_at_once_for_good_and_names_what_differs(tmp_pat
     assert state_of(tmp_path).members["member-2"].attempts == 1
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_one_without_a_checkpoint_is_no_start_and_one_that_failed_later_is(tmp_path: Path) -> None:
     def ask(event: dict[str, Any], run: ensemble.Run) -> None:
@@ -315,6 +318,7 @@ def train(member: Any) -> None:
         member.report(accuracy=0.5)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_a_train_functions_model_is_given_the_weights_when_it_is_prepared(tmp_path: Path) -> None:
     ask = when("finished", "member-0", lambda run: run.clone("member-0", {"lr": 0.0}, warm=True))
@@ -326,7 +330,7 @@ def test_a_train_functions_model_is_given_the_weights_when_it_is_prepared(tmp_pa
 
 
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
-@pytest.mark.parametrize("searched", [False, True])
+@pytest.mark.parametrize("searched", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_a_clone_for_which_there_is_no_room_takes_its_number_with_it(searched: bool, tmp_path: Path) -> None:
     """Its number was used, so no later member gets it, and a resume counts on after it."""
     path = tmp_path / "run"
@@ -354,6 +358,7 @@ def other_loss(model: Any, batch: Any) -> Any:
     return 2.0 * loss(model, batch)
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
     stop = when("checkpoint", "member-0", lambda run: run.stop())
@@ -368,7 +373,7 @@ def test_weights_of_other_code_are_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
-@pytest.mark.parametrize("further", [[], ["cpu_s"]])
+@pytest.mark.parametrize("further", [[], pytest.param(["cpu_s"], marks=pytest.mark.more)])
 def test_a_search_does_not_learn_from_a_warm_clone_and_the_study_says_why(
     further: list[str], tmp_path: Path
 ) -> None:

@@ -70,6 +70,7 @@ def test_a_student_is_a_run_of_its_own_and_what_it_loses_is_shown(
     assert state_of(student).members["member-0"].attempts == 1
 
 
+@pytest.mark.more
 def test_a_student_that_ends_before_averages_begin_keeps_its_own_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_student_that_is_stopped_resumes_to_the_same_bits(
     assert ends[0] == ends[1] is not None
 
 
+@pytest.mark.more
 def test_a_student_does_not_go_on_with_another_ensemble_or_without_it(teacher: Path, tmp_path: Path) -> None:
     copied = tmp_path / "digits"
     shutil.copytree(teacher, copied)
@@ -138,6 +140,7 @@ def test_a_student_does_not_go_on_with_another_ensemble_or_without_it(teacher: P
     assert "the ensemble that the student learns from cannot be loaded" in str(failed.error)
 
 
+@pytest.mark.more
 def test_another_student_is_trained_beside_the_first_where_that_is_asked_for(
     teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +155,9 @@ def test_another_student_is_trained_beside_the_first_where_that_is_asked_for(
     assert state_of(tmp_path / "student").members["member-0"].epoch == 1
 
 
-@pytest.mark.parametrize("kind", ["regression", "gaussian", "multilabel"])
+@pytest.mark.parametrize(
+    "kind", ["gaussian", *(pytest.param(kind, marks=pytest.mark.more) for kind in ("regression", "multilabel"))]
+)
 def test_students_of_other_tasks(kind: str, tmp_path: Path) -> None:
     ensemble.submit(of_task(kind), tmp_path / "run", "inline").wait()
     ensemble.distill(tmp_path / "run", tmp_path / "student", executor="inline").wait()

@@ -96,6 +96,7 @@ def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
     assert RunDir(path).report.stat().st_mtime_ns > starts(path)[1]["t"] * 1e9
 
 
+@pytest.mark.more
 def test_epochs_can_be_added_more_than_once_and_the_run_is_that_of_the_longer_declaration(
     whole: list[str | None], tmp_path: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_killed_extension_goes_on_to_the_new_end_by_a_plain_resume(
     assert digests(path) == whole
 
 
+@pytest.mark.more
 def test_the_same_extension_again_goes_on_with_one_that_has_not_ended(
     whole: list[str | None], tmp_path: Path
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_stopped_run_can_be_given_more_epochs(whole: list[str | None], tmp_pat
     assert digests(path) == whole
 
 
+@pytest.mark.more
 def test_members_with_more_epochs_of_their_own_keep_them(tmp_path: Path) -> None:
     longer = Member({"lr": 0.05}, epochs=4)
     path = train(tmp_path / "run", make(members=[{"lr": 0.05}, longer, Member({"lr": 0.1}, epochs=1)]))
@@ -204,10 +207,15 @@ def make_with(schedule: Any, **options: Any) -> ensemble.Ensemble:
     ("made", "why"),
     [
         (lambda: make(schedule="cosine"), "'cosine' of member-0 ends with the learning rate 0 after its 2 epochs"),
-        (lambda: make_with(by_all_steps), "Recipe.schedule reads the number of all steps"),
-        (
+        pytest.param(
+            lambda: make_with(by_all_steps),
+            "Recipe.schedule reads the number of all steps",
+            marks=pytest.mark.more,
+        ),
+        pytest.param(
             lambda: make(recipe=own_loop, schedule=None, objective="loss"),
             "the train function reads `member.steps`",
+            marks=pytest.mark.more,
         ),
     ],
 )
@@ -225,6 +233,7 @@ def test_an_extension_that_would_not_train_as_declared_is_refused_and_changes_no
     assert RunDir(path).events.read_bytes() == log
 
 
+@pytest.mark.more
 def test_an_extension_without_its_checkpoint_or_of_a_run_in_progress_is_refused(tmp_path: Path) -> None:
     path = train(tmp_path / "run", make())
     said: list[str] = []
@@ -243,6 +252,7 @@ def test_an_extension_without_its_checkpoint_or_of_a_run_in_progress_is_refused(
         ensemble.resume(path, epochs=9)
 
 
+@pytest.mark.more
 def test_a_schedule_function_of_the_step_alone_goes_on(tmp_path: Path) -> None:
     whole = digests(train(tmp_path / "whole", make_with(by_the_step, epochs=N)))
     path = train(tmp_path / "run", make_with(by_the_step))
@@ -250,6 +260,7 @@ def test_a_schedule_function_of_the_step_alone_goes_on(tmp_path: Path) -> None:
     assert digests(path) == whole
 
 
+@pytest.mark.more
 def test_a_schedule_that_has_ended_above_zero_stays_there_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -263,7 +274,11 @@ def test_a_schedule_that_has_ended_above_zero_stays_there_and_that_is_said(
 
 
 @pytest.mark.parametrize(
-    "options", [{"averaging": "ema"}, {"averaging": {"name": "swa", "start": 1}, "keep": "best"}]
+    "options",
+    [
+        pytest.param({"averaging": "ema"}, marks=pytest.mark.more),
+        {"averaging": {"name": "swa", "start": 1}, "keep": "best"},
+    ],
 )
 def test_members_that_keep_other_weights_train_on_with_those_in_training(
     options: dict[str, Any], tmp_path: Path
@@ -274,6 +289,7 @@ def test_members_that_keep_other_weights_train_on_with_those_in_training(
     assert digests(path) == whole
 
 
+@pytest.mark.more
 def test_pruned_trials_stay_pruned_and_the_declaration_with_all_epochs_is_the_runs(tmp_path: Path) -> None:
     """Trials that were pruned have the epochs of the first declaration; later epochs are not judged."""
     import optuna
@@ -314,6 +330,7 @@ def test_pruned_trials_stay_pruned_and_the_declaration_with_all_epochs_is_the_ru
     assert {len(m.history) for m in found if m.state == "finished"} == {3}
 
 
+@pytest.mark.more
 def test_the_declaration_with_all_epochs_is_the_runs_also_where_a_member_stopped_early(tmp_path: Path) -> None:
     early = Member({"lr": 0.0, "width": 4}, early_stopping={"patience": 1})
     path = train(tmp_path / "run", make(3, [{"lr": 0.1, "width": 4}, early], averaging="swa"))
@@ -330,7 +347,8 @@ def test_the_declaration_with_all_epochs_is_the_runs_also_where_a_member_stopped
         ensemble.resume(alone, epochs=N)
 
 
-@pytest.mark.parametrize("searched", [True, pytest.param(False, marks=pytest.mark.more)])
+@pytest.mark.more
+@pytest.mark.parametrize("searched", [True, False])
 def test_members_that_failed_for_good_without_a_checkpoint_are_not_tried_again(
     searched: bool, tmp_path: Path
 ) -> None:

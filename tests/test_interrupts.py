@@ -113,19 +113,20 @@ def ends(command: Command, code: int, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "sign", "says"),
+    ("executor", "number", "code", "sign", "says"),
     [
-        pytest.param(signal.SIGINT, 130, "directory", "", marks=pytest.mark.more),
-        pytest.param(signal.SIGINT, 130, "sockets", "can be run again", marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 143, "sockets", "can be run again", marks=pytest.mark.more),
-        (signal.SIGTERM, 143, "placed", "ensemble resume"),
-        pytest.param(signal.SIGHUP, 129, "placed", "ensemble resume", marks=pytest.mark.more),
+        pytest.param("inline", signal.SIGTERM, 143, "placed", "ensemble resume", marks=pytest.mark.more),
+        pytest.param("local", signal.SIGINT, 130, "directory", "", marks=pytest.mark.more),
+        pytest.param("local", signal.SIGINT, 130, "sockets", "can be run again", marks=pytest.mark.slow),
+        pytest.param("local", signal.SIGTERM, 143, "sockets", "can be run again", marks=pytest.mark.more),
+        pytest.param("local", signal.SIGTERM, 143, "placed", "ensemble resume", marks=pytest.mark.more),
+        pytest.param("local", signal.SIGHUP, 129, "placed", "ensemble resume", marks=pytest.mark.more),
     ],
 )
 def test_a_signal_while_a_run_starts_ends_it_in_order(
-    number: signal.Signals, code: int, sign: str, says: str, tmp: Path, tmp_path: Path
+    executor: str, number: signal.Signals, code: int, sign: str, says: str, tmp: Path, tmp_path: Path
 ) -> None:
-    command = Command(tmp, tmp_path, "local")
+    command = Command(tmp, tmp_path, executor)
     signs = {
         "directory": command.run_dir.exists,
         "sockets": command.below("ensemble-*"),
@@ -289,8 +290,8 @@ else:
     [
         ("import", signal.SIGINT, 130, "ensemble: interrupted"),
         ("spec", signal.SIGTERM, 143, "ensemble: terminated"),
-        ("destructor", signal.SIGINT, 130, "ensemble: interrupted"),
-        ("caught", signal.SIGTERM, 143, "ensemble: terminated"),
+        pytest.param("destructor", signal.SIGINT, 130, "ensemble: interrupted", marks=pytest.mark.more),
+        pytest.param("caught", signal.SIGTERM, 143, "ensemble: terminated", marks=pytest.mark.more),
     ],
 )
 def test_a_signal_while_something_is_imported_is_answered_in_one_line(

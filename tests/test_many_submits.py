@@ -98,7 +98,7 @@ def submit_many(folder: Path, runs: int, local_every: int, width: int, *, is_alo
 
 
 def test_runs_that_have_ended_leave_nothing_in_the_process_that_submitted_them(tmp_path: Path) -> None:
-    submit_many(tmp_path, runs=5, local_every=0, width=1000, is_alone=False)
+    submit_many(tmp_path, runs=4, local_every=0, width=1000, is_alone=False)
 
 
 @pytest.mark.slow

@@ -70,7 +70,9 @@ def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_state, "MANY", 2)
 
 
-@pytest.mark.parametrize("keep", ["all", "weights", "selected"])
+@pytest.mark.parametrize(
+    "keep", ["selected", *(pytest.param(each, marks=pytest.mark.more) for each in ("all", "weights"))]
+)
 def test_a_packed_run_is_the_same_run(
     keep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +130,7 @@ def test_what_is_damaged_in_a_pack_is_said_and_made_again(
     assert measure(RunDir(run_dir).predictions(member, "valid")) is not None
 
 
+@pytest.mark.more
 def test_less_is_kept_of_packed_checkpoints_after_another_start(tmp_path: Path, few_are_many: None) -> None:
     run_dir = tmp_path / "run"
     train(run_dir)
@@ -138,6 +141,7 @@ def test_less_is_kept_of_packed_checkpoints_after_another_start(tmp_path: Path, 
     assert all(each.is_sound for each in verify(RunDir(run_dir)))
 
 
+@pytest.mark.more
 def test_members_start_with_packed_weights_and_are_cloned_when_theirs_are_packed(
     tmp_path: Path, few_are_many: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +163,7 @@ def test_members_start_with_packed_weights_and_are_cloned_when_theirs_are_packed
     assert begun["weights_sha256"] == cloned["weights_sha256"] and begun["from"] == str(start)
 
 
+@pytest.mark.more
 def test_a_pack_that_the_log_has_lost_is_named_anew(tmp_path: Path, few_are_many: None) -> None:
     run_dir = tmp_path / "run"
     state, log = train(run_dir), run_dir / "events.jsonl"
@@ -177,6 +182,7 @@ def test_a_pack_that_the_log_has_lost_is_named_anew(tmp_path: Path, few_are_many
     assert not [each for each in verify(RunDir(run_dir)) if each.kind != "log" and not each.is_sound]
 
 
+@pytest.mark.more
 def test_the_last_line_of_a_packed_log_is_shown_though_it_has_no_end(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.member("member-0").mkdir(parents=True)

@@ -100,6 +100,7 @@ def test_an_inline_run_has_its_settings_and_the_process_keeps_its_own(tmp_path: 
     assert settings == [DOUBLE, {}]
 
 
+@pytest.mark.more
 def test_members_that_were_trained_with_other_settings_are_loaded_with_these(tmp_path: Path) -> None:
     for dtype in (torch.float64, torch.float32):  # in which no sample is made: the data are the same
         run_in(dtype, tmp_path / "run", has_stage=False)

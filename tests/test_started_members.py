@@ -27,6 +27,8 @@ WIDE = {"lr": 0.0, "width": 8}  # it learns nothing: its parameters are those th
 
 @pytest.fixture(autouse=True)
 def _requests_are_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # none of them looks at a report
+    monkeypatch.setattr("ensemble.controller.finalize.Finalizer._write_report", lambda *_: None)
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
 
 
@@ -87,7 +89,7 @@ def test_a_member_starts_with_the_weights_of_a_file_by_digest(executor: str, wor
     assert "starts with the weights of" in RunDir(tmp_path / "run").log("member-0").read_text()
 
 
-@pytest.mark.parametrize("below", ["member-0", "members/member-0"])
+@pytest.mark.parametrize("below", ["member-0", pytest.param("members/member-0", marks=pytest.mark.more)])
 def test_a_member_starts_with_the_weights_of_a_member_of_another_run(below: str, tmp_path: Path) -> None:
     train(tmp_path / "other", make([{"lr": 0.1, "width": 8}], epochs=3))
     run = train(tmp_path / "run", make([Member(WIDE, start=tmp_path / "other" / below)]))
@@ -97,7 +99,7 @@ def test_a_member_starts_with_the_weights_of_a_member_of_another_run(below: str,
     assert lineage["weights_sha256"] == state_of(tmp_path / "other").members["member-0"].weights_sha256
 
 
-@pytest.mark.parametrize("then", ["changed", "removed"])
+@pytest.mark.parametrize("then", [pytest.param("changed", marks=pytest.mark.more), "removed"])
 def test_the_run_keeps_its_own_copy_so_that_a_resume_begins_with_the_same_weights(
     then: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,6 +128,7 @@ def test_the_run_keeps_its_own_copy_so_that_a_resume_begins_with_the_same_weight
     assert {event["lineage"]["weights_sha256"] for event in declared} == {weights_sha256(state)}
 
 
+@pytest.mark.more
 def test_a_started_member_is_no_other_start(tmp_path: Path) -> None:
     """What a member starts with is compared like a hyperparameter."""
     save(tmp_path / "a.safetensors")
@@ -214,6 +217,7 @@ def test_a_started_member_is_added_to_a_run_in_progress(
     assert "w.safetensors (warm)" in capsys.readouterr().out
 
 
+@pytest.mark.more
 def test_a_search_learns_nothing_from_a_member_that_was_added_with_weights(tmp_path: Path) -> None:
     save(tmp_path / "w.safetensors")
     path, asked = tmp_path / "run", list[object]()
@@ -231,6 +235,7 @@ def test_a_search_learns_nothing_from_a_member_that_was_added_with_weights(tmp_p
     assert added.identity["lineage"]["weights_sha256"] is not None
 
 
+@pytest.mark.more
 def test_the_copy_is_no_link_to_a_file_that_somebody_may_write(tmp_path: Path) -> None:
     train(tmp_path / "other", make([WIDE], epochs=1))
     checkpoint = RunDir(tmp_path / "other").valid_checkpoint(state_of(tmp_path / "other").members["member-0"])
@@ -241,6 +246,7 @@ def test_the_copy_is_no_link_to_a_file_that_somebody_may_write(tmp_path: Path) -
     assert same(weights_of(tmp_path / "run"), weights_of(tmp_path / "other"))
 
 
+@pytest.mark.more
 def test_weights_that_could_not_be_read_are_read_again_by_a_resume(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,7 +273,7 @@ def test_weights_that_could_not_be_read_are_read_again_by_a_resume(
     assert state_of(path).members["member-1"].attempts == 1, "the run has its copy"
 
 
-@pytest.mark.parametrize("searched", [False, True])
+@pytest.mark.parametrize("searched", [False, pytest.param(True, marks=pytest.mark.more)])
 def test_a_clone_of_a_started_member_starts_with_the_same_weights(searched: bool, tmp_path: Path) -> None:
     """They are the run's copy: the file is gone."""
     file, path, asked = tmp_path / "w.safetensors", tmp_path / "run", list[Any]()

@@ -67,7 +67,9 @@ PIPES: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", PIPES)
+@pytest.mark.parametrize(
+    "name", ["dropped", *(pytest.param(each, marks=pytest.mark.more) for each in PIPES if each != "dropped")]
+)
 def test_records_need_no_label_and_nothing_else_that_the_model_does_not_read(name: str, tmp_path: Path) -> None:
     pipeline = Pipeline(sources.arrays(x=X, y=Y, note=np.arange(40)))
     for stage in PIPES[name]:
@@ -149,6 +151,7 @@ def test_images_of_16_bits_do_not_wrap_into_8(run: Path, artifact: Path, tmp_pat
     assert predict(artifact, save(tmp_path / "wide.npz", image=images.astype(np.int64)), tmp_path / "p") == 5
 
 
+@pytest.mark.more
 def test_a_prediction_that_is_nan_is_no_class(tmp_path: Path) -> None:
     run = train_on(tmp_path / "run", Pipeline(sources.arrays(x=X, label=Y)))
     made = ensemble.export(run, tmp_path / "artifact", classes=["no", "yes"])

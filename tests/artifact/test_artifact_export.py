@@ -86,6 +86,7 @@ def test_a_program_takes_batches_of_any_size_and_crops_images_of_any_size(run: P
         assert bits(program({"image": torch.from_numpy(images)})) == bits(model({"image": prepared(images)}))
 
 
+@pytest.mark.more
 def test_without_preprocessing_the_program_takes_what_the_pipeline_gives(run: Path, tmp_path: Path) -> None:
     made = ensemble.export(run, tmp_path / "bare", preprocessing=False, uncertainty=False)
     record = read_record(made)
@@ -201,10 +202,17 @@ class Numpy(Branching):
 @pytest.mark.parametrize(
     ("network", "line", "advice"),
     [
-        (Packed, "return self.last(self.lstm(packed)", "keep the padding and read the outputs at lengths - 1"),
+        pytest.param(
+            Packed,
+            "return self.last(self.lstm(packed)",
+            "keep the padding and read the outputs at lengths - 1",
+            marks=pytest.mark.more,
+        ),
         (Branching, "if y.sum() > 0:", "use torch.where, a mask, or torch.cond"),
-        (Counting, "Constraints violated (batch)", "a model must take any batch size"),
-        (Numpy, "np.tanh(n.numpy())", "compute with torch instead of numpy"),
+        pytest.param(
+            Counting, "Constraints violated (batch)", "a model must take any batch size", marks=pytest.mark.more
+        ),
+        pytest.param(Numpy, "np.tanh(n.numpy())", "compute with torch instead of numpy", marks=pytest.mark.more),
     ],
 )
 def test_what_cannot_be_exported_is_named_with_the_alternative(
@@ -287,6 +295,7 @@ def test_recurrent_and_attention_networks_are_exported_bitwise(tmp_path: Path) -
     assert bits(programs.load_program(made / "model.pt2")(batch)) == bits(ensemble.load(run)(batch))
 
 
+@pytest.mark.more
 def test_names_of_classes_come_from_the_folders_of_the_data(tmp_path: Path) -> None:
     images = make_images(0)
     for number, (image, label) in enumerate(zip(images["image"], images["label"], strict=True)):

@@ -117,10 +117,10 @@ def test_an_artifact_predicts_for_arrays(
     ("name", "model"),
     [
         ("flat", "run"),
-        ("flat", "artifact"),
         ("parquet", "artifact"),
-        ("photos.tar", "run"),
-        ("pixels.npz", "artifact"),
+        pytest.param("flat", "artifact", marks=pytest.mark.more),
+        pytest.param("photos.tar", "run", marks=pytest.mark.more),
+        pytest.param("pixels.npz", "artifact", marks=pytest.mark.more),
     ],
 )
 def test_records_of_every_format_are_prepared_as_the_validation_data_were(
@@ -180,6 +180,7 @@ def double(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "image": sample["image"] // 2}
 
 
+@pytest.mark.more
 def test_a_stage_of_the_users_is_done_by_the_run_and_asked_of_the_artifacts_caller(
     photos: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("model", ["run", "model"])
+@pytest.mark.parametrize("model", [pytest.param("run", marks=pytest.mark.more), "model"])
 def test_raw_rows_are_predicted_without_a_label(folder: Path, model: str, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("note,size,zone,age\na,2.5,1,\nb,-2.5,,30\nc,2.5,9,55.5\n")
     assert ensemble.predict(folder / model, tmp_path / "new.csv", tmp_path / "out.parquet") == 3

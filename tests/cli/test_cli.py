@@ -202,7 +202,9 @@ def test_the_status_of_an_error_says_whether_to_try_again(
     assert capsys.readouterr().err == f"ensemble: {error}\n"
 
 
-@pytest.mark.parametrize("command", ["", "run", "bench pipelines"])
+@pytest.mark.parametrize(
+    "command", ["run", *(pytest.param(each, marks=pytest.mark.more) for each in ("", "bench pipelines"))]
+)
 def test_help_is_there_at_once(command: str) -> None:
     seconds = []
     for _ in range(3):  # the best of three, against an import as fast as this machine, which may have other work
@@ -223,7 +225,7 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-@pytest.mark.parametrize("module", ["ensemble", "pipelines", "ensemble.cli", "ensemble.spec.spec_file"])
+@pytest.mark.parametrize("module", ["ensemble.cli", "ensemble.spec.spec_file"])  # with their packages
 def test_an_import_takes_less_than_a_second_and_loads_nothing_heavy(module: str) -> None:
     code = (
         f"import time; t = time.process_time(); import sys, {module}; "
@@ -383,7 +385,7 @@ def test_progress_is_plain_lines_where_nobody_watches(finished: tuple[Path, Any,
     assert [line for line in finished[1].stdout.splitlines() if line != line.rstrip()] == [], "no padding"
 
 
-@pytest.mark.parametrize("again", [["run"], ["resume"]])
+@pytest.mark.parametrize("again", [["run"], pytest.param(["resume"], marks=pytest.mark.more)])
 def test_a_finished_run_is_shown_and_not_trained_again(
     again: list[str], finished: tuple[Path, Any, Path], spec: Path
 ) -> None:

@@ -156,14 +156,12 @@ def test_a_warning_of_a_command_is_one_line_without_source(spec: Path) -> None:
     assert done.stderr == "ensemble: 1 of 2 rows have predictions that are NaN\n"
 
 
-def test_a_run_that_is_interrupted_when_its_members_are_combined_has_finished(spec: Path) -> None:
-    command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(spec.parent / "run")]
-    command += ["--executor", "inline", "--set", "combine=interrupted"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (
-        done.returncode == 130 and f"{spec.parent / 'run'} has finished before it could be stopped" in done.stderr
-    )
-    assert "continues the run" not in done.stderr
+def test_a_run_that_is_interrupted_when_its_members_are_combined_has_finished(
+    spec: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(spec, "combine=interrupted", status=130)
+    assert f"{spec.parent / 'run'} has finished before it could be stopped" in caplog.text
+    assert "continues the run" not in caplog.text
     state = fold(read_events(RunDir(spec.parent / "run").events))
     assert state.ended is not None and state.ended.type == "run_finished" and state.combined is not None
 

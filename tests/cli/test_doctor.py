@@ -256,6 +256,7 @@ def test_a_battery_of_a_mouse_is_none_of_the_machine(tmp_path: Path) -> None:
     assert find_battery(tmp_path / "none") == ""
 
 
+@pytest.mark.more
 def test_the_command_prints_each_rule_and_writes_rows(tmp_path: Path) -> None:
     meter = tmp_path / "meter.csv"
     meter.write_text(f"{time.time()},100\n")

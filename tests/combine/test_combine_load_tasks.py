@@ -36,13 +36,13 @@ def median(values: torch.Tensor) -> torch.Tensor:
     return values.quantile(0.5, dim=0)
 
 
-#: Of two cases that differ in what is measured or called alone, one does in the first tier.
-SIMILAR = ("one logit", "pixels", "rain", "computed arguments")
+#: Those that tests/e2e/test_e2e_every_task.py does not load in the first tier.
+FIRST = ("single", "regression", "quantiles", "predict")
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.more if name in SIMILAR else ()) for name in cases.CASES],
+    params=[pytest.param(name, marks=() if name in FIRST else pytest.mark.more) for name in cases.CASES],
 )
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunDir]:
     """A run of one case with two members."""

@@ -54,6 +54,7 @@ def test_weights_stay_in_the_checkpoints_where_memory_says_so_and_give_the_same_
         assert torch.equal(torch.load(file, weights_only=False)(batch), held(batch))
 
 
+@pytest.mark.more
 def test_an_artifact_is_the_same_where_weights_stay_in_the_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def members_of(seed: int, members: int, n: int = 60, classes: int = 3) -> tuple[
 seeds = st.integers(0, 100_000)
 
 
+@examples(15)
 @given(seeds, st.integers(1, 6), st.sampled_from(COMBINERS), st.booleans())
 def test_any_method_gives_weights_on_the_simplex_and_probabilities(
     seed: int, members: int, method: str, calibrate: bool

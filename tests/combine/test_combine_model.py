@@ -73,7 +73,7 @@ BY_CALL_OR_LOSS = pytest.mark.parametrize(
     ("net", "seen"),
     [
         pytest.param("mlp", KNOWN, id="mlp-call"),
-        pytest.param("mlp", COMPUTED, id="mlp-loss"),
+        pytest.param("mlp", COMPUTED, id="mlp-loss", marks=pytest.mark.more),
         *(pytest.param(net, KNOWN, id=f"{net}-call", marks=pytest.mark.more) for net in NETS if net != "mlp"),
     ],
 )
@@ -99,7 +99,8 @@ def test_an_exported_ensemble_is_bitwise_equal_for_any_batch(net: str, seen: Obs
 
 
 @pytest.mark.parametrize(
-    ("combination", "uncertainty"), [(WEIGHTED, False), (STACK, True)], ids=["weighted", "stack"]
+    ("combination", "uncertainty"),
+    [pytest.param(WEIGHTED, False, id="weighted", marks=pytest.mark.more), pytest.param(STACK, True, id="stack")],
 )
 def test_members_of_different_widths_a_stack_and_uncertainties_are_exported(
     combination: Combination, uncertainty: bool

@@ -153,7 +153,13 @@ def test_without_a_test_pipeline_the_figures_are_of_validation_and_said_to_be_op
 
 @pytest.mark.parametrize(
     ("method", "recorded"),
-    [("average", True), ("weighted", False), ("greedy", True), ("stack", False), ("stack", True)],
+    [
+        ("weighted", False),
+        ("greedy", True),
+        ("stack", True),
+        pytest.param("average", True, marks=pytest.mark.more),
+        pytest.param("stack", False, marks=pytest.mark.more),
+    ],
 )
 def test_a_loaded_ensemble_says_what_was_measured(
     tmp_path: Path, run: RunDir, method: str, recorded: bool

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from property_examples import examples
 from sklearn import metrics
 
 torch = pytest.importorskip("torch")
@@ -40,7 +41,7 @@ def draw_classes(seed: int, n: int, classes: int) -> tuple[Any, Any]:
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(2, 80), by=st.sampled_from(sorted(SCORES)))
-@settings(max_examples=25, deadline=None)
+@examples(10)
 def test_of_two_classes_no_other_threshold_is_better(seed: int, n: int, by: str) -> None:
     p, y = draw_classes(seed, n, 2)
     found = fit_thresholds(CLASSES, p, y, by)
@@ -54,7 +55,7 @@ def test_of_two_classes_no_other_threshold_is_better(seed: int, n: int, by: str)
 @given(
     seed=st.integers(0, 10**6), classes=st.integers(3, 6), by=st.sampled_from(["f1_macro", "balanced_accuracy"])
 )
-@settings(max_examples=15, deadline=None)
+@examples(6)
 def test_of_more_classes_they_are_never_worse_than_without(seed: int, classes: int, by: str) -> None:
     p, y = draw_classes(seed, 120, classes)
     found = fit_thresholds(CLASSES, p, y, by)
@@ -62,7 +63,7 @@ def test_of_more_classes_they_are_never_worse_than_without(seed: int, classes: i
     assert found.min() > 0 and found.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("by", ["f1", "balanced_accuracy"])
+@pytest.mark.parametrize("by", ["f1", pytest.param("balanced_accuracy", marks=pytest.mark.more)])
 def test_each_label_has_its_best_threshold_and_unknown_ones_take_no_part(by: str) -> None:
     rng = np.random.default_rng(0)
     y = (rng.random((200, 3)) < [0.5, 0.1, 0.02]).astype(float)
@@ -120,23 +121,37 @@ def run(declared: Ensemble, folder: Path) -> Any:
     return ensemble.submit(declared, folder, "inline").wait()
 
 
-def test_a_run_decides_by_them_and_so_do_load_and_the_artifact(tmp_path: Path) -> None:
-    result = run(declare(thresholds="f1"), tmp_path / "run")
+@pytest.fixture(scope="module")
+def decided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run that decides by thresholds, and its result."""
+    path = tmp_path_factory.mktemp("decided") / "run"
+    return path, run(declare(thresholds="f1"), path)
+
+
+def test_a_run_decides_by_them_and_so_does_load(decided: tuple[Path, Any]) -> None:
+    path, result = decided
     decision = result.combined["decision"]
     assert decision["metrics"]["thresholds"]["f1"] > decision["metrics"]["usual"].get("f1", 0)
     assert "decides by thresholds for f1" in str(result)
     rows = next(iter(declare().test.loader(200, epochs=1)))
-    found = ensemble.load(tmp_path / "run")({"x": rows["x"]})
+    found = ensemble.load(path)({"x": rows["x"]})
     at = decision["thresholds"][1]
     torch.testing.assert_close(found["decision"], (found["values"][:, 1] >= at).long())
     assert found["decision"].sum() > found["values"].argmax(1).sum()
-    ensemble.export(tmp_path / "run", tmp_path / "made", onnx=True)
+
+
+@pytest.mark.more
+def test_an_artifact_decides_by_them(decided: tuple[Path, Any], tmp_path: Path) -> None:
+    path, _ = decided
+    rows = next(iter(declare().test.loader(200, epochs=1)))
+    found = ensemble.load(path)({"x": rows["x"]})
+    ensemble.export(path, tmp_path / "made", onnx=True)
     program = torch.export.load(tmp_path / "made" / "model.pt2").module()
     torch.testing.assert_close(program({"x": rows["x"]})["decision"], found["decision"])
     np.savez(tmp_path / "new.npz", x=rows["x"].numpy())
-    for model in ("run", "made"):
-        ensemble.predict(tmp_path / model, tmp_path / "new.npz", tmp_path / f"{model}.parquet")
-        table = pq.read_table(tmp_path / f"{model}.parquet")
+    for model in (path, tmp_path / "made"):
+        ensemble.predict(model, tmp_path / "new.npz", tmp_path / "found.parquet")
+        table = pq.read_table(tmp_path / "found.parquet")
         assert table["class"].to_pylist() == found["decision"].tolist()
     assert "threshold" in (tmp_path / "made" / "README.md").read_text()
 

@@ -82,6 +82,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     return trained(tmp_path_factory.mktemp("alone") / "run", declared(sharing="independent"), "inline")
 
 
+@pytest.mark.more  # without processes of members: tests/pipelines/test_shared_stages.py, test_cache.py
 @pytest.mark.parametrize("cache", [pytest.param(None, marks=pytest.mark.slow), "memory"])
 def test_two_augmentations_share_decoding_and_end_as_they_would_alone(
     tmp_path: Path, alone: dict[str, str | None], cache: Any
@@ -110,6 +111,7 @@ def test_trials_share_too_and_where_nothing_is_common_that_is_said(
     assert all(e["shared_batches"] == 0 for e in of_kind(tmp_path / "apart", "epoch"))
 
 
+@pytest.mark.more  # other data are refused: tests/test_api.py
 def test_a_run_goes_on_only_with_the_pipelines_that_its_members_had(tmp_path: Path) -> None:
     made = declared(epochs=1)
     trained(tmp_path / "run", made, "inline")

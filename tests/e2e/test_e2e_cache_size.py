@@ -30,6 +30,7 @@ def test_a_run_that_is_resumed_ends_as_members_alone_do_and_refuses_another_size
         ensemble.submit(declared(**{**kept, "cache_size": 17}, epochs=EPOCHS + 1), run_dir, executor="local")
 
 
+@pytest.mark.more  # of a pipeline alone: tests/pipelines/test_cache_sizes.py
 def test_a_dry_run_says_what_a_cache_needs(tmp_path: Path) -> None:
     kept: dict[str, Any] = {"cache": "disk", "cache_dir": str(tmp_path / "cache"), "cache_size": 16}
     small = ensemble.dry_run(declared(**kept), tmp_path / "run", executor="local")

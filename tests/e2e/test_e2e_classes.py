@@ -74,6 +74,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def artifact(folder: Path) -> Path:
+    """Of that run."""
+    return ensemble.export(folder / "run", folder / "artifact")
+
+
 def test_members_are_measured_and_shown_by_the_classes_of_the_training_data(folder: Path) -> None:
     result = ensemble.attach(folder / "run").wait()
     assert [row.accuracy for row in result.members] == [1, 1]
@@ -91,8 +97,7 @@ def test_members_are_measured_and_shown_by_the_classes_of_the_training_data(fold
     assert saved.targets is not None and saved.targets.tolist() == [1] * 4 + [2] * 4
 
 
-def test_predictions_name_the_classes_of_the_training_data(folder: Path, tmp_path: Path) -> None:
-    artifact = ensemble.export(folder / "run", tmp_path / "artifact")
+def test_predictions_name_the_classes_of_the_training_data(folder: Path, artifact: Path, tmp_path: Path) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in artifact.iterdir()} == {0o644}
     for model in (folder / "run", artifact):
         predict(model, folder / "new", tmp_path / "p.parquet")
@@ -100,7 +105,9 @@ def test_predictions_name_the_classes_of_the_training_data(folder: Path, tmp_pat
         assert table["class_name"].to_pylist() == [Path(file).parent.name for file in table["file"].to_pylist()]
 
 
-def test_a_function_of_the_users_gets_labels_by_name_and_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:
+def test_a_function_of_the_users_gets_labels_by_name_and_says_what_it_lacks(
+    folder: Path, artifact: Path, tmp_path: Path
+) -> None:
     def check(sample: dict[str, Any]) -> dict[str, Any]:
         assert sample["label"] == sample["image"].mean(axis=(1, 2)).argmax()
         return sample
@@ -116,7 +123,7 @@ def test_a_function_of_the_users_gets_labels_by_name_and_says_what_it_lacks(fold
     )
     with pytest.raises(ArtifactError, match=said):
         predict(run, tmp_path / "x.npz", tmp_path / "p.parquet")
-    for model in (folder / "run", ensemble.export(folder / "run", tmp_path / "artifact")):
+    for model in (folder / "run", artifact):
         assert predict(model, tmp_path / "x.npz", tmp_path / "p.parquet") == 2
         with pytest.raises(ArtifactError, match="needs the field image; the data have picture: image is missing"):
             predict(model, tmp_path / "y.npz", tmp_path / "p.parquet")

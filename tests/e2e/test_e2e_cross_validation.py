@@ -144,7 +144,8 @@ def folds_of(run_dir: Path, members: range, n: int) -> np.ndarray[Any, Any]:
 
 
 def test_predictions_and_figures_of_a_converged_model_are_those_of_cross_val_predict(tmp_path: Path) -> None:
-    combined = run(declare(epochs=60, combine="average", calibrate=False), tmp_path / "run")
+    members = [{"lr": 1.0}] * K
+    combined = run(declare(members=members, epochs=30, combine="average", calibrate=False), tmp_path / "run")
     folds = folds_of(tmp_path / "run", range(K), len(CANCER_Y))
     assert (folds >= 0).all()
     for label in (0, 1):
@@ -168,6 +169,7 @@ def test_predictions_and_figures_of_a_converged_model_are_those_of_cross_val_pre
     assert combined.uncertainty is None  # the members of a fold's sample are one, and cannot disagree
 
 
+@pytest.mark.more
 def test_ridge_regression_is_that_of_cross_val_predict(tmp_path: Path) -> None:
     combined = run(declare_regression(epochs=25, combine="average"), tmp_path / "run")
     n = len(DIABETES_Y)
@@ -186,6 +188,7 @@ def test_ridge_regression_is_that_of_cross_val_predict(tmp_path: Path) -> None:
     assert combined.metrics["ensemble"]["rmse"] == pytest.approx(np.sqrt(np.mean((found - DIABETES_Y) ** 2)))
 
 
+@pytest.mark.more
 def test_blocks_in_time_are_those_of_time_series_split_and_the_start_is_not_predicted(tmp_path: Path) -> None:
     declared = declare_regression(epochs=60, weights=Folds(K, by="day", gap=3), combine="average")
     combined = run(declared, tmp_path / "run")
@@ -201,6 +204,7 @@ def test_blocks_in_time_are_those_of_time_series_split_and_the_start_is_not_pred
     assert combined.metrics["ensemble"]["rmse"] > 0
 
 
+@pytest.mark.more
 def test_repeated_folds_average_the_members_of_all_partitions(tmp_path: Path) -> None:
     folds = Folds(3, repeats=2, stratify="label")
     run(declare(members=[{"lr": 0.5}] * folds.members, weights=folds, combine="average"), tmp_path / "run")
@@ -229,7 +233,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     members = ensemble.cross_validated(CONFIGURATIONS, Folds(K, stratify="label"))
     rest = Pipeline(cancer().take(100))
     declared = declare(
-        members=members, weights="uniform", epochs=15, combine="stack", test=rest, allow_overlap=True
+        members=members, weights="uniform", epochs=6, combine="stack", test=rest, allow_overlap=True
     )
     run(declared, run_dir)
     return run_dir

@@ -262,7 +262,12 @@ def declare(case: Case, **options: Any) -> tuple[Ensemble, dict[str, dict[str, A
     return Ensemble(name="every", recipe=recipe, **{**usual, **pipes, **more, **options}), data
 
 
-@pytest.fixture(scope="module", params=CASES)
+#: One task of each form of outputs; points and quantiles are loaded in tests/combine.
+FIRST = ("multi-label", "per step", "mean and variance", "free")
+BY_TIER = [name if name in FIRST else pytest.param(name, marks=pytest.mark.more) for name in CASES]
+
+
+@pytest.fixture(scope="module", params=BY_TIER)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     case = CASES[request.param]
     declared, data = declare(case)
@@ -341,17 +346,11 @@ def test_the_report_has_its_figures(trained: Trained) -> None:
     assert "member-0" in plain and "member-2" in plain
 
 
-# Of tasks whose outputs have the same form one is done in the first tier.
-def choose(*names: str, others: pytest.MarkDecorator = pytest.mark.more) -> pytest.MarkDecorator:
-    """These tasks in the first tier, and the others in another."""
-    tasks = [name if name in names else pytest.param(name, marks=others) for name in CASES]
-    return pytest.mark.parametrize("trained", tasks, indirect=True)
+SHARING = ["per step", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != "per step")]
 
 
-exported = choose("classification", "multi-label", "mean and variance", "free")
-
-
-@choose("per step", others=pytest.mark.slow)
+@pytest.mark.more  # bits of members that share: test_e2e_laws.py
+@pytest.mark.parametrize("trained", SHARING, indirect=True)
 def test_members_that_share_predict_what_members_alone_do(trained: Trained, tmp_path: Path) -> None:
     declared, _ = declare(trained.case)
     shared = ensemble.submit(declared, tmp_path / "run", "local").wait()
@@ -367,6 +366,7 @@ def test_members_that_share_predict_what_members_alone_do(trained: Trained, tmp_
             assert one.task == other.task
 
 
+@pytest.mark.more
 def test_a_search_is_ranked_by_a_metric_of_the_whole_split(tmp_path: Path) -> None:
     search = Search({"lr": loguniform(1e-3, 1.0)}, trials=4, pruner="median")
     declared, _ = declare(CASES["single logit"], search=search)
@@ -377,7 +377,7 @@ def test_a_search_is_ranked_by_a_metric_of_the_whole_split(tmp_path: Path) -> No
     assert result.best["metric"] == pytest.approx(metrics.roc_auc_score(saved.target, saved.values[:, 1]))
 
 
-@exported
+@pytest.mark.more  # of classes and variances: tests/artifact
 def test_the_artifact_has_its_bits(trained: Trained, artifact: Path, values: Array) -> None:
     x = {"x": torch.from_numpy(trained.data["test"]["x"])}
     assert load_program(artifact / "model.pt2")(x).numpy().tobytes() == values.tobytes()
@@ -385,7 +385,7 @@ def test_the_artifact_has_its_bits(trained: Trained, artifact: Path, values: Arr
     assert read_record(artifact)["task"]["kind"] == trained.case.kind
 
 
-@exported
+@pytest.mark.more  # of classes and variances: tests/artifact
 def test_predictions_in_parquet_are_those_of_the_loaded_model(
     trained: Trained, artifact: Path, values: Array, tmp_path: Path
 ) -> None:
@@ -402,7 +402,6 @@ def test_predictions_in_parquet_are_those_of_the_loaded_model(
 
 
 @pytest.mark.more  # over HTTP: tests/artifact/test_artifact_serve.py
-@exported
 def test_the_artifact_answers_single_requests_as_the_server_does(
     trained: Trained, artifact: Path, values: Array
 ) -> None:

@@ -15,7 +15,7 @@ from ensemble import Ensemble, Member, Recipe, Resources
 from pipelines import Pipeline, sources, stages
 
 SAMPLES, VALID = 61, 20  # batches of 32 and 48 leave uneven last ones
-EPOCHS = 8
+EPOCHS = 4
 WORKERS = (1, 2, 1, 3, 1, 2, 1, 1)
 
 
@@ -49,7 +49,7 @@ def grain(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {**sample, "image": sample["image"] + rng.normal(0, 0.1, sample["image"].shape).astype(np.float32)}
 
 
-def declare(sharing: str, members: int = 3, precision: Any = "bf16") -> Ensemble:
+def declare(sharing: str, members: int = 2, precision: Any = "bf16") -> Ensemble:
     """Widths 1 and 2, of eight also 3, and two batch sizes; augmentation of every sample in every epoch."""
     rng = np.random.default_rng(5)
     images = rng.integers(0, 256, (SAMPLES + VALID, 1, 8, 8)).astype(np.uint8)

@@ -133,7 +133,7 @@ def declare(recipe: Recipe, data: Pipeline, train: Pipeline, options: dict[str, 
     return Ensemble(**{**usual, **options})
 
 
-@pytest.mark.parametrize("make", [detection, texts])
+@pytest.mark.parametrize("make", [detection, pytest.param(texts, marks=pytest.mark.more)])
 def test_members_that_share_and_are_resumed_end_with_the_bits_of_members_alone(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

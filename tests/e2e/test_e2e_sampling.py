@@ -80,6 +80,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     return finished_hashes(run_dir)
 
 
+@pytest.mark.more  # one that is killed beside another: test_e2e_samples.py
 def test_members_that_share_and_one_that_is_killed_end_with_the_bits_of_members_alone(
     alone: dict[str, str | None],
     tmp_path: Path,
@@ -176,6 +177,7 @@ def test_folds_by_class_and_group_go_by_record_also_where_records_repeat() -> No
         Folds(4, group=[1, 2])  # type: ignore[arg-type]
 
 
+@pytest.mark.more
 def test_a_dry_run_counts_positions_and_names_the_sampling(tmp_path: Path) -> None:
     declared = declare(weights=Folds(4, stratify="label"))
     found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")

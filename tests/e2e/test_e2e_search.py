@@ -71,6 +71,7 @@ def test_a_search_whose_driver_was_killed_proposes_what_it_would_have(
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.more
 def test_trials_of_hyperband_share_one_stream_and_a_database_shows_them(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'study.db'}"
     made = declared(places=3, trials=9, samples=SAMPLES, batch_size=32, storage=url)

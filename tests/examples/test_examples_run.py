@@ -102,7 +102,11 @@ def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("example", [*EXAMPLES, ROOT / "README.md"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    [*(pytest.param(each, marks=MORE) for each in EXAMPLES), ROOT / "README.md"],
+    ids=lambda path: path.stem,
+)
 def test_the_defaults_suit_the_data_as_they_are_downloaded(
     example: Path, downloads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

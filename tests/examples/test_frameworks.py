@@ -51,6 +51,7 @@ def test_a_page_includes_each_whole_and_it_says_how_it_is_run(name: str) -> None
     assert f"examples/frameworks/{name}.py" in text.split('"""')[1]
 
 
+@pytest.mark.more
 def test_the_page_shows_what_measure_prints_of_the_figures() -> None:
     printed = run_python(FOLDER / "measure.py", cwd=ROOT)
     assert printed.strip() in PAGES and len(printed.splitlines()) == 2 + len(MEASURED) + 2

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -113,6 +111,7 @@ def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(
     assert again.run_state == "3 finished" and any("continued" in note for note in again.notes)
 
 
+@pytest.mark.more
 def test_nodes_that_members_select_are_looked_for_here_or_in_the_cluster_at_the_start(
     tmp_path: Path,
 ) -> None:
@@ -301,19 +300,11 @@ def missing(sample: dict[str, Any]) -> dict[str, Any]:
     raise ValueError("no such cat")
 
 
-def test_the_command_writes_nothing(spec: Path) -> None:
+def test_the_command_writes_nothing(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = list_tree(spec.parent)
-    options = ["--dry-run", "--executor", "inline", "--json"]
-    command = [sys.executable, "-m", "ensemble", "run", "dry_spec.py", *options]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(Path(ensemble.__file__).parents[1]),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(command, capture_output=True, text=True, cwd=spec.parent, env=environment, timeout=600)
-    assert done.returncode == 0, done.stderr
+    assert main(["run", "dry_spec.py", "--dry-run", "--executor", "inline", "--json"]) == 0
     assert list_tree(spec.parent) == before
-    found = json.loads(done.stdout)
+    found = json.loads(capsys.readouterr().out)
     assert [row["params"]["width"] for row in found["members"]] == [8, 16]
 
 
@@ -388,10 +379,11 @@ def _build_slow_in_evaluation(params: dict[str, Any]) -> torch.nn.Module:
 
 def test_the_estimate_has_the_evaluation_and_the_start_of_processes(tmp_path: Path) -> None:
     recipe = Recipe(model=_build_slow_in_evaluation, loss="cross_entropy")
-    declared = inspected_runs.declare(recipe=recipe, epochs=20)
+    members = [{"width": 8, "lr": 0.2}]
+    declared = inspected_runs.declare(recipe=recipe, members=members, epochs=12)
     found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
     (row,) = found.members
-    assert row["evaluations"] == 20 * 4 + 4 + 7 and row["evaluate_s"] > 0.039
+    assert row["evaluations"] == 12 * 4 + 4 + 7 and row["evaluate_s"] > 0.039
     assert 0.5 < found.run["startup_cpu_s"] < found.run["cpu_s"]
     began = time.process_time()
     ensemble.submit(declared, tmp_path / "run", executor="inline").wait()

@@ -129,6 +129,7 @@ def test_only_what_has_changed_is_logged_again() -> None:
     assert not is_news(known, told(clock_s=None)) and is_news(NodeHealth(node="a", free_gb=known.free_gb), told())
 
 
+@pytest.mark.more
 def test_a_run_that_has_ended_still_says_what_its_node_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,6 +65,7 @@ def declare(step_s: float = 0.0, epochs: int = 3) -> str:
     return DECLARE.format(step_s=step_s, epochs=epochs)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.slow)])
 def test_functions_of_cells_train_and_one_table_shows_the_progress(
     tmp_path: Path, executor: str, monkeypatch: pytest.MonkeyPatch

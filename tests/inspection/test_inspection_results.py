@@ -137,7 +137,9 @@ def take_median(values: Any) -> Any:
     return middle / middle.sum(dim=-1, keepdim=True)
 
 
-@pytest.mark.parametrize("combine", ["average", "stack", take_median])
+@pytest.mark.parametrize(
+    "combine", ["stack", *(pytest.param(each, marks=pytest.mark.more) for each in ("average", take_median))]
+)
 def test_predictions_of_other_combinations_are_made_again_bit_by_bit(tmp_path: Path, combine: Any) -> None:
     result = inspected_runs.train(tmp_path / "run", combine=combine)
     found = ensemble.load_predictions(tmp_path / "run")

@@ -61,7 +61,7 @@ def test_runs_are_listed_newest_first_with_what_they_reached_and_used(folder: Pa
 
 
 def test_a_second_run_in_one_process_is_not_charged_for_the_first(tmp_path: Path) -> None:
-    inspected_runs.train(tmp_path / "first", epochs=20)
+    inspected_runs.train(tmp_path / "first", epochs=6)
     began = time.process_time()
     inspected_runs.train(tmp_path / "second", epochs=1)
     used = time.process_time() - began
@@ -475,6 +475,7 @@ def test_what_is_kept_of_models_has_a_limit_in_bytes_and_all_pairs_are_compared_
     assert found[-1] == expected and len(comparisons._models) == 2
 
 
+@pytest.mark.more
 def test_a_run_that_was_combined_by_a_function_does_not_run_it_for_the_page(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "first", tmp_path / "first")
     called = tmp_path / "called"

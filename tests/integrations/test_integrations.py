@@ -54,7 +54,9 @@ def finished(folder: Path) -> dict[str, Any]:
     return {end["member"]: (end["weights_sha256"], end["metrics"]) for end in ends}
 
 
-@every
+@pytest.mark.parametrize(
+    "framework", [pytest.param(name, marks=() if name == "lightning" else pytest.mark.more) for name in FRAMEWORKS]
+)
 def test_members_learn_are_ranked_combined_and_loaded(tmp_path: Path, framework: str) -> None:
     declared = FRAMEWORKS[framework]()
     result = run(declared, tmp_path / "run", "local" if framework == "torchrun" else "inline")
@@ -127,6 +129,7 @@ def test_a_pruner_ends_trials_early(tmp_path: Path, framework: str) -> None:
     assert all(row["epoch"] < ports.EPOCHS for row in result.members if row["state"] == "pruned")
 
 
+@pytest.mark.more
 def test_workers_of_which_each_trains_a_model_of_its_own_are_refused(tmp_path: Path) -> None:
     result = ensemble.submit(ports.torchrun(wraps=False), tmp_path / "run", "local").wait()
     assert {row["state"] for row in result.members} == {"failed"}
@@ -134,6 +137,7 @@ def test_workers_of_which_each_trains_a_model_of_its_own_are_refused(tmp_path: P
     assert "different weights after epoch 0" in why and "DistributedDataParallel" in why
 
 
+@pytest.mark.more
 def test_a_loop_of_accelerate_takes_the_steps_that_it_takes_alone(tmp_path: Path) -> None:
     """The weights are those of a plain loop with the same first weights, batches and draws, bit for bit."""
     framework = pytest.importorskip("accelerate").__name__

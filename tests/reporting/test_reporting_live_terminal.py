@@ -138,7 +138,7 @@ def session(columns: int) -> Iterator[Session]:
         os.close(made.other)
 
 
-@pytest.mark.parametrize(("columns", "after"), [(40, 40), (80, 40), (200, 80)])
+@pytest.mark.parametrize(("columns", "after"), [(40, 40), pytest.param(80, 40, marks=pytest.mark.more), (200, 80)])
 def test_the_table_fits_any_width_also_when_it_changes_and_ctrl_c_leaves_the_terminal_as_it_was(
     columns: int, after: int, tmp_path: Path
 ) -> None:

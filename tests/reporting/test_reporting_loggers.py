@@ -460,7 +460,10 @@ def test_a_server_that_is_gone_is_reported_once_and_what_is_missing_at_the_end(t
 
 @pytest.mark.parametrize(
     ("at_once", "why"),
-    [(False, "has not ended within 1 s"), (True, "has not ended before the run was to end at once")],
+    [
+        (False, "has not ended within 1 s"),
+        pytest.param(True, "has not ended before the run was to end at once", marks=pytest.mark.more),
+    ],
 )
 def test_a_logger_that_hangs_does_not_hold_the_end_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool, why: str
@@ -478,6 +481,7 @@ def test_a_logger_that_hangs_does_not_hold_the_end_up(
     assert not process.is_running()
 
 
+@pytest.mark.more
 def test_a_logger_that_dies_is_started_again_and_its_cpu_time_is_still_reported(tmp_path: Path) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:HALF])
     processes = LoggerProcesses(run_dir, resolve_loggers(["tensorboard"]))

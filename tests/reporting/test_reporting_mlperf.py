@@ -195,6 +195,7 @@ def test_the_command_refuses_in_a_line(trained: Path, capsys: pytest.CaptureFixt
         assert words in said and said.count("\n") == 1
 
 
+@pytest.mark.more
 def test_the_tools_of_mlcommons_take_the_files_and_compute_the_same(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("mlperf_logging")
 

@@ -12,6 +12,7 @@ import pytest
 from event_dicts import fold, ledger, lines, typed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from property_examples import examples
 from run_events import Event, list_run, measured, search_run
 
 import ensemble
@@ -172,7 +173,7 @@ def check_metrics(state: Any, events: list[Event], figures: Figures) -> None:
     assert cpu_s <= (figures.cpu_s or 0.0) * (1 + 1e-9) and energy_j <= known_j * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(9), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(sorted(RUNS)),
     cuts=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3).map(sorted),

@@ -75,7 +75,9 @@ def test_what_cannot_be_added_is_refused_and_leaves_no_gap(tmp_path: Path) -> No
     assert run.add({}).member == "member-2"
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe", "cmaes", "grid"])
+@pytest.mark.parametrize(
+    "sampler", ["tpe", "grid", *(pytest.param(name, marks=pytest.mark.more) for name in ("random", "cmaes"))]
+)
 def test_a_search_takes_in_a_trial_and_completes_it(sampler: str, tmp_path: Path) -> None:
     space = SPACE | {"lr": choice(0.1, 0.2)} if sampler == "grid" else SPACE
     run = Run(tmp_path, declared(search=Search(space, trials=5, sampler=sampler)))
@@ -93,40 +95,49 @@ def test_a_search_takes_in_a_trial_and_completes_it(sampler: str, tmp_path: Path
         assert len(set(own)) == 5, "no point of the grid is lost to it"
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"lr": 5.0}, r"lr=5.0 is outside loguniform\(0.001, 1.0\)"),
-        ({"act": "gelu"}, r"act='gelu' is none of 'relu', \[1, 2\]"),
-        ({"width": 8.5}, r"width=8.5 is outside integer\(4, 64\)"),
-        ({"depth": 3}, "depth=3 is not the 2 of the space"),
-        ({"dropout": 0.1}, "the space has no 'dropout'"),
-        (Member({"lr": 0.1}, batch_size=8, epochs=5, seed=1), "it trains with another epochs, batch_size than"),
-    ],
+OUTSIDE: tuple[tuple[Any, str], ...] = (
+    ({"lr": 5.0}, r"lr=5.0 is outside loguniform\(0.001, 1.0\)"),
+    ({"act": "gelu"}, r"act='gelu' is none of 'relu', \[1, 2\]"),
+    ({"width": 8.5}, r"width=8.5 is outside integer\(4, 64\)"),
+    ({"depth": 3}, "depth=3 is not the 2 of the space"),
+    ({"dropout": 0.1}, "the space has no 'dropout'"),
+    (Member({"lr": 0.1}, batch_size=8, epochs=5, seed=1), "it trains with another epochs, batch_size than"),
 )
+
+
 def test_what_the_search_could_not_have_proposed_trains_and_teaches_it_nothing(
-    given: Any, why: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     run = Run(tmp_path, declared())
     run.log("member", **run.trials.next().as_dict())
-    identity = run.add(given)
-    assert identity.outside is not None and re.match(why, identity.outside)
-    params = given.params if isinstance(given, Member) else given
-    assert identity.params == params, "it is trained as it was given"
-    assert run.trials.prune_decision(1, 0, {}) == "continue", "nobody asks for its objective"
-    run.trials.ended(1, "finished", {"accuracy": 1.0})
+    said: dict[int, str | None] = {}
+    for number, (given, why) in enumerate(OUTSIDE, 1):
+        identity = run.add(given)
+        said[number] = identity.outside
+        assert identity.outside is not None and re.match(why, identity.outside)
+        params = given.params if isinstance(given, Member) else given
+        assert identity.params == params, "it is trained as it was given"
+        assert run.trials.prune_decision(number, 0, {}) == "continue", "nobody asks for its objective"
+        run.trials.ended(number, "finished", {"accuracy": 1.0})
     resumed = Run(tmp_path, run.ensemble, run)
     for one in (run, resumed):
         assert isinstance(one.trials, SearchTrials)
-        trial = one.trials._searcher.study.trials[1]
-        assert trial.state == TrialState.FAIL and trial.user_attrs["outside"] == identity.outside
+        for number, outside in said.items():
+            trial = one.trials._searcher.study.trials[number]
+            assert trial.state == TrialState.FAIL and trial.user_attrs["outside"] == outside
         assert one.trials.left() == 3
     assert run.trials.next() == resumed.trials.next()
     check_same(run.state, run.ensemble, tmp_path)
     assert not recwarn.list
 
 
-@pytest.mark.parametrize("lr", [loguniform(1e-3, 1.0), choice(0.1, 0.2), integer(1, 3)])
+@pytest.mark.parametrize(
+    "lr",
+    [
+        loguniform(1e-3, 1.0),
+        *(pytest.param(each, marks=pytest.mark.more) for each in (choice(0.1, 0.2), integer(1, 3))),
+    ],
+)
 def test_text_for_a_dimension_of_numbers_is_refused(lr: Any, tmp_path: Path) -> None:
     trials = Run(tmp_path, declared(search=Search({"lr": lr, "act": choice("relu", 2)}, trials=2))).trials
     with pytest.raises(SpecError, match=r"hyperparameter 'lr' must be a number, as in the search's .* got 'fast'"):

@@ -153,6 +153,7 @@ def test_a_member_that_is_never_replaced_ends_with_the_bits_of_one_training(
     ]
 
 
+@pytest.mark.more
 def test_where_nobody_is_replaced_the_members_are_snapshots_of_one_training(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "search": Search({"lr": 0.1}, sampler={"name": "pbt", "population": 1, "generations": 3, "quantile": 0}),
@@ -200,6 +201,7 @@ def test_neither_a_kill_nor_the_number_of_places_changes_a_bit(undisturbed: Path
         assert same.weights_sha256 == member.weights_sha256, member.id
 
 
+@pytest.mark.more
 def test_who_fails_is_replaced_and_a_generation_of_failures_ends_the_run(tmp_path: Path) -> None:
     space, sampler = {"lr": loguniform(1e-3, 0.99)}, {"name": "pbt", "population": POPULATION, "generations": 2}
     search = Search(space, sampler=sampler, enqueue=[{"lr": 0.95}])
@@ -212,6 +214,7 @@ def test_who_fails_is_replaced_and_a_generation_of_failures_ends_the_run(tmp_pat
     assert "no member of generation 0 finished, so none can go on: " in ended.reason
 
 
+@pytest.mark.more
 def test_what_changes_the_network_is_inherited_or_its_heir_fails_alone(tmp_path: Path) -> None:
     space = {"lr": loguniform(1e-3, 0.5), "width": choice(4, 8, 16, 32)}
     state = run(tmp_path / "kept", declare(space, generations=2, epochs=2, inherit=["width"]))
@@ -223,6 +226,7 @@ def test_what_changes_the_network_is_inherited_or_its_heir_fails_alone(tmp_path:
     assert len(failed) == 1 and f"in {source_of(failed[0])}" in str(failed[0].error)
 
 
+@pytest.mark.more
 def test_checkpoints_are_reduced_when_nobody_goes_on_from_them(tmp_path: Path) -> None:
     state = run(tmp_path / "run", declare(generations=2, epochs=2, keep_checkpoints="weights"))
     assert {member.state for member in state.members.values()} == {"finished"}
@@ -263,6 +267,7 @@ def test_the_same_declaration_goes_on_with_its_run_and_another_population_does_n
     assert [m.weights_sha256 for m in after.values()] == [m.weights_sha256 for m in before.values()]
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_a_run_that_is_cancelled_ends_and_what_has_finished_is_combined(tmp_path: Path) -> None:
     path = tmp_path / "run"
@@ -272,6 +277,7 @@ def test_a_run_that_is_cancelled_ends_and_what_has_finished_is_combined(tmp_path
     assert isinstance(state.ended, RunFinished) and state.combined is not None and state.combined.members
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("_requests_are_seen_at_once")
 def test_a_last_generation_without_anybody_leaves_what_has_finished(tmp_path: Path) -> None:
     path = tmp_path / "run"
@@ -283,6 +289,7 @@ def test_a_last_generation_without_anybody_leaves_what_has_finished(tmp_path: Pa
     assert isinstance(state.ended, RunFinished) and state.combined is not None and state.combined.members
 
 
+@pytest.mark.more
 def test_seeds_and_sample_weights_are_of_the_place(tmp_path: Path) -> None:
     members = run(tmp_path / "run", declare(weights="bootstrap", population=2, generations=2, epochs=2)).members
     drawn = [(member.identity["seed"], member.identity["weights"]["seed"]) for member in members.values()]
@@ -325,6 +332,7 @@ def augmented(params: dict[str, Any]) -> Any:
     return made.train.map(functools.partial(shift, by=params.get("by", 0.1)))
 
 
+@pytest.mark.more
 def test_the_data_may_go_by_hyperparameters_that_change(tmp_path: Path) -> None:
     made = declare({"lr": loguniform(1e-3, 0.5), "by": uniform(0.0, 0.5)}, epochs=3, generations=2, population=2)
     names = "name valid recipe search epochs batch_size retries objective mode sharing optimizer"
@@ -333,6 +341,7 @@ def test_the_data_may_go_by_hyperparameters_that_change(tmp_path: Path) -> None:
     assert len({member.params["by"] for member in state.members.values()}) == 3
 
 
+@pytest.mark.more
 def test_the_best_of_a_member_is_of_its_own_part(tmp_path: Path) -> None:
     for member in run(tmp_path / "run", declare(keep="best", averaging="none")).members.values():
         assert member.kept is not None and member.kept["epoch"] in [event.epoch for event in member.history]
@@ -352,6 +361,7 @@ def keep_own(member: Any) -> None:
         member.report(loss=member.params["lr"])
 
 
+@pytest.mark.more
 def test_a_state_that_may_hold_hyperparameters_is_not_inherited(tmp_path: Path) -> None:
     made = declare({"lr": loguniform(1e-3, 0.5)}, generations=2, epochs=2)
     own = ensemble.Ensemble(

@@ -77,7 +77,10 @@ def trials_of(path: Path) -> list[Any]:
 WARM = {"name": "median", "startup_trials": 1, "warmup_epochs": 1}
 
 
-@pytest.mark.parametrize("pruner", ["none", WARM, {"name": "patience", "epochs": 1}])
+@pytest.mark.parametrize(
+    "pruner",
+    [WARM, *(pytest.param(each, marks=pytest.mark.more) for each in ("none", {"name": "patience", "epochs": 1}))],
+)
 def test_a_trial_that_stops_early_has_finished_whatever_the_pruner_says_and_the_search_goes_on(
     pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +131,12 @@ def test_a_search_that_is_given_more_epochs_twice_judges_by_those_of_its_first_d
 
 @pytest.mark.parametrize(
     ("curve", "pruner"),
-    [("undefined", "none"), ("unmeasured", "hyperband"), ("undefined", WARM), ("unmeasured", WARM)],
+    [
+        ("unmeasured", "hyperband"),
+        ("undefined", WARM),
+        pytest.param("undefined", "none", marks=pytest.mark.more),
+        pytest.param("unmeasured", WARM, marks=pytest.mark.more),
+    ],
 )
 def test_a_trial_whose_objective_is_undefined_or_not_measured_after_an_epoch_goes_on(
     curve: str, pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -160,7 +168,12 @@ def test_a_search_that_goes_on_after_a_stop_judges_an_undefined_epoch_alike(
 
 
 @pytest.mark.parametrize(
-    ("curve", "pruner"), [("ends undefined", None), ("never defined", "none"), ("ends undefined", "hyperband")]
+    ("curve", "pruner"),
+    [
+        ("ends undefined", None),
+        pytest.param("never defined", "none", marks=pytest.mark.more),
+        pytest.param("ends undefined", "hyperband", marks=pytest.mark.more),
+    ],
 )
 def test_a_member_that_ends_without_the_objective_is_named_and_the_run_goes_on(
     curve: str, pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -183,7 +196,7 @@ def test_a_search_of_which_no_trial_reports_the_objective_is_given_up(
     assert f"the first {FIRST_TRIALS} trials of the search all failed" in state.ended.reason
 
 
-@pytest.mark.parametrize("pruner", [None, "hyperband"])
+@pytest.mark.parametrize("pruner", [pytest.param(None, marks=pytest.mark.more), "hyperband"])
 def test_a_metric_of_the_split_that_is_undefined_on_constant_predictions_fails_no_member(
     pruner: Any, tmp_path: Path
 ) -> None:

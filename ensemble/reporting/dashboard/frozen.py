@@ -8,6 +8,7 @@ are shown.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import html
 import json
@@ -42,7 +43,7 @@ def compose_report(documents: Mapping[str, Any]) -> str:
     state = documents["state"]
     run = {**state["run"], "actions": []}  # nobody is there to ask
     frozen = {name: documents[name] for name in DOCUMENTS if name in documents} | {"state": {**state, "run": run}}
-    script = link_modules(read_modules(STATIC), "app.js")
+    script = _link_page()
     policy = (
         f"default-src 'none'; script-src 'sha256-{_hash(script)}'; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -68,6 +69,12 @@ def compose_report(documents: Mapping[str, Any]) -> str:
             raise ValueError(f"index.html has {old!r} {page.count(old)} times")
         page = page.replace(old, new)
     return page
+
+
+@functools.cache  # a program may write the reports of many runs
+def _link_page() -> str:
+    """The page's modules as one script."""
+    return link_modules(read_modules(STATIC), "app.js")
 
 
 def _meta(policy: str) -> str:

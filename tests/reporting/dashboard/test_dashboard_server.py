@@ -128,7 +128,7 @@ def test_a_members_log_is_followed_from_near_its_end(tmp_path: Path) -> None:
         assert server.ask(target + "?from=-1")[0] == 400
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.more)])
 def test_a_signal_ends_it_at_once_also_while_pages_are_connected(number: int, tmp_path: Path) -> None:
     run = run_events.write_run(tmp_path / "run", run_events.list_run())
     before = sorted(run.rglob("*"))

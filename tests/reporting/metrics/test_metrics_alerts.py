@@ -92,6 +92,7 @@ def test_a_run_that_goes_well_wakes_nobody(tmp_path: Path) -> None:
     evaluate(tmp_path, compute_series(events, minutes), {f"{at}m": set() for at in range(minutes)})
 
 
+@pytest.mark.more
 def test_members_of_a_real_run_that_fail_one_after_another_wake_somebody(tmp_path: Path) -> None:
     faults = [{"lr": 0.1, "fault": "exit", "after": 1} for _ in range(3)]
     declared = an_ensemble(faults, epochs=1, retries=1)

@@ -100,6 +100,7 @@ def test_photographs_are_those_of_their_predictions(tmp_path: Path) -> None:
         assert float(row["members"][-1][1]) == pytest.approx(read_number(fields), abs=1.0)
 
 
+@pytest.mark.more
 def test_out_of_fold_each_sample_is_the_training_record_that_was_left_out(tmp_path: Path) -> None:
     source = MAKERS["table"](tmp_path / "table")
     members = [{"shift": 0.0, "lr": 1e-12} for _ in range(3)]
@@ -126,6 +127,7 @@ def test_other_data_are_never_shown_in_the_place_of_those_of_the_run(tmp_path: P
         assert all("table.csv" in each["error"] for each in found.records.values())
 
 
+@pytest.mark.more
 def test_a_source_that_nothing_identifies_is_compared_by_targets(tmp_path: Path) -> None:
     path = known_runs.run(tmp_path / "run", declare(known_runs.write_lines(tmp_path / "lines")))
     file = tmp_path / "lines" / "lines.txt"
@@ -167,7 +169,7 @@ def set_trap(trapped: Path) -> Any:
 @pytest.mark.parametrize(
     ("what", "limits", "why"),
     [
-        ("exit", {}, "ended (exit status 7)"),
+        pytest.param("exit", {}, "ended (exit status 7)", marks=pytest.mark.more),
         pytest.param("hang", {"record_s": 8.0}, "longer than 8 s", marks=pytest.mark.more),
         pytest.param("memory", {"memory_gb": 1.0}, "memory", marks=pytest.mark.more),
         pytest.param("shared", {"memory_gb": 1.0}, "more than 1 GiB", marks=pytest.mark.more),
@@ -214,6 +216,7 @@ def test_a_declaration_that_others_may_write_is_not_run(trapped: Path) -> None:
             os.chown(run_dir.ensemble_file, os.getuid(), -1)
 
 
+@pytest.mark.more
 def test_the_reader_is_kept_for_the_next_page_and_ends_by_itself(trapped: Path) -> None:
     run_dir, state, ranking = open_run(trapped)
     reader = RecordReader(**SLOW, idle_s=600.0)
