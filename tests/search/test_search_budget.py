@@ -83,7 +83,7 @@ def test_processor_time_ends_a_search_with_a_combined_model_and_a_larger_budget_
     assert states.count("finished") >= 2 and result.combined is not None
     assert names(tmp_path)[-1] == "run_stopped" and "combined" in names(tmp_path)
     run = RunProjection.from_events(store.read_events(tmp_path / "events.jsonl"))
-    assert 2.94 <= run.used.cpu_s < 4.5
+    assert 2.94 <= run.used.cpu_s < 8
     assert "of 0.0008333 CPU-hours" in next(note for note in status_notes(run) if note.startswith("budget: "))
     again = ensemble.resume(tmp_path, executor="inline").wait()
     assert len(again.members) == len(result.members), "nothing is left of it"
