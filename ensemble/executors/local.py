@@ -99,15 +99,16 @@ class LocalExecutor:
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._services.sample()
-            until = min(deadline, self._services.next_sample)
-            dispatch(self._selector, 0 if self._has_urgent() else max(0.0, until - time.monotonic()))
             if self._queue:
                 deadline = min(deadline, time.monotonic() + GATHER_S)
+            until = 0.0 if self._has_urgent() else min(deadline, self._services.next_sample)
+            dispatch(self._selector, max(0.0, until - time.monotonic()))
             if self._has_urgent() or time.monotonic() >= deadline:
                 return self._pop_queue()
 
     def _has_urgent(self) -> bool:
-        return any(map(self._workers.is_urgent, self._queue))
+        """Whether an event may not wait for others; an epoch may be what a user's `on_event` waits for."""
+        return any(event["type"] == "epoch" or self._workers.is_urgent(event) for event in self._queue)
 
     def send(self, member: str, command: str, **fields: Any) -> None:
         """See `Executor`."""

@@ -295,6 +295,7 @@ class ProcessPool:
     def _handle_lost_server(self, forks: ForkServer) -> None:
         """The fork server died: its workers live on, but their exit codes cannot be known."""
         self._unregister(forks.control)
+        forks.usage(self.node)  # which is still to be had of it until it is waited for
         forks.close()
         self._emit(forks.usage(self.node))
         log.warning("the fork server of node %s died; another is started for the next member", self.node)

@@ -142,7 +142,8 @@ class Member:
 
     def __getstate__(self) -> dict[str, Any]:
         """What it has of its own: each worker unpickles all members, which may be thousands."""
-        return {name: value for name, value in vars(self).items() if value is not None}
+        is_ours = type(self) is Member  # what None means in a class of the user's is not known
+        return {name: value for name, value in vars(self).items() if value is not None or not is_ours}
 
 
 def seeds(n: int, params: Mapping[str, Any] | None = None, start: int = 0, **member_options: Any) -> list[Member]:

@@ -159,7 +159,5 @@ def _map_file(file: BinaryIO, size: int) -> npt.NDArray[np.uint8]:
     if address == _MAP_FAILED:
         raise OSError(error := ctypes.get_errno(), os.strerror(error))
     memory = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(memory, _libc.munmap, address, size)
-    content = np.frombuffer(memoryview(memory), np.uint8)
-    content.flags.writeable = False
-    return content
+    weakref.finalize(memory, _libc.munmap, address, size).atexit = False  # what is left may be read to the end
+    return np.frombuffer(memoryview(memory).toreadonly(), np.uint8)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import platform
 import subprocess
 from importlib import metadata
@@ -27,7 +26,6 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), **{name: _find_version(*_LIBRARIES[name]) for name in _LIBRARIES}}
 
 
-@functools.cache  # what is installed is looked for on the disk
 def _find_version(*distributions: str) -> str | None:
     for distribution in distributions:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -147,11 +147,11 @@ class Job:
 
         Fields that are equal for all members to be measured are written once.
         """
-        fields = dict(vars(self))
+        fields = {**vars(self), "identity": vars(self.identity)}  # dataclasses.asdict copies each value
         if self.profile is not None:
             members = _factor_out_common([vars(each) for each in self.profile.members])
             fields["profile"] = {**vars(self.profile), "members": members}
-        return json.dumps(fields, default=vars)  # of the identity; dataclasses.asdict copies each value
+        return json.dumps(fields)
 
     @classmethod
     def from_json(cls, text: str) -> Job:

@@ -35,7 +35,7 @@ from pipelines.verification.served import ServedSample
 ReadRows = Callable[[int, int], tuple[ring.RingView, int, npt.NDArray[Any]]]
 #: Of each row of a set whether it is read, [n].
 Chosen = npt.NDArray[np.bool_]
-_CHECKS, LEAST_CHECKED = 64, 2**24  # while a set is prepared, at most so many, each for at least so many bytes
+_CHECKS, LEAST_CHECKED = 64, 2**20  # while a set is prepared, at most so many, each for at least so many bytes
 
 
 class Resident:

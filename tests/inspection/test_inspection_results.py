@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -252,5 +253,13 @@ def test_mapped_predictions_hold_no_descriptor_and_memory_for_as_long_as_they_ar
     assert len(os.listdir("/proc/self/fd")) == open_before
     assert Path("/proc/self/maps").read_text().count(str(path)) >= 1
     assert all((values == 0.5).all() for values in held)
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        held[0].flags.writeable = True
     del held
     assert str(path) not in Path("/proc/self/maps").read_text()
+    program = (
+        "import atexit, sys, weakref\nfrom ensemble.store import load_predictions\n"
+        "atexit.register(lambda: print(held.values.sum()))\nheld = load_predictions(sys.argv[1], mapped=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], check=True, capture_output=True, text=True)
+    assert done.stdout == "20000.0\n", "it is there until the process is gone"

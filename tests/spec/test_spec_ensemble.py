@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -147,3 +150,16 @@ def test_a_members_number_decides_its_weights_unless_it_says_otherwise() -> None
     bagged = declared(members=[{}, {}], seed=10, weights="bootstrap")
     assert [bagged.identify(n).weights for n in (0, 1)] == [{"kind": "bootstrap", "seed": s} for s in (10, 11)]
     assert declared().identify(0).weights is None
+
+
+@dataclass(frozen=True)
+class Patient(Member):
+    """A member with a field of the user's, of which None is no default."""
+
+    patience: int | None = 5
+
+
+@pytest.mark.parametrize("member", [Member({"lr": 0.1}, epochs=3), Patient({"lr": 0.1}, patience=None), Patient()])
+def test_a_copied_member_is_the_same(member: Member) -> None:
+    for copied in (pickle.loads(pickle.dumps(member)), copy.deepcopy(member)):
+        assert copied == member and repr(copied) == repr(member)
