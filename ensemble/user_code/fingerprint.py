@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble.user_code.imports import Imports, syntax_of
+from pipelines.description import PipelineDescription
 from pipelines.environment.library_settings import find_settings
 from pipelines.fingerprint import SCHEME, digest
 from pipelines.fingerprint.bytecode import Use
@@ -39,6 +40,7 @@ from pipelines.fingerprint.describer import Describer
 from pipelines.fingerprint.modules import file_of, is_foreign_class, module_name, name_of
 from pipelines.fingerprint.ours import is_ours
 from pipelines.fingerprint.values import Place
+from pipelines.sources._base import Source
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -183,6 +185,12 @@ class _MembersCode(Describer):
         return {}
 
     def _describe_object(self, value: Any, at: Place) -> Any:
+        # Of a pipeline and a source that a function reads, as of those that are declared: the stages are code, the
+        # data are compared by themselves. What both keep of their use, and ids, are another in each process.
+        if isinstance(value, PipelineDescription):
+            return ["pipeline", *(self._describe(stage.call, at) for stage in value.stages)]
+        if isinstance(value, Source):
+            return ["source", self._describe(type(value), at)]
         kind, torch = type(value), sys.modules.get("torch")
         is_module = torch is not None and isinstance(value, torch.nn.Module)
         if is_ours(kind) or dataclasses.is_dataclass(value) or is_module or not is_foreign_class(kind):

@@ -288,12 +288,16 @@ def test_of_the_loaded_modules_only_those_of_the_spec_s_name_are_looked_up(
 
 
 MAKE_MODEL = """
+SOURCE = sources.arrays(x=np.zeros((3, 2), np.float32))
+BASE = Pipeline(SOURCE).map(lambda sample: {**sample, "y": sample["x"] + SMOOTHING})
+
+
 def make_model():
     class Here(Net):
         def forward(self, x):
             return super().forward(x)
 
-    return lambda params: Here(4)
+    return lambda params: Here(4 + len(BASE) - len(SOURCE))
 
 
 """
@@ -311,12 +315,15 @@ print(*(code_of(each).fingerprint for each in (kept, load_spec(sys.argv[2]))))
 
 
 def test_it_is_the_same_in_every_process_whatever_its_hash_seed_declared_or_kept(tmp_path: Path) -> None:
-    """Also of a class within a function, which is kept by value."""
+    """Also of a class within a function, which is kept by value, and of a pipeline that was used or not."""
     made = SPEC.replace("def make_loss", MAKE_MODEL + "def make_loss")
     spec = write(tmp_path / "here", a_spec=made.replace("model=model", "model=make_model()"))
     before = code(spec)
-    assert "a_spec.make_model.<locals>.Here" in before.parts
-    run = RunDir.create(tmp_path / "run", load_spec(spec), spec)
+    assert {"a_spec.make_model.<locals>.Here", "a_spec.BASE", "a_spec.SOURCE"} < before.parts.keys()
+    declared = load_spec(spec)
+    declared.recipe.model.__globals__["BASE"].fingerprint  # noqa: B018 - what it reads of its data, it keeps
+    assert code_of(declared).changed(before) == []
+    run = RunDir.create(tmp_path / "run", declared, spec)
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "PYTHONHASHSEED": seed}
     command = [sys.executable, "-c", OTHER_PROCESS, str(run.path), str(spec)]
