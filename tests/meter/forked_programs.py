@@ -100,5 +100,12 @@ def serve(folder: Path) -> Iterator[Programs]:
         with theirs:
             command = [sys.executable, "-c", SERVER, str(theirs.fileno())]
             process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
-        yield Programs(ours)
-    process.wait()
+        try:
+            yield Programs(ours)
+        finally:
+            ours.close()  # at which the process ends
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
