@@ -123,7 +123,6 @@ def test_a_student_that_is_stopped_resumes_to_the_same_bits(
     assert ends[0] == ends[1] is not None
 
 
-@pytest.mark.more
 def test_a_student_does_not_go_on_with_another_ensemble_or_without_it(teacher: Path, tmp_path: Path) -> None:
     copied = tmp_path / "digits"
     shutil.copytree(teacher, copied)

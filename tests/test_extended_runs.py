@@ -233,7 +233,6 @@ def test_an_extension_that_would_not_train_as_declared_is_refused_and_changes_no
     assert RunDir(path).events.read_bytes() == log
 
 
-@pytest.mark.more
 def test_an_extension_without_its_checkpoint_or_of_a_run_in_progress_is_refused(tmp_path: Path) -> None:
     path = train(tmp_path / "run", make())
     said: list[str] = []

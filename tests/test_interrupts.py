@@ -115,7 +115,7 @@ def ends(command: Command, code: int, says: str) -> None:
 @pytest.mark.parametrize(
     ("executor", "number", "code", "sign", "says"),
     [
-        pytest.param("inline", signal.SIGTERM, 143, "placed", "ensemble resume", marks=pytest.mark.more),
+        ("inline", signal.SIGTERM, 143, "placed", "ensemble resume"),
         pytest.param("local", signal.SIGINT, 130, "directory", "", marks=pytest.mark.more),
         pytest.param("local", signal.SIGINT, 130, "sockets", "can be run again", marks=pytest.mark.slow),
         pytest.param("local", signal.SIGTERM, 143, "sockets", "can be run again", marks=pytest.mark.more),

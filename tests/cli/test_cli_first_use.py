@@ -166,6 +166,19 @@ def test_a_run_that_is_interrupted_when_its_members_are_combined_has_finished(
     assert state.ended is not None and state.ended.type == "run_finished" and state.combined is not None
 
 
+@pytest.mark.more
+def test_a_command_that_is_interrupted_when_its_members_are_combined_ends_as_the_signal_says(spec: Path) -> None:
+    command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(spec.parent / "run")]
+    command += ["--executor", "inline", "--set", "combine=interrupted"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (
+        done.returncode == 130 and f"{spec.parent / 'run'} has finished before it could be stopped" in done.stderr
+    )
+    assert "continues the run" not in done.stderr
+    state = fold(read_events(RunDir(spec.parent / "run").events))
+    assert state.ended is not None and state.ended.type == "run_finished" and state.combined is not None
+
+
 def test_members_without_a_combined_model_are_a_success_only_where_that_is_allowed(
     spec: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

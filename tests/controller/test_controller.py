@@ -198,6 +198,11 @@ def _requests_are_seen_at_once_and_nothing_is_waited_for(monkeypatch: pytest.Mon
     monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)
     monkeypatch.setattr("ensemble.controller.attempts.RetryPolicy", functools.partial(RetryPolicy, pause_s=0.0))
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def _without_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a property of many runs, which would each write one."""
     monkeypatch.setattr("ensemble.controller.finalize.Finalizer.write_report", lambda *_: None)
 
 
@@ -286,6 +291,7 @@ def test_more_members_than_places_all_finish_in_cohorts(tmp_path: Path) -> None:
     assert state.ended is not None and state.ended.states == {"finished": 8}
 
 
+@pytest.mark.usefixtures("_without_reports")
 @given(
     st.dictionaries(
         st.tuples(st.sampled_from([f"member-{n}" for n in range(4)]), st.integers(0, 2)), st.sampled_from(FAULTS)

@@ -15,7 +15,7 @@ from ensemble import Ensemble, Member, Recipe, Resources
 from pipelines import Pipeline, sources, stages
 
 SAMPLES, VALID = 61, 20  # batches of 32 and 48 leave uneven last ones
-EPOCHS = 4
+EPOCHS = 8
 WORKERS = (1, 2, 1, 3, 1, 2, 1, 1)
 
 

@@ -50,12 +50,15 @@ def test_a_list_and_its_records_are_of_the_same_samples(run: Path) -> None:
         assert ask(server, f"records?id={listed['id']}&index=123456789")[1]["records"] == {}  # not predicted
 
 
-@pytest.mark.more
-def test_who_sees_samples_is_said_where_the_page_is_started(run: Path) -> None:
+def test_nobody_sees_samples_where_the_page_is_started_without_them(run: Path) -> None:
     with serve(run, "--no-samples") as server:
         for target in ("samples", "records?id=a&index=1"):
             status, found = ask(server, target)
             assert status == 403 and "--no-samples" in found["error"]
+
+
+@pytest.mark.more
+def test_whether_viewers_see_samples_is_said_where_the_page_is_started(run: Path) -> None:
     for options, status in (((), 403), (("--viewer-samples",), 200)):
         with serve(run, "--viewer", *options) as server:
             assert ask(server, "samples")[0] == 200
@@ -64,7 +67,6 @@ def test_who_sees_samples_is_said_where_the_page_is_started(run: Path) -> None:
             assert ask(server, "records?id=a&index=1")[0] == (409 if options else 403)
 
 
-@pytest.mark.more
 def test_a_report_has_samples_only_where_they_are_asked_for(run: Path, capsys: Any) -> None:
     report = RunDir(run).report
     assert main(["report", str(run)]) == 0 and b"data:image/png;base64" not in report.read_bytes()

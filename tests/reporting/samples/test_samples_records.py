@@ -169,7 +169,7 @@ def set_trap(trapped: Path) -> Any:
 @pytest.mark.parametrize(
     ("what", "limits", "why"),
     [
-        pytest.param("exit", {}, "ended (exit status 7)", marks=pytest.mark.more),
+        ("exit", {}, "ended (exit status 7)"),
         pytest.param("hang", {"record_s": 8.0}, "longer than 8 s", marks=pytest.mark.more),
         pytest.param("memory", {"memory_gb": 1.0}, "memory", marks=pytest.mark.more),
         pytest.param("shared", {"memory_gb": 1.0}, "more than 1 GiB", marks=pytest.mark.more),
