@@ -40,15 +40,16 @@ def cuts(content: bytes, lines: int) -> Iterator[tuple[int, int]]:
         yield from ((cut, begin) for cut in range(begin, end))
 
 
+@pytest.mark.parametrize("lines", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_a_log_cut_at_every_byte_of_its_last_lines_is_the_log_of_its_whole_lines(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     content = (trained / "run" / "events.jsonl").read_bytes()
     path = tmp_path / "events.jsonl"
     states: dict[int, RunState] = {}
     tried = 0
-    for cut, whole in cuts(content, 2):
+    for cut, whole in cuts(content, lines):
         if whole not in states:
             states[whole] = fold(decode_event(line) for line in content[:whole].splitlines())
         path.write_bytes(content[:cut])
@@ -56,7 +57,7 @@ def test_a_log_cut_at_every_byte_of_its_last_lines_is_the_log_of_its_whole_lines
         EventLog(path).close()
         assert path.read_bytes() == content[:whole], "what is torn is cut off before anything is added"
         tried += 1
-    assert tried > 300 and len(states) == 2
+    assert tried > 300 and len(states) == lines
 
 
 def places(content: bytes, last: int, kinds: tuple[str, ...]) -> dict[str, int]:

@@ -60,13 +60,14 @@ def talkative(sample: dict[str, Any]) -> dict[str, Any]:
 # --- preparation workers ---------------------------------------------------------------------------------
 
 
-def test_nobody_notices_that_preparation_workers_are_killed() -> None:
+@pytest.mark.parametrize("times", [(10, 130), pytest.param((10, 70, 130), marks=pytest.mark.more)], ids=len)
+def test_nobody_notices_that_preparation_workers_are_killed(times: tuple[int, ...]) -> None:
     jobs = [Job(kind="slow", epochs=(0, 3)), Job(kind="slow", epochs=(0, 3), batch_size=5)]
     with Feeder(pipe("slow"), workers=2, forks=False, capacity=24, expect=2) as feeder:
         killed: list[int] = []
 
         def kill() -> None:
-            for prepared in (10, 130):
+            for prepared in times:
                 wait_until(lambda limit=prepared: feeder.stats()["prepared"] >= limit)
                 pid = feeder.stats()["workers"][0]
                 os.kill(pid, signal.SIGKILL)
@@ -75,7 +76,7 @@ def test_nobody_notices_that_preparation_workers_are_killed() -> None:
 
         results = together([kill, *(partial(shared, job, feeder.address) for job in jobs)])[1:]
         assert not set(killed) & set(feeder.stats()["workers"])
-        assert feeder.stats()["restarts"] == 2 and feeder.stats()["failure"] is None
+        assert feeder.stats()["restarts"] == len(times) and feeder.stats()["failure"] is None
     assert [records for records, _ in results] == [alone(job) for job in jobs]
     assert all(counts["private_batches"] == 0 for _, counts in results)
     assert all(gone(pid) for pid in killed)

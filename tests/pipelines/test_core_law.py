@@ -56,6 +56,7 @@ def check_epochs(jobs: list[Job], results: list[list[Any]]) -> None:
     [
         ("torch", 2, True),
         ("skip", 3, False),
+        pytest.param("torch", 2, False, marks=pytest.mark.more),
         pytest.param("plain", 1, False, marks=pytest.mark.more),
         pytest.param("numpy", 2, True, marks=pytest.mark.more),
     ],

@@ -277,9 +277,14 @@ def test_workers_of_a_loader_prepare_the_same_nested_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    "design", ["all", *(pytest.param(each, marks=pytest.mark.more) for each in ("single", "node"))]
+    ("design", "transport"),
+    [
+        ("all", "core_transport:connect"),
+        *(pytest.param(each, "core_transport:connect", marks=pytest.mark.more) for each in ("single", "node")),
+        pytest.param("all", "gloo", marks=pytest.mark.more),
+    ],
 )
-def test_nodes_send_each_other_nested_samples(design: Any, tmp_path: Path) -> None:
+def test_nodes_send_each_other_nested_samples(design: Any, transport: str, tmp_path: Path) -> None:
     whole = pipeline_of([detection(k) for k in range(N)], DECLARED, seed=4).map(jitter)
     own = [dict(batch.clone()) for batch in whole.loader(4, range(3))]
 
@@ -290,7 +295,7 @@ def test_nodes_send_each_other_nested_samples(design: Any, tmp_path: Path) -> No
     with contextlib.ExitStack() as stack:
         feeders = []
         for node in range(2):
-            peers = Peers(str(tmp_path / "peers"), node, 2, "lo", "core_transport:connect")
+            peers = Peers(str(tmp_path / "peers"), node, 2, "lo", transport)
             options: dict[str, Any] = {
                 "capacity": 16,
                 "expect": 1,

@@ -76,6 +76,7 @@ def alone(pipeline: Pipeline, batch_size: int = 8, epochs: Any = 3, **options: A
     ("kind", "threads", "make"),
     [
         *((kind, kind == "balanced", pipe) for kind in KINDS),
+        pytest.param("subset", True, pipe, marks=pytest.mark.more),
         *(pytest.param(kind, False, torch_pipe, marks=pytest.mark.more) for kind in KINDS),
     ],
 )

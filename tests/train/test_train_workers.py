@@ -149,11 +149,10 @@ def check_resumed(said: Said, case: str, whole: str) -> None:
     assert resumed["metrics"] == undisturbed["metrics"]
 
 
-@pytest.mark.more
-def test_compression_changes_the_weights_and_the_bytes_but_not_the_agreement(two: Said, second: Said) -> None:
-    plain, packed = two[0]["whole-fp32"], second[0]["qsgd4"]
-    assert digest(plain) != digest(packed)
-    sent = [of(said, "epoch")[0]["sent_bytes"] for said in (plain, packed)]
+def test_compression_changes_the_weights_and_the_bytes_but_not_the_agreement(two: Said) -> None:
+    plain, packed = digest(two[0]["whole-fp32"]), digest(two[0]["qsgd4"])
+    assert plain != packed
+    sent = [of(two[0][case], "epoch")[0]["sent_bytes"] for case in ("whole-fp32", "qsgd4")]
     assert sent[1] < sent[0], "also where all but the weights are left alone"
 
 
@@ -290,15 +289,20 @@ def test_workers_whose_model_is_compiled_end_with_the_same_bits(tmp_path: Path) 
     assert {**compiled, "attempt": 0} == {**plain, "attempt": 0}
 
 
+def test_a_member_ends_with_all_its_ranks_where_one_of_them_stops_it(two: Said) -> None:
+    assert [rank["stop of rank 1"]["outcomes"] for rank in two] == [["finished"], ["finished"]]
+    (end,) = of(two[0]["stop of rank 1"], "finished")
+    assert end["epoch"] == 1
+    assert end["early_stopping"] == {"reason": "good enough", "epochs": 5}
+
+
 @pytest.mark.more
-def test_a_member_ends_with_all_its_ranks_where_one_of_them_ends_it(second: Said) -> None:
-    ends = {
-        name: of(second[0][name], "finished")[0] for name in ("stop of rank 1", "leave of rank 0", "stop of both")
-    }
-    assert all(said["outcomes"] == ["finished"] for rank in second for name, said in rank.items() if name in ends)
-    assert {end["epoch"] for end in ends.values()} == {1}
-    assert len({end["weights_sha256"] for end in ends.values()}) == 1
-    assert ends["stop of rank 1"]["early_stopping"] == {"reason": "good enough", "epochs": 5}
+def test_a_member_ends_with_the_same_weights_whichever_of_its_ranks_end_it(two: Said, second: Said) -> None:
+    others = ("leave of rank 0", "stop of both")
+    assert [rank[name]["outcomes"] for rank in second for name in others] == [["finished"]] * 4
+    ends = [of(two[0]["stop of rank 1"], "finished")[0], *(of(second[0][name], "finished")[0] for name in others)]
+    assert {end["epoch"] for end in ends} == {1}
+    assert len({end["weights_sha256"] for end in ends}) == 1
 
 
 @pytest.mark.more

@@ -319,19 +319,9 @@ WITH_THREE = (
 COMPILED = ("compiled", "not compiled")
 #: Two workers train these in the second tier: others show most of it.
 SECOND = (
-    *("float64", "clipped in 4", "scaled in 2", "noisy in 2", "mid-noisy in 2", "bootstrap", "mid-bootstrap"),
-    *(
-        "fp16-static",
-        "qsgd4",
-        "mid-qsgd4",
-        "powersgd",
-        "mid-powersgd",
-        "fp16-onebit",
-        "mid-fp16-onebit",
-        "swa",
-        "mid-swa",
-    ),
-    *("stop of rank 1", "leave of rank 0", "stop of both", "handed over"),
+    *("float64", "clipped in 4", "scaled in 2", "noisy in 2", "mid-noisy in 2"),
+    *("fp16-static", "powersgd", "mid-powersgd", "fp16-onebit", "mid-fp16-onebit", "swa", "mid-swa"),
+    *("leave of rank 0", "stop of both", "handed over"),
 )
 WITH_TWO = tuple(
     name for name in CASES if name not in COMPILED + SECOND and (name == "ragged" or name not in WITH_THREE)
