@@ -1,4 +1,8 @@
-"""Pipelines, readers and a reading process for the tests of the shared stream."""
+"""Pipelines, readers and a reading process for the tests of the shared stream.
+
+Run as a script (`python core_pipes.py ADDRESS JOBS`) it is a consumer process: JOBS is a JSON list of `Job`
+fields, each read in a thread of its own; it prints one JSON line a job.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ import functools
 import gc
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -25,10 +29,10 @@ import pytest
 
 import pipelines
 from pipelines import Batch, Loader, Pipeline, attach, sources
+from pipelines.ipc.child_processes import child_environment
 
 N = 61
 LIMIT_S = 300.0  # of what hangs
-FORK = multiprocessing.get_context("fork")
 
 
 def nameless(sample: dict[str, Any]) -> dict[str, Any]:
@@ -221,15 +225,10 @@ def shared(job: Job, address: str) -> tuple[list[Any], dict[str, Any]]:
 
 
 class Feeder(pipelines.Feeder):
-    """A feeder whose time limits no busy machine comes to, where a test does not set them.
-
-    Its workers are forked from this process, as those of a run's feeders are from theirs: a new interpreter
-    (`forks=False`) imports for half a second first.
-    """
+    """A feeder whose time limits no busy machine comes to, where a test does not set them."""
 
     def __init__(self, pipeline: Pipeline, **options: Any) -> None:
-        ours: dict[str, Any] = {"gate_timeout_s": LIMIT_S, "stall_limit_s": LIMIT_S, "forks": True}
-        super().__init__(pipeline, **{**ours, **options})
+        super().__init__(pipeline, **{"gate_timeout_s": LIMIT_S, "stall_limit_s": LIMIT_S, **options})
 
 
 def until(over: threading.Event, job: Job, address: str) -> tuple[list[Any], dict[str, Any]]:
@@ -255,37 +254,19 @@ def check_until(found: list[tuple[list[Any], dict[str, Any]]], wanted: list[Job]
         assert records == alone(dataclasses.replace(job, epochs=(job.epochs[0], records[-1][0] + 1)))
 
 
-class Forked:
-    """A process that is forked from this one, and so imports nothing, and what a function returns in it."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._said = os.memfd_create("said")
-        self.process = FORK.Process(target=self._run, args=(function,))
-        self.process.start()
-
-    def _run(self, function: Callable[[], Any]) -> None:
-        said = json.dumps(function()).encode()
-        with open(self._said, "wb", closefd=False) as file:
-            file.write(said)
-
-    def result(self) -> Any:
-        """What it has returned, as JSON has it; None if it was killed."""
-        self.process.join(LIMIT_S)
-        assert self.process.exitcode is not None, "it goes on for ever"
-        with open(self._said, "rb") as file:
-            file.seek(0)
-            return json.loads(file.read() or b"null")
-
-
-class Child(Forked):
-    """A consumer process, which reads each job in a thread of its own."""
+class Child:
+    """A consumer process."""
 
     def __init__(self, address: str, *jobs: Job) -> None:
-        super().__init__(lambda: together([functools.partial(shared, job, address) for job in jobs]))
+        listed = json.dumps([dataclasses.asdict(job) for job in jobs])
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, address, listed], stdout=subprocess.PIPE, env=child_environment()
+        )
 
     def results(self) -> list[tuple[list[Any], dict[str, Any]]]:
         """(records, counters) of each job; empty if it was killed."""
-        return [(records, counters) for records, counters in self.result() or []]
+        out, _ = self.process.communicate(timeout=LIMIT_S)
+        return [(line[0], line[1]) for line in map(json.loads, out.splitlines())]
 
 
 def wait_until(true: Callable[[], Any]) -> None:
@@ -354,3 +335,13 @@ def leaves_nothing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     while (left := new()) and time.monotonic() < end:
         time.sleep(0.05)
     assert not left, f"left open: {sorted(left)}"
+
+
+def main(address: str, listed: str) -> None:
+    jobs = [Job(**{**said, "epochs": tuple(said["epochs"])}) for said in json.loads(listed)]
+    for result in together([functools.partial(shared, job, address) for job in jobs]):
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

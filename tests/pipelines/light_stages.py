@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,27 +40,3 @@ class Seedable:
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         return {**sample, "x": sample["x"] + self.parts[0]["rng"].random()}
-
-
-def kill_own_process(sample: dict[str, Any]) -> dict[str, Any]:
-    """Ends whoever prepares, but the process `PARENT`."""
-    if os.environ.get("PARENT") != str(os.getpid()):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return sample
-
-
-class LazyFile:
-    """The usual lazy HDF5 Dataset, without `__getstate__`."""
-
-    def __init__(self, path: Path, first: int = 0) -> None:
-        self.path, self.first, self.file = path, first, None
-
-    def __len__(self) -> int:
-        return 32
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if self.file is None:
-            import h5py
-
-            self.file = h5py.File(self.path, "r")
-        return {"x": self.file["x"][self.first + index]}

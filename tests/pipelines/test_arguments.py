@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import LIMIT_S, Feeder, data, leaves_nothing, pipe  # noqa: F401
+from core_pipes import LIMIT_S, data, leaves_nothing, pipe  # noqa: F401
 
-from pipelines import Peers, PipelineError, attach, find_shared_stages, resident
+from pipelines import Feeder, Peers, PipelineError, attach, find_shared_stages, resident
 from pipelines.feeder.process import spawn
 
 
@@ -200,24 +200,22 @@ def test_what_a_killed_feeder_left_is_cleared_away_and_nothing_else() -> None:
         os.utime(directory, (time.time() - 120,) * 2)
         return directory
 
-    killed, alive = (spawn(pipe("plain")) for _ in range(2))
+    killed, fresh, alive = (spawn(pipe("plain")) for _ in range(3))
     other = Path(tempfile.gettempdir()) / "feeder-notes"
     other.mkdir()
     (other / "socket").touch()
     try:
-        killed.kill()
-        killed._process.wait(LIMIT_S)
-        kept = aged(Path(alive.address).parent)
+        for process in (killed, fresh):
+            process.kill()
+            process._process.wait(LIMIT_S)
+        left, kept = (aged(Path(each.address).parent) for each in (killed, alive))
         aged(other)
         with Feeder(pipe("plain")):
-            assert Path(killed.address).exists(), "it is fresh"
-        left = aged(Path(killed.address).parent)
-        with Feeder(pipe("plain")):
             assert not left.exists()
-            assert kept.exists() and other.exists()
+            assert kept.exists() and other.exists() and Path(fresh.address).exists()
         assert len(list(attach(alive.address, pipe("plain"), 8))) > 0
     finally:
-        for process in (killed, alive):
+        for process in (killed, fresh, alive):
             process.stop()
         (other / "socket").unlink()
         other.rmdir()

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_pipes import Feeder
 from light_stages import Seedable, late, shifted
 from tv import import_torchvision
 
-from pipelines import Pipeline, PipelineError, attach, sources, stages
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
 from pipelines.errors import ForeignRandomness
 
 v2 = import_torchvision()

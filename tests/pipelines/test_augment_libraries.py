@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_pipes import Feeder
 
-from pipelines import Pipeline, PipelineError, attach, sources, stages
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
 from pipelines.errors import ForeignRandomness
 
 os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"  # else it asks the network for a newer version when it is imported

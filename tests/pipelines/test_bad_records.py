@@ -207,7 +207,7 @@ def test_a_record_left_out_is_counted_once_though_its_run_was_prepared_twice(tmp
     pipeline = Pipeline(sources.arrays(label=np.arange(N)), shuffle=False, on_error="skip", max_skipped=1.0).map(
         stage
     )
-    with Feeder(pipeline, capacity=40, block=20, forks=False) as feeder:
+    with Feeder(pipeline, capacity=40, block=20) as feeder:
         loader = attach(feeder.address, pipeline, 4)
         assert len(indices(read(loader)[0])) == N - 1
         assert feeder.stats()["restarts"] == 1

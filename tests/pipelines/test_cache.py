@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ import numpy as np
 import pytest
 from core_pipes import (
     Feeder,
-    Forked,
     Job,
     N,
     alone,
@@ -35,6 +36,7 @@ from hypothesis import strategies as st
 from pipelines import Pipeline, PipelineError, attach, sources, stages
 from pipelines.cache import codec, file
 from pipelines.cache.file import Cache
+from pipelines.ipc.child_processes import child_environment
 from pipelines.samples.memory_order import layout_of
 
 MIB = 2**20
@@ -163,7 +165,7 @@ def test_members_with_ends_of_their_own_share_what_is_kept() -> None:
 def test_a_worker_killed_at_any_point_leaves_nothing_that_is_believed() -> None:
     pipeline = kept_pipe()
     expected = reading(pipeline)
-    with Feeder(pipeline, forks=False, capacity=32, block=2, cache="memory", cache_bytes=MIB) as feeder:
+    with Feeder(pipeline, workers=2, capacity=32, block=2, cache="memory", cache_bytes=MIB) as feeder:
         loader = attach(feeder.address, pipeline, 8, range(3))
         got = []
         for number, batch in enumerate(loader):
@@ -195,19 +197,21 @@ def fd(tmp_path: Path) -> Any:
 
 def test_a_record_that_was_not_finished_is_not_in_the_index(fd: int) -> None:
     """The child dies with the bytes half written, between two of the calls that `put` makes."""
-
-    def half(fd: int, buffers: Any, offset: int) -> None:
-        os.pwrite(fd, b"".join(bytes(b) for b in buffers)[:1000], offset)
-        os._exit(9)
-
-    def write() -> None:
-        mine = Cache(fd, 100, 1, 10**6)
-        mine.put(1, sample(1))
-        os.pwritev = half  # type: ignore[assignment]
-        mine.put(2, sample(2))
-
-    child = Forked(write)
-    assert child.result() is None and child.process.exitcode == 9
+    code = f"""
+import os, sys
+sys.path[:0] = {[str(Path(__file__).parent)]!r}
+from test_cache import Cache, sample
+whole = os.pwritev
+def half(fd, buffers, offset):
+    os.pwrite(fd, b"".join(bytes(b) for b in buffers)[:1000], offset)
+    os._exit(9)
+mine = Cache({fd}, 100, 1, 10**6)
+mine.put(1, sample(1))
+os.pwritev = half
+mine.put(2, sample(2))
+"""
+    done = subprocess.run([sys.executable, "-c", code], pass_fds=(fd,), env=child_environment(), timeout=300)
+    assert done.returncode == 9
     mine = Cache(fd, 100, 1, 10**6)
     assert mine.get(2) is None and mine.wrong == 0
     found = mine.get(1)

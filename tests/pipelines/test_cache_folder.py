@@ -11,15 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import FORK, Feeder
 
-from pipelines import Pipeline, PipelineError, attach, sources, stages
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
 from pipelines.cache import file
 from pipelines.cache.folder import LIMIT, CacheFolder, parse_size
 from pipelines.ipc.child_processes import child_environment
@@ -27,6 +26,14 @@ from pipelines.ipc.child_processes import child_environment
 N, PIXELS = 32, 16 << 10
 SIZE = N * PIXELS  # bytes of the samples of one cache
 
+#: Feeds the data of argument 2, reads an epoch, says so, and keeps the cache open until its input ends.
+HOLDER = """
+import sys
+from test_cache_folder import feed
+with feed(sys.argv[1], int(sys.argv[2])) as feeder:
+    print(feeder.stats()["cache"]["samples"], flush=True)
+    sys.stdin.read()
+"""
 #: Prunes to nothing, over and over.
 PRUNER = """
 import sys, time
@@ -65,41 +72,6 @@ def feed(folder: Any, number: int, **options: Any) -> Feeder:
     for batch in attach(feeder.address, feeder.pipeline, 8, epochs=range(1)):
         assert len(batch["image"]) == 8
     return feeder
-
-
-class Holder:
-    """A process that feeds, of which an epoch was read, and keeps its cache open until it is killed."""
-
-    def __init__(self, folder: Path, number: int) -> None:
-        told, tells = FORK.Pipe(duplex=False)
-        self.process = FORK.Process(target=self._run, args=(folder, number, tells))
-        self.process.start()
-        self.samples = told.recv()
-        told.close()
-        tells.close()
-
-    @staticmethod
-    def _run(folder: Path, number: int, tells: Any) -> None:
-        with feed(folder, number) as feeder:
-            tells.send(feeder.stats()["cache"]["samples"])
-            signal.pause()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-
-@pytest.fixture
-def hold() -> Iterator[Callable[[Path, int], Holder]]:
-    held: list[Holder] = []
-
-    def hold(folder: Path, number: int) -> Holder:
-        held.append(Holder(folder, number))
-        return held[-1]
-
-    yield hold
-    for each in held:
-        each.kill()
 
 
 def use(folder: Path, number: int, **options: Any) -> dict[str, Any] | None:
@@ -151,10 +123,10 @@ def test_the_least_recently_used_cache_goes_when_a_new_one_needs_room(tmp_path: 
 
 
 def test_a_cache_that_another_process_has_open_is_never_removed(
-    tmp_path: Path, hold: Callable[[Path, int], Holder]
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
-    holder = hold(tmp_path, 0)
-    assert holder.samples == N
+    processes.append(holder := start(HOLDER, tmp_path, 0))
+    assert first_line(holder) == str(N)
     folder = CacheFolder(str(tmp_path), int(1.2 * SIZE))
     with pytest.warns(UserWarning, match="limit of its folder is reached, by caches that are in use"):
         cached = _fill(tmp_path / "other", folder)
@@ -162,6 +134,7 @@ def test_a_cache_that_another_process_has_open_is_never_removed(
     (entry,) = [each for each in folder.list_caches() if each.in_use]
     assert folder.prune(1) == [(entry, False)]
     holder.kill()  # the lock ends with its process
+    holder.wait()
     _wait_until(lambda: not folder.list_caches()[0].in_use)
     assert [gone for _, gone in folder.prune(1)] == [True] and keys(tmp_path) == []
 
@@ -327,12 +300,13 @@ def test_a_file_of_the_largest_size_ends_the_adding_and_removes_nothing(tmp_path
 
 
 def test_the_commands_list_and_prune(
-    tmp_path: Path, hold: Callable[[Path, int], Holder], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, processes: list[subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ensemble.cli.parser import main
 
     folder, rows = tmp_path / "cache", tmp_path / "rows"
-    assert hold(folder, 0).samples == N
+    processes.append(holder := start(HOLDER, folder, 0))
+    assert first_line(holder) == str(N)
     for number in (1, 2):
         use(folder, number)
     held, oldest, newest = sorted(folder.glob("*/used"), key=lambda each: each.stat().st_mtime)

@@ -21,6 +21,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -30,9 +32,8 @@ import pytest
 import torch
 from chaos_plan import data
 from core_pipes import (
-    FORK,
+    LIMIT_S,
     Feeder,
-    Forked,
     Job,
     N,
     alone,
@@ -46,6 +47,7 @@ from core_pipes import (
 )
 
 from pipelines import Batch, Pipeline, attach, resident
+from pipelines.ipc.child_processes import child_environment
 from pipelines.order.stream import min_capacity
 
 # --- pace ------------------------------------------------------------------------------------------------
@@ -182,43 +184,49 @@ def test_a_second_cohort_reads_a_stream_of_its_own_at_another_epoch() -> None:
 
 # --- processes that a process forks ----------------------------------------------------------------------
 
+FORKED = """if True:
+    import os, sys, time
+    from core_pipes import pipe
+    from pipelines import Feeder, attach
+    address, what = sys.argv[1:]
+    if what == "feeder":
+        held = Feeder(pipe("numpy"), address=address, capacity=16)
+        pid = held.stats()["workers"][0]
+    else:
+        held = iter(attach(address, pipe("numpy"), 8, range(99), name="forks"))
+        next(held)
+        pid = 0
+    if (helper := os.fork()) == 0:
+        time.sleep(900)
+        os._exit(0)
+    print(helper, pid, flush=True)
+    time.sleep(900)
+"""
+
 
 class Forking:
     """A feeder or a consumer process that has forked a helper, which outlives it."""
 
     def __init__(self, what: str, address: str) -> None:
-        told, tells = FORK.Pipe(duplex=False)
-        self.process = FORK.Process(target=self._run, args=(what, address, tells))
-        self.process.start()
-        self.helper, self.worker = told.recv()
-        told.close()
-        tells.close()
-
-    @staticmethod
-    def _run(what: str, address: str, tells: Any) -> None:
-        held: Any
-        if what == "feeder":
-            held = Feeder(pipe("numpy"), address=address, capacity=16)
-            pid = held.stats()["workers"][0]
-        else:
-            held = iter(attach(address, pipe("numpy"), 8, range(99), name="forks"))
-            next(held)
-            pid = 0
-        if (helper := os.fork()) == 0:
-            time.sleep(900)
-            os._exit(0)
-        tells.send((helper, pid))
-        time.sleep(900)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", FORKED, address, what],
+            stdout=subprocess.PIPE,
+            env=child_environment(),
+            cwd=Path(__file__).parent,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.helper, self.worker = map(int, self.process.stdout.readline().split())
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.wait()
         assert Path(f"/proc/{self.helper}").exists()
 
     def close(self) -> None:
         os.kill(self.helper, signal.SIGKILL)
         self.process.kill()
-        self.process.join()
+        self.process.communicate()
 
 
 def test_a_feeder_that_has_forked_is_missed_when_it_dies(tmp_path: Path) -> None:
@@ -257,11 +265,32 @@ def test_a_consumer_that_has_forked_paces_nobody_when_it_dies() -> None:
     assert other.stats()["private_batches"] == 0
 
 
+FORKED_READER = """if True:
+    import json, os
+    from core_pipes import pipe, record, spoil
+    held = pipe("still").resident()
+    def read():
+        for batch in held.loader(50):
+            yield record(batch)
+            spoil(batch)
+    first = list(read())
+    if (pid := os.fork()) == 0:
+        os._exit(0 if [list(read()), list(read())] == [first, first] else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
 def test_what_a_forked_reader_wrote_is_gone_when_it_reads_again() -> None:
-    held, job = pipe("still").resident(), Job()
-    first = read(held.loader(50), job)
-    again = Forked(lambda: [read(held.loader(50), job) for _ in range(2)]).result()
-    assert again == [first, first]
+    command = [sys.executable, "-c", FORKED_READER]
+    done = subprocess.run(
+        command,
+        env=child_environment(),
+        cwd=Path(__file__).parent,
+        stdout=subprocess.PIPE,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    assert done.stdout == b"0\n"
 
 
 # --- writing in place ------------------------------------------------------------------------------------

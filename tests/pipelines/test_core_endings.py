@@ -41,13 +41,13 @@ def numbers() -> Pipeline:
     return Pipeline(sources.arrays(x=np.arange(N)), seed=0, on_error="skip", max_skipped=1.0).map(with_a_thread)
 
 
-@pytest.mark.parametrize("threads", [False, pytest.param(True, marks=pytest.mark.more)])
+@pytest.mark.parametrize("threads", [False, True])
 def test_a_worker_that_fails_is_replaced_though_a_stage_has_started_threads(
     threads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONCE", str(tmp_path / "once"))
     pipeline = numbers().map(short_of_descriptors_once)
-    with Feeder(pipeline, capacity=16, block=4, workers=2, threads=threads, forks=False) as feeder:
+    with Feeder(pipeline, capacity=16, block=4, workers=2, threads=threads) as feeder:
         before = feeder.stats()["workers"]
         loader = attach(feeder.address, pipeline, 8, range(2))
         read = [int(x) for batch in loader for x in batch["x"]]

@@ -52,22 +52,20 @@ def check_epochs(jobs: list[Job], results: list[list[Any]]) -> None:
 
 @pytest.mark.filterwarnings("ignore:left out")
 @pytest.mark.parametrize(
-    ("kind", "workers", "forks"),
+    ("kind", "workers"),
     [
-        ("torch", 2, True),
-        ("skip", 3, False),
-        pytest.param("torch", 2, False, marks=pytest.mark.more),
-        pytest.param("plain", 1, False, marks=pytest.mark.more),
-        pytest.param("numpy", 2, True, marks=pytest.mark.more),
+        ("torch", 2),
+        ("skip", 3),
+        *(pytest.param(*each, marks=pytest.mark.more) for each in (("plain", 1), ("numpy", 2))),
     ],
 )
-def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int, forks: bool) -> None:
+def test_shared_batches_equal_private_ones_for_everyone(kind: str, workers: int) -> None:
     jobs = crowd(kind)
     slow = Job(kind=kind, batch_size=16, epochs=(0, 3), name="slow", pause_s=0.02)
     expected = [alone(job) for job in [*jobs, dataclasses.replace(slow, name="")]]
     capacity = min_capacity(25, None)
     names = 2 + sum(job.rank == 0 for job in jobs)
-    with Feeder(pipe(kind), workers=workers, forks=forks, capacity=capacity, expect=names) as feeder:
+    with Feeder(pipe(kind), workers=workers, capacity=capacity, expect=names) as feeder:
         child = Child(feeder.address, slow, dataclasses.replace(jobs[0], name="other process"))
         results = together([partial(shared, job, feeder.address) for job in jobs])
         others = child.results()

@@ -185,7 +185,7 @@ def test_a_bad_record_in_a_feeders_set_is_named() -> None:
 
 
 def test_a_killed_worker_does_not_keep_a_set_from_completion() -> None:
-    with Feeder(pipe("plain"), resident={"valid": slow_still()}, forks=False) as feeder:
+    with Feeder(pipe("plain"), resident={"valid": slow_still()}) as feeder:
         os.kill(feeder.stats()["workers"][0], 9)
         assert rows(resident(feeder.address, "valid", slow_still()).loader(8)) == expected(slow_still())
         assert feeder.stats()["restarts"] == 1

@@ -30,7 +30,7 @@ class Counting:
         return {**sample, "alone": alone_here, "thread": where, "pid": os.getpid()}
 
 
-@pytest.mark.parametrize("kind", ["numpy", pytest.param("skip", marks=pytest.mark.more)])
+@pytest.mark.parametrize("kind", ["numpy", "skip"])
 def test_batches_from_threads_equal_those_prepared_alone(kind: str) -> None:
     jobs = [Job(kind=kind, batch_size=job.batch_size, name=job.name) for job in JOBS]
     with Feeder(pipe(kind), workers=3, threads=True, capacity=32, expect=2) as feeder:

@@ -54,7 +54,7 @@ def test_workers_have_their_own_positions_in_a_file_that_a_stage_keeps_open(
     (tmp_path / "table").write_bytes(np.arange(1000, dtype="<u4").tobytes())
     monkeypatch.setenv("TABLE", str(tmp_path / "table"))
     pipeline = pipe("plain").map(look_up, id="look up")
-    process = spawn(pipeline, block=4, workers=2)
+    process = spawn(pipeline, block=4, workers=4)
     try:
         for batch in attach(process.address, pipeline, 8, 4):
             assert batch["found"].tolist() == batch["label"].tolist()

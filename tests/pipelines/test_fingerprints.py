@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import Feeder
 
 import pipelines
-from pipelines import Pipeline, PipelineError, attach, sources, stages, weights
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages, weights
 from pipelines.fingerprint import describe, describe_ours, known_as
 from pipelines.loader.collate import FromSamples
 from pipelines.order import epoch_order

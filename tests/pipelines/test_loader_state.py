@@ -123,7 +123,7 @@ def test_the_rest_is_bitwise_what_the_first_loader_reads(kind: str, workers: int
 
 
 def test_the_state_is_small_and_costs_little() -> None:
-    loader = Pipeline(sources.arrays(x=np.arange(20_000))).map(stages.cast("x", "float32")).loader(100)
+    loader = Pipeline(sources.arrays(x=np.arange(200_000))).map(stages.cast("x", "float32")).loader(1000)
     assert len(json.dumps(loader.state_dict())) < 2000
     for number, _ in enumerate(loader):
         state = loader.state_dict()  # as Accelerate does, after each batch

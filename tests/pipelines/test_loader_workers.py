@@ -21,7 +21,6 @@ import pytest
 import torch
 from core_pipes import (
     LIMIT_S,
-    Feeder,
     N,
     data,
     gone,
@@ -35,7 +34,6 @@ from core_pipes import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from light_stages import LazyFile, kill_own_process
 
 import pipelines
 from pipelines import Loader, Pipeline, PipelineError, SampleError, sources
@@ -250,6 +248,21 @@ def test_what_cannot_be_given_to_workers_is_refused_with_the_reason() -> None:
     assert loader._workers.pids == []
 
 
+class LazyFile:
+    """The usual lazy HDF5 Dataset, without `__getstate__`."""
+
+    def __init__(self, path: Path, first: int = 0) -> None:
+        self.path, self.first, self.file = path, first, None
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.file is None:
+            self.file = h5py.File(self.path, "r")
+        return {"x": self.file["x"][self.first + index]}
+
+
 @pytest.mark.parametrize("nested", [False, True], ids=["plain", "concatenated"])
 def test_a_dataset_that_opens_its_file_at_the_first_read_is_given_to_workers(nested: bool, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -260,7 +273,7 @@ def test_a_dataset_that_opens_its_file_at_the_first_read_is_given_to_workers(nes
     found = [batch["x"].tolist() for batch in pipeline.loader(8, range(1))]  # the file is open here now
     assert sorted(index for batch in found for index in batch) == list(range(len(items)))
     assert [batch["x"].tolist() for batch in pipeline.loader(8, range(1), workers=2)] == found
-    with Feeder(pipeline, forks=nested) as feeder:  # once forked, once new interpreters
+    with pipelines.Feeder(pipeline) as feeder:
         assert [batch["x"].tolist() for batch in pipelines.attach(feeder.address, pipeline, 8, range(1))] == found
     assert all(part.file is None for part in parts)
 
@@ -293,6 +306,12 @@ def _total(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- the ends of processes --------------------------------------------------------------------------------
+
+
+def kill_own_process(sample: dict[str, Any]) -> dict[str, Any]:
+    if os.environ.get("PARENT") != str(os.getpid()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
 
 
 def test_workers_that_always_die_are_an_error_and_not_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +400,7 @@ print(os.getpid(), *loader._workers.pids, flush=True)
         pytest.param("os._exit(3)", id="exit-now", marks=pytest.mark.more),
         pytest.param("sys.exit(0)", id="exit", marks=pytest.mark.more),
         pytest.param("raise RuntimeError('an error in the loop')", id="error", marks=pytest.mark.more),
-        pytest.param("signal.pause()", id="ctrl-c", marks=pytest.mark.more),
+        pytest.param("signal.pause()", id="ctrl-c"),
         pytest.param(
             "if not os.fork(): time.sleep(900)\nos.kill(os.getpid(), signal.SIGKILL)", id="kill-fork-beside"
         ),
@@ -593,7 +612,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("kind", ["attached", pytest.param("on_wait", marks=pytest.mark.more), "workers"])
+@pytest.mark.parametrize("kind", ["attached", "on_wait", "workers"])
 def test_what_a_signal_handler_raises_while_a_loader_waits_reaches_the_loop(kind: str) -> None:
     """A handler that raises a TimeoutError is the usual way to limit a block of code."""
     child = subprocess.run(

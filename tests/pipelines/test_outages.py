@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import Feeder
 
-from pipelines import Pipeline, SampleError, attach, resident, sources
+from pipelines import Feeder, Pipeline, SampleError, attach, resident, sources
 from pipelines.errors import DataOutOfReach, TooManySkipped
 from pipelines.loader.resident import StreamedSet
 from pipelines.prepare import transient

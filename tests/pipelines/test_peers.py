@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from core_pipes import (
-    Feeder,
     Job,
     N,
     alone,
@@ -31,7 +30,7 @@ from core_pipes import (
     wait_until,
 )
 
-from pipelines import Peers
+from pipelines import Feeder, Peers
 from pipelines.feeder import process as feed
 
 
@@ -171,18 +170,11 @@ def test_a_link_that_dies_is_replaced_and_all_nodes_meet_again(
         assert all(feeder.stats()["group"]["lost_groups"] >= len(victims) for feeder in feeders)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [("lo", "core_transport:connect"), pytest.param((), marks=pytest.mark.more)],
-    ids=["own transport", "default transport"],
-)
-def test_nodes_that_lose_the_directory_or_were_given_different_designs_work_by_themselves(
-    tmp_path: Path, given: tuple[Any, ...]
-) -> None:
+def test_nodes_that_lose_the_directory_or_were_given_different_designs_work_by_themselves(tmp_path: Path) -> None:
     wanted = jobs(2)
     with ExitStack() as stack:
         said = stack.enter_context(warnings.catch_warnings(record=True))
-        peers = [Peers(str(tmp_path / "peers"), i, 2, *given) for i in range(2)]
+        peers = [Peers(str(tmp_path / "peers"), i, 2) for i in range(2)]
         options: dict[str, Any] = {"capacity": 64, "expect": 1, "gate_timeout_s": 3.0}
         designs = zip(peers, ("all", "single"), strict=True)
         feeders = [Feeder(pipe("numpy"), peers=each, design=design, **options) for each, design in designs]

@@ -65,7 +65,7 @@ def batches(loader: Any) -> list[Any]:
 def test_a_record_that_ends_or_hangs_its_process_is_left_out_for_all_and_named(threads: bool) -> None:
     expected = batches(made(bad).loader(8, range(3)))
     feeder = Feeder(
-        made(poison), workers=2, threads=threads, forks=False, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S,
+        made(poison), workers=2, threads=threads, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S,
         resident={"valid": made(poison)},
     )  # fmt: skip
     with feeder:
@@ -108,7 +108,7 @@ def test_a_feeder_knows_from_its_start_and_a_kept_pipeline_says_nothing_of_it() 
 @pytest.mark.filterwarnings("ignore:left out", "ignore:sample")
 def test_such_a_record_is_an_error_that_names_it_where_none_may_be_left_out() -> None:
     pipeline = made(poison, "raise")
-    with Feeder(pipeline, workers=2, forks=False, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S) as feeder:
+    with Feeder(pipeline, workers=2, capacity=24, expect=2, prepare_timeout_s=TIMEOUT_S) as feeder:
         loaders = [attach(feeder.address, pipeline, 8, range(1), name=name) for name in "ab"]
 
         def read(loader: Any) -> SampleError:
@@ -126,7 +126,7 @@ def test_a_record_at_which_a_worker_was_killed_by_chance_is_no_bad_one(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
-    with Feeder(made(harmless_when_tried), capacity=24, forks=False) as feeder:
+    with Feeder(made(harmless_when_tried), capacity=24) as feeder:
         got = batches(attach(feeder.address, made(harmless_when_tried), 8, range(1)))
         assert feeder.stats()["restarts"] == 1 and feeder.stats()["bad"] == {} and feeder.stats()["poison"] == []
     assert got == batches(made(harmless_when_tried).loader(8, range(1)))

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import Feeder, leaves_nothing, nameless  # noqa: F401
+from core_pipes import leaves_nothing, nameless  # noqa: F401
 
-from pipelines import Pipeline, PipelineError, attach, find_shared_stages, sources
+from pipelines import Feeder, Pipeline, PipelineError, attach, find_shared_stages, sources
 
 TABLES = {"a": {n: n for n in range(8)}, "b": {n: 1000 * n for n in range(8)}}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import Feeder, Job, leaves_nothing, read  # noqa: F401
+from core_pipes import Job, leaves_nothing, read  # noqa: F401
 
-from pipelines import Pipeline, PipelineError, attach, find_shared_stages, sources
+from pipelines import Feeder, Pipeline, PipelineError, attach, find_shared_stages, sources
 from pipelines.cache import codec as records
 
 N = 40

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_pipes import Feeder, leaves_nothing  # noqa: F401
+from core_pipes import leaves_nothing  # noqa: F401
 from light_stages import lengthen
 from torch.utils.data import default_collate
 from tv import import_torchvision
 
-from pipelines import Batch, Pipeline, PipelineError, attach, from_samples, sources, stages
+from pipelines import Batch, Feeder, Pipeline, PipelineError, attach, from_samples, sources, stages
 from pipelines.errors import ForeignRandomness
 
 N = 30

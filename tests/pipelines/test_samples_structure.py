@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_pipes import Feeder, leaves_nothing, together  # noqa: F401
+from core_pipes import leaves_nothing, together  # noqa: F401
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from light_stages import jitter
 
 from pipelines import (
     Batch,
+    Feeder,
     Peers,
     Pipeline,
     PipelineError,
@@ -277,14 +278,9 @@ def test_workers_of_a_loader_prepare_the_same_nested_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("design", "transport"),
-    [
-        ("all", "core_transport:connect"),
-        *(pytest.param(each, "core_transport:connect", marks=pytest.mark.more) for each in ("single", "node")),
-        pytest.param("all", "gloo", marks=pytest.mark.more),
-    ],
+    "design", ["all", *(pytest.param(each, marks=pytest.mark.more) for each in ("single", "node"))]
 )
-def test_nodes_send_each_other_nested_samples(design: Any, transport: str, tmp_path: Path) -> None:
+def test_nodes_send_each_other_nested_samples(design: Any, tmp_path: Path) -> None:
     whole = pipeline_of([detection(k) for k in range(N)], DECLARED, seed=4).map(jitter)
     own = [dict(batch.clone()) for batch in whole.loader(4, range(3))]
 
@@ -295,7 +291,7 @@ def test_nodes_send_each_other_nested_samples(design: Any, transport: str, tmp_p
     with contextlib.ExitStack() as stack:
         feeders = []
         for node in range(2):
-            peers = Peers(str(tmp_path / "peers"), node, 2, "lo", transport)
+            peers = Peers(str(tmp_path / "peers"), node, 2, "lo")
             options: dict[str, Any] = {
                 "capacity": 16,
                 "expect": 1,

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from core_pipes import Feeder, leaves_nothing  # noqa: F401
+from core_pipes import leaves_nothing  # noqa: F401
 
-from pipelines import Pipeline, attach, from_samples, sources, stages
+from pipelines import Feeder, Pipeline, attach, from_samples, sources, stages
 from pipelines.errors import ForeignRandomness
 
 pytestmark = pytest.mark.more  # tests/pipelines/test_samples_collate.py has a collate_fn like theirs

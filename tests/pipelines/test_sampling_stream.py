@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from core_pipes import Feeder, leaves_nothing, noise, record, together, wait_until  # noqa: F401
+from core_pipes import leaves_nothing, noise, record, together, wait_until  # noqa: F401
 
 from pipelines import (
+    Feeder,
     Peers,
     Pipeline,
     PipelineError,
@@ -75,8 +76,7 @@ def alone(pipeline: Pipeline, batch_size: int = 8, epochs: Any = 3, **options: A
 @pytest.mark.parametrize(
     ("kind", "threads", "make"),
     [
-        *((kind, kind == "balanced", pipe) for kind in KINDS),
-        pytest.param("subset", True, pipe, marks=pytest.mark.more),
+        *((kind, threads, pipe) for threads, kind in ((True, "balanced"), (False, "weighted"), (True, "subset"))),
         *(pytest.param(kind, False, torch_pipe, marks=pytest.mark.more) for kind in KINDS),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_record_that_kills_at_one_of_its_positions_is_found() -> None:
     pipeline = begun("weighted", on_error="skip", max_skipped=1.0).map(kill_on_a_draw)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Feeder(pipeline, workers=1, capacity=80, forks=False) as feeder:
+        with Feeder(pipeline, workers=1, capacity=80) as feeder:
             got = batches(attach(feeder.address, pipeline, 8, range(1)))
             poison = feeder.stats()["poison"]
     assert [each["index"] for each in poison] == [2]

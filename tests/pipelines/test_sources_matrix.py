@@ -10,17 +10,16 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import pytest
-from core_pipes import Feeder
 from source_cases import CASES, JOBS, MEMBERS, N, arguments, canonical, make_pipeline, read, rows
 
-from pipelines import Pipeline, PipelineError, attach, sources
+from pipelines import Feeder, Pipeline, PipelineError, attach, sources
 from pipelines.ipc import memory_pickle
 from pipelines.ipc.child_processes import child_environment
 
@@ -38,8 +37,6 @@ IN_MEMORY = ("arrays of np.memmap",)
 
 #: Of each way to hold records one: the others are in the second tier.
 WAYS = ("arrays", "csv", "hdf5", "iterable", "parquet", "tar")
-#: Of each place that they are in: memory that is mapped, files that are mapped, files of which parts are decoded.
-PLACES = ("arrays", "csv", "parquet")
 
 
 @pytest.fixture(params=CASES, scope="module")
@@ -74,13 +71,6 @@ def ask() -> Iterator[Callable[..., Any]]:
         yield ask
 
 
-def of_each(first: Collection[str]) -> Any:
-    """Of all cases, but these alone in the first tier."""
-    cases = [pytest.param(name, marks=() if name in first else pytest.mark.more) for name in CASES]
-    return pytest.mark.parametrize("case", cases, indirect=True)
-
-
-@of_each(WAYS)
 def test_consumers_in_another_process_read_what_each_reads_alone_also_from_the_middle_on(
     case: str, folder: Path, ask: Callable[..., Any]
 ) -> None:
@@ -239,14 +229,18 @@ def count_fields(sample: dict[str, Any]) -> dict[str, Any]:
 def measure_worker(case: str, folder: Path) -> int:
     """Bytes that one preparation worker has for itself after two epochs."""
     pipe = Pipeline(CASES[case].open(folder), shuffle=False).map(count_fields)
-    with Feeder(pipe, workers=1, forks=False, expect=1) as feeder:
+    with Feeder(pipe, workers=1, expect=1) as feeder:
         for _ in attach(feeder.address, pipe, batch_size=50, epochs=2):
             pass
         (worker,) = feeder.stats()["workers"]
         return read_private_bytes(worker)
 
 
-@of_each(PLACES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(name, marks=() if name in WAYS else pytest.mark.more) for name in CASES],
+    indirect=True,
+)
 def test_a_workers_own_memory_does_not_grow_with_the_data(case: str, tmp_path: Path) -> None:
     used = []
     for n in (SMALL, BIG):
