@@ -87,7 +87,6 @@ class ProcessPool:
         self._ended: dict[int, RunProcess] = {}
         self._number = 0
         self._forks: ForkServer | None = None
-        self._forks_reported_s = 0.0
         self._checker: CheckerProcess | None = None
         self._oom_kills = count_oom_kills()
 
@@ -133,8 +132,9 @@ class ProcessPool:
 
     def report_servers(self) -> None:
         """Emit what the node's fork server and its checker have used so far, where there is more to say."""
-        if self._forks is not None and (used := self._forks.usage(self.node))["cpu_s"] > self._forks_reported_s:
-            self._forks_reported_s = used["cpu_s"]
+        forks = self._forks
+        if forks is not None and (used := forks.usage(self.node))["cpu_s"] > forks.reported_s:
+            forks.reported_s = used["cpu_s"]
             self._emit(used)
         if self._checker is not None:
             self._checker.report_usage()
@@ -172,7 +172,6 @@ class ProcessPool:
         """The connection to a fork server, made now if there is none."""
         if self._forks is None:
             forks = self._forks = self._connect_forks()
-            self._forks_reported_s = 0.0
             self._selector.register(forks.control, selectors.EVENT_READ, lambda: self._read_server(forks))
         return self._forks
 

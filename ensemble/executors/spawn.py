@@ -129,6 +129,7 @@ class ForkServer:
     Attributes:
         control: our end of its socket; readable when `receive` has a message.
         process: the server's.
+        reported_s: CPU-seconds of it that were reported last.
     """
 
     def __init__(self, directory: Path, module: str = "ensemble.executors.forkserver") -> None:
@@ -141,7 +142,7 @@ class ForkServer:
                 env={**child_environment(), **_OUTPUT, **make_node_environment(directory)},
                 process_group=0,
             )
-        self._idle, self._used_s = True, 0.0
+        self._idle, self._used_s, self.reported_s = True, 0.0, 0.0
         self._began = read_start(self.process.pid)
 
     def fork(self, worker: WorkerProcess, theirs: socket.socket, environment: dict[str, str]) -> None:
