@@ -1,7 +1,7 @@
 """Weights of the training samples for each member: a bootstrap sample of its own, all folds but one, or by class.
 
-Members with different weights still read one stream: a sample is prepared once, and each member multiplies the
-sample's loss by its own weight for it (`pipelines.weights`). This makes bagging (Breiman 1996) and cross-validated
+Members with different weights still read one stream: a sample is prepared once, each member leaves those of weight 0
+out of its batches, and multiplies the loss of another by its own weight for it (`pipelines.weights`). This makes bagging (Breiman 1996) and cross-validated
 committees (Parmanto, Munro and Doyle 1996).
 """
 
@@ -43,7 +43,7 @@ class Bootstrap:
 class Folds:
     """Each member learns from all but one of k folds of the training samples; member i leaves out fold i mod k.
 
-    A sample that is left out has weight 0. It still goes through the forward pass, so batch normalization sees it.
+    A sample that is left out is in none of the member's batches, so that any training loop learns from the others.
 
     Attributes:
         k: number of folds, at least 2.
@@ -190,6 +190,11 @@ def as_record(weighting: Weighting, number: int, seed: int, samples: int) -> dic
         return None
     weighting = _BY_NAME[weighting] if isinstance(weighting, str) else weighting
     return weighting.as_record(number, seed, samples)
+
+
+def needs_weighing(record: Mapping[str, Any] | None) -> bool:
+    """Whether losses have to be multiplied by weights; folds only choose samples."""
+    return record is not None and record["kind"] != "fold"
 
 
 def from_record(record: Mapping[str, Any] | None) -> Weighting:

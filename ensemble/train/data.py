@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
-    """Global batches of an epoch.
+    """Global batches of an epoch, those included that have no sample of weight above 0.
 
     Raises:
         TrainingError: there is none.
@@ -190,7 +190,7 @@ class Data:
         from pipelines import attach
 
         pipeline, own, comm = self.pipeline("train"), self._identity, self._comm
-        drop_last, weights = self._ensemble.drop_last, make_weight_function(own.weights, pipeline.source)
+        drop_last, weights = self._ensemble.drop_last, self._weights
         if self._feeder is None:
             return pipeline.loader(own.batch_size, epochs, comm.rank, comm.world, drop_last, start_step, weights)
         return attach(
@@ -259,8 +259,7 @@ class Data:
         """
         epoch = next(self._epochs)
         assert self.first_epoch is not None and epoch.epoch == self.first_epoch + own_epoch
-        weighted = self._identity.weights is not None
-        return self._on_device(self._apply_collate(iter(epoch), collate, weighted=weighted))
+        return self._on_device(self._apply_collate(epoch.all_batches(), collate, weighted=self._has_weights))
 
     def leave(self) -> None:
         """Leave the stream before its end, so that it waits for this rank no more; resident splits stay."""
@@ -271,9 +270,10 @@ class Data:
         own, pipeline = self._identity, self.pipeline("train")
         epoch = (self.first_epoch or 0) + own_epoch
         rank, world = self._comm.rank, self._comm.world
-        loader = pipeline.loader(own.batch_size, range(epoch, epoch + 1), rank, world, self._ensemble.drop_last)
+        epochs, drop_last = range(epoch, epoch + 1), self._ensemble.drop_last
+        loader = pipeline.loader(own.batch_size, epochs, rank, world, drop_last, weights=self._weights)
         try:
-            yield from self._on_device(self._apply_collate(iter(loader), collate))
+            yield from self._on_device(self._apply_collate(iter(loader), collate, weighted=self._has_weights))
         finally:
             loader.close()
             self._before.update({"prepare_cpu_s": loader.stats()["prepare_cpu_s"]})
@@ -292,11 +292,16 @@ class Data:
 
     @functools.cached_property
     def _held_out(self) -> npt.NDArray[np.bool_]:
-        source = self.pipeline("train").source
-        held_out: npt.NDArray[np.bool_] = make_weight_function(self._identity.weights, source).is_held_out(
-            np.arange(len(source))
-        )
+        held_out: npt.NDArray[np.bool_] = self._weights.is_held_out(np.arange(len(self.pipeline("train").source)))
         return held_out
+
+    @functools.cached_property
+    def _weights(self) -> Any:
+        return make_weight_function(self._identity.weights, self.pipeline("train").source)
+
+    @property
+    def _has_weights(self) -> bool:
+        return self._identity.weights is not None
 
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's share of a resident split, in its source's order, on the member's device."""
