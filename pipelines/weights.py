@@ -103,8 +103,9 @@ class AssignedFold:
 
 
 def bootstrap(seed: int) -> Bootstrap:
-    """Weights each sample by how often a bootstrap sample draws it: Poisson(1) counts, keyed by (seed, index), scaled
-    so that the mean over the samples that are drawn is 1.
+    """Weights each sample by how often a bootstrap sample draws it: Poisson(1) counts, keyed by (seed, index).
+
+    They are scaled so that the mean over the samples that are drawn is 1.
 
     A bootstrap sample of n draws with replacement counts each of the n samples Binomial(n, 1/n) times, which tends
     to Poisson(1): 36.8 % are not drawn. Drawing each count by itself needs neither n nor an array, and is what

@@ -17,7 +17,7 @@ import torch
 from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity
 from ensemble.spec.out_of_fold import is_out_of_fold
-from ensemble.spec.sample_weights import make_weight_function
+from ensemble.spec.sample_weights import list_held_out, make_weight_function
 from ensemble.spec.task import IGNORED, LABELS, Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.gather import gather_json
@@ -292,8 +292,7 @@ class Data:
 
     @functools.cached_property
     def _held_out(self) -> npt.NDArray[np.bool_]:
-        held_out: npt.NDArray[np.bool_] = self._weights.is_held_out(np.arange(len(self.pipeline("train").source)))
-        return held_out
+        return list_held_out(self._identity.weights, self.pipeline("train").source)
 
     @functools.cached_property
     def _weights(self) -> Any:

@@ -102,9 +102,9 @@ class ForeignLoop:
         self._passes += 1
         if self._passes + self._passes_before > (epochs := state.identity.epochs):
             raise TrainingError(
-                f"member.dataloader('train') is read beyond the last of {epochs} epochs: declare more epochs=, or end "
-                f"the loop after {epochs} passes, or {epochs * state.steps_per_epoch} steps; those of before a resume "
-                "count, member.position says where it begins"
+                f"member.dataloader('train') is read beyond the last of {epochs} epochs: declare more epochs=, "
+                f"or end the loop after {epochs} passes, or {epochs * state.steps_per_epoch} steps; those before "
+                "a resume count, and member.position says where it begins"
             )
         if self._passes <= self._first or state.is_over:
             if self._has_trained and self._own is None:
@@ -140,8 +140,8 @@ class ForeignLoop:
         state = self._state
         if not len(batch["index"]):
             raise TrainingError(
-                f"a global batch of {batch.global_size} samples has none for rank {state.comm.rank}: take a larger "
-                "batch_size or drop_last=True, since the loop steps together with those of the other workers"
+                f"a global batch of {batch.global_size} samples has none for rank {state.comm.rank}: take a "
+                "larger batch_size, or drop_last=True, as the loop steps together with those of the other workers"
             )
         if state.gpu_busy is not None:
             state.gpu_busy.begin()

@@ -63,8 +63,8 @@ class Loader(Resumable):
 
     Without `epochs` each pass over it is the next epoch of the stream, with its own order of samples. With
     `epochs` there is one pass, over all of them. `len(loader)` is the number of batches in the present pass, or in
-    the next one if there is no present pass. Samples of weight 0 are in no batch, and a global batch without a sample is
-    passed over; `len` counts it.
+    the next one if there is no present pass. Samples of weight 0 are in no batch, and a global batch without a
+    sample is passed over; `len` counts it.
 
     Args:
         is_endless: whether each pass is the next epoch.

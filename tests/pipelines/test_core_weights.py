@@ -121,24 +121,30 @@ def test_members_weigh_one_stream_each_in_its_own_way(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["numpy", "skip"])
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_ranks_agree_on_what_is_left_of_a_batch_and_an_empty_one_is_passed_over(kind: str) -> None:
-    """A rank without a sample gets its empty part, as it takes part in collectives; one without any is no batch."""
+    """A rank without a sample gets its empty part, as it takes part in collectives."""
     own, pipe = weights.fold(pipes.N, 3, 1), pipes.pipe(kind)
+
+    def load(rank: int = 0, world: int = 1, workers: int = 0) -> Any:
+        return pipe.loader(2, 2, rank, world, weights=own, workers=workers)
+
     whole = {(b.epoch, b.step): b["index"].tolist() for b in pipe.loader(2, 2)}
-    wanted = {place: left for place, index in whole.items() if (left := [i for i in index if own(np.array([i]))[0]])}
+    some = {place: [i for i in index if own(np.array([i]))[0]] for place, index in whole.items()}
+    wanted = {place: index for place, index in some.items() if index}
     assert len(wanted) < len(whole)
     for workers in (0, 1):
-        ranks = [list(pipe.loader(2, 2, r, 2, weights=own, workers=workers)) for r in range(2)]
+        loaders = [load(rank, 2, workers) for rank in range(2)]
+        ranks = [list(loader) for loader in loaders]
         assert any(not len(batch["index"]) for batch in ranks[0])
         found = {}
         for one, other in zip(*ranks, strict=True):
             found[one.epoch, one.step] = one["index"].tolist() + other["index"].tolist()
             assert one.global_size == other.global_size == len(found[one.epoch, one.step])
         assert found == wanted
-        stats = [(loader := pipe.loader(2, 2, r, 2, weights=own), list(loader), loader.stats())[2] for r in range(2)]
-        assert sum(each["samples"] for each in stats) == sum(map(len, wanted.values()))
-        assert stats[0]["skipped"] == 2 * pipes.N - sum(map(len, whole.values())), "what is left out is not skipped"
-    every = [batch.global_size for epoch in pipe.loader(2, 2, weights=own).epochs() for batch in epoch.all_batches()]
-    assert len(every) == len(pipe.loader(2, 2)) and every.count(0) == len(every) - len(wanted)
+        stats = [loader.stats() for loader in loaders]
+        assert sum(one["samples"] for one in stats) == sum(map(len, wanted.values()))
+        assert stats[0]["skipped"] == 2 * pipes.N - sum(map(len, whole.values())), "left out is not skipped"
+    every = [batch.global_size for epoch in load().epochs() for batch in epoch.all_batches()]
+    assert len(every) == len(load()) and every.count(0) == len(every) - len(wanted)
 
 
 def test_what_is_no_weight_is_refused() -> None:
