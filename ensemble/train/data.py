@@ -278,6 +278,15 @@ class Data:
             loader.close()
             self._before.update({"prepare_cpu_s": loader.stats()["prepare_cpu_s"]})
 
+    def count_batches(self, own_epoch: int, steps: int) -> int:
+        """Of the `steps` global batches of an own epoch those that have a sample of weight above 0."""
+        if self._weights is None:
+            return steps
+        pipeline, size = self.pipeline("train"), self._identity.batch_size
+        epoch, positions = (self.first_epoch or 0) + own_epoch, min(len(pipeline), steps * size)
+        is_left = self._weights(pipeline.order()(epoch, 0, positions)) > 0
+        return int(np.logical_or.reduceat(is_left, range(0, positions, size)).sum())
+
     def split_steps(self, name: str) -> int:
         """This rank's batches of a resident split."""
         from pipelines.loader.resident import cut_rows

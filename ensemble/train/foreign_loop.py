@@ -92,12 +92,7 @@ class ForeignLoop:
     def _begin_epoch(self) -> bool:
         """End the epoch before, and begin the next; returns whether there is one to be trained."""
         state = self._state
-        if not self._passes:
-            self._check()
-            state.steps_elsewhere = True
-            self._first = state.at.epoch if self.counts_from_0 else 0
-            self._passes_before = state.at.epoch - self._first
-            state.effects.open(state.inbox, None if state.is_over else state.at)
+        self._start()
         self.end_epoch()
         self._passes += 1
         if self._passes + self._passes_before > (epochs := state.identity.epochs):
@@ -117,6 +112,23 @@ class ForeignLoop:
         self._is_in_epoch = self._has_trained = True
         self._life.begin_epoch()
         return True
+
+    def _start(self) -> None:
+        """Open the stream, once."""
+        state = self._state
+        if state.steps_elsewhere:
+            return
+        self._check()
+        state.steps_elsewhere = True
+        self._first = state.at.epoch if self.counts_from_0 else 0
+        self._passes_before = state.at.epoch - self._first
+        state.effects.open(state.inbox, None if state.is_over else state.at)
+
+    def count_batches(self) -> int:
+        """Batches of the next pass, without empty ones."""
+        self._start()
+        epoch = self._state.at.epoch + int(self._is_in_epoch)
+        return self._state.data.count_batches(epoch, self._state.steps_per_epoch)
 
     def _read_epoch(self) -> Iterator[Batch]:
         state, at = self._state, self._state.at
@@ -194,7 +206,13 @@ class EpochLoader:
 
     Args:
         fields: how a batch is given; see `Fields`.
+
+    Attributes:
+        counts_next: whether the length of "train" is that of the next pass; else it is the same for all, and has
+            batches that are passed over, as no sample in them has a weight above 0.
     """
+
+    counts_next = False
 
     def __init__(
         self, state: TrainState, evaluator: Evaluator, loop: ForeignLoop, split: str, fields: Fields
@@ -204,9 +222,10 @@ class EpochLoader:
         self.batch_size = state.identity.batch_size
 
     def __len__(self) -> int:
-        """This rank's batches, those included that have no sample of weight above 0, and are passed over."""
-        is_training = self._split == "train"
-        return self._state.steps_per_epoch if is_training else self._state.data.split_steps(self._split)
+        """This rank's batches."""
+        if self._split != "train":
+            return self._state.data.split_steps(self._split)
+        return self._loop.count_batches() if self.counts_next else self._state.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, or of the split."""
