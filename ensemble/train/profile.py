@@ -186,7 +186,9 @@ class TrialSession:
         shares = gather_json(self._comm, figures)
         known = set(figures).intersection(*shares)  # the load of a GPU may be known on some ranks only
         highest = {name: max(share[name] for share in shares) for name in known}
-        return highest | {"samples_per_s": watch.samples / highest["step_s"]}
+        # Of the stream: a batch may have fewer samples, those of weight above 0.
+        of_stream = watch.samples if identity.weights is None else min(identity.batch_size, self._ensemble.samples)
+        return highest | {"samples_per_s": of_stream / highest["step_s"]}
 
 
 class _ProfileReporter(Reporter):
