@@ -259,7 +259,7 @@ class Data:
         """
         epoch = next(self._epochs)
         assert self.first_epoch is not None and epoch.epoch == self.first_epoch + own_epoch
-        return self._on_device(self._apply_collate(epoch.all_batches(), collate, weighted=self._has_weights))
+        return self._on_device(self._apply_collate(epoch.all_batches(), collate))
 
     def leave(self) -> None:
         """Leave the stream before its end, so that it waits for this rank no more; resident splits stay."""
@@ -273,7 +273,7 @@ class Data:
         epochs, drop_last = range(epoch, epoch + 1), self._ensemble.drop_last
         loader = pipeline.loader(own.batch_size, epochs, rank, world, drop_last, weights=self._weights)
         try:
-            yield from self._on_device(self._apply_collate(iter(loader), collate, weighted=self._has_weights))
+            yield from self._on_device(self._apply_collate(iter(loader), collate))
         finally:
             loader.close()
             self._before.update({"prepare_cpu_s": loader.stats()["prepare_cpu_s"]})
@@ -307,10 +307,6 @@ class Data:
     def _weights(self) -> Any:
         return make_weight_function(self._identity.weights, self.pipeline("train").source)
 
-    @property
-    def _has_weights(self) -> bool:
-        return self._identity.weights is not None
-
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's share of a resident split, in its source's order, on the member's device."""
         rank, world, chosen = self._comm.rank, self._comm.world, self.find_held_out(name)
@@ -331,13 +327,13 @@ class Data:
         batches: Iterator[Batch],
         collate: Collate | None,
         *,
-        weighted: bool = False,
         is_training: bool = True,
     ) -> Iterator[Batch]:
         from pipelines.loader.collate import make_collator
 
         if collate is None:
             return batches
+        weighted = is_training and self._weights is not None
         call = make_collator(collate, self.pipeline("train").seed, self._comm.rank, weighted=weighted)
         return (call(batch, is_training=is_training) for batch in batches)
 

@@ -208,8 +208,7 @@ class EpochLoader:
         fields: how a batch is given; see `Fields`.
 
     Attributes:
-        counts_next: whether the length of "train" is that of the next pass; else it is the same for all, and has
-            batches that are passed over, as no sample in them has a weight above 0.
+        counts_next: whether the length of "train" is that of the next pass; else empty batches are part of it.
     """
 
     counts_next = False

@@ -23,7 +23,7 @@ import torch
 
 from ensemble.comm import Communicator
 from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory
-from ensemble.spec import Ensemble, Identity, SpecError
+from ensemble.spec import Ensemble, Identity
 from ensemble.spec.recipe import has_own_loop
 from ensemble.store import RunDir, rehearse_checkpoint
 from ensemble.train.checkpoint import Checkpointer, Position, pack
@@ -46,6 +46,10 @@ from pipelines.loader.ragged import find_tensors
 HEARTBEAT_S = 1.0
 
 Emit = Callable[[dict[str, Any]], None]
+
+
+class _AllRefused(TrainingError):
+    """Every member of the run fails with this message."""
 
 
 class _Done(BaseException):
@@ -72,7 +76,7 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock 
         return "finished"
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        reason = "spec" if isinstance(error, LabelError | SpecError) else "error"
+        reason = "spec" if isinstance(error, LabelError | _AllRefused) else "error"
         emit(_event(job, "failed", error=describe_error(error), reason=reason))
         return "failed"
 
@@ -123,7 +127,7 @@ class TrialSession:
             if self._job.rank == 0:
                 self._emit(_event(self._job, "profiled", of=of, shape=shape, measured=measured))
         if refused:  # every member is: none needs to be started
-            raise SpecError(str(refused[0])) from refused[0]
+            raise _AllRefused(str(refused[0])) from refused[0]
 
     def _report_member(self, identity: Identity, every_s: float = 0.0) -> None:
         now = time.monotonic()

@@ -121,7 +121,7 @@ class PreparedData(Data):
 
     def epoch(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield the batches of the only epoch; what `collate` takes is part of a step."""
-        return self._on_device(self._apply_collate(self._time_steps(), collate, weighted=self._has_weights))
+        return self._on_device(self._apply_collate(self._time_steps(), collate))
 
     def count_batches(self, own_epoch: int, steps: int) -> int:
         """All: none of them is empty."""
@@ -140,7 +140,7 @@ class PreparedData(Data):
     def reread(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield a few batches of the epoch."""
         batches = (batch.clone() for batch in self._ready.batches("train", self._identity))
-        return self._on_device(self._apply_collate(batches, collate, weighted=self._has_weights))
+        return self._on_device(self._apply_collate(batches, collate))
 
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield one batch, as often as the stopwatch wants; once suffices to measure memory."""

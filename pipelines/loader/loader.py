@@ -26,6 +26,7 @@ from pipelines.loader.ragged import assemble
 from pipelines.loader.state import Resumable
 from pipelines.loader.stream_client import StreamClient, StreamRefused
 from pipelines.loader.workers import LoaderWorkers
+from pipelines.order.epoch_order import Indices
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.samples.fields import GOOD, INDEX, OK, UNREACHED, Columns
 from pipelines.verification.reader import MakeVerification, Verification
@@ -111,7 +112,6 @@ class Loader(Resumable):
         self._workers = LoaderWorkers(pipeline, workers, prefetch, timeout_s, copy=copy)
         self._preparer: Preparer | None = None
         self._staging = Staging()
-        self._order = pipeline.order()
         self._skipped, self._skipped_indices = 0, list[int]()  # of the batch that was made last
         self._passes = 0  # that have begun
         self._batches_before = 0  # batches of earlier ones
@@ -368,7 +368,10 @@ class Loader(Resumable):
         weight = None
         if self._weights is not None:
             weight = weigh(self._weights, tensors[INDEX])
-            size = self._count_weighted(weight, epoch, start, stop, good)
+            size = int(np.count_nonzero(weight.numpy()))
+            if self.reading.world > 1:
+                index = self._order(epoch, start, stop)
+                size = int(np.count_nonzero(self._weights(index if good is None else index[good])))
             if len(kept := np.flatnonzero(weight.numpy())) < len(weight):
                 tensors = {name: tensor[kept] for name, tensor in tensors.items()}
                 weight = weight[kept]
@@ -380,13 +383,9 @@ class Loader(Resumable):
         batch._staging = self._staging
         return self._collate(batch)
 
-    def _count_weighted(self, own: torch.Tensor, epoch: int, start: int, stop: int, good: Good) -> int:
-        """Samples of a global batch with a weight above 0; `own`: the weights of this rank's."""
-        if self.reading.world > 1:
-            assert self._weights is not None
-            index = self._order(epoch, start, stop)
-            return int(np.count_nonzero(self._weights(index if good is None else index[good])))
-        return int(np.count_nonzero(own.numpy()))
+    @functools.cached_property
+    def _order(self) -> Callable[[int, int, int], Indices]:
+        return self.pipeline.order()
 
     def _get_preparer(self) -> Preparer:
         if self._preparer is None:
