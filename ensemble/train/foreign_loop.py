@@ -46,7 +46,7 @@ class ForeignLoop:
         self._state, self._life = state, life
         self.counts_from_0 = True
         self.is_idle = False
-        self._passes = self._passes_before = 0  # those of an earlier attempt that the loop does not make again
+        self._passes = 0  # with those of an earlier attempt
         self._first = 0  # the own epoch at which this attempt begins
         self._is_in_epoch = False
         self._has_trained = False  # any epoch
@@ -95,7 +95,7 @@ class ForeignLoop:
         self._start()
         self.end_epoch()
         self._passes += 1
-        if self._passes + self._passes_before > (epochs := state.identity.epochs):
+        if self._passes > (epochs := state.identity.epochs):
             raise TrainingError(
                 f"member.dataloader('train') is read beyond the last of {epochs} epochs: declare more epochs=, "
                 f"or end the loop after {epochs} passes, or {epochs * state.steps_per_epoch} steps; those before "
@@ -120,8 +120,8 @@ class ForeignLoop:
             return
         self._check()
         state.steps_elsewhere = True
-        self._first = state.at.epoch if self.counts_from_0 else 0
-        self._passes_before = state.at.epoch - self._first
+        self._first = state.at.epoch
+        self._passes = 0 if self.counts_from_0 else self._first
         state.effects.open(state.inbox, None if state.is_over else state.at)
 
     def count_batches(self) -> int:
