@@ -2,10 +2,11 @@
 
 A weights object maps indices, int64 [b], to weights, float32 [b]. It is a pure function that stores nothing for
 each sample, so it serves a source of 10^9 records as it serves one of ten; any process computes the same. The
-stream is untouched: every consumer gets every sample, and `batch["weight"]` says what it is worth to this one.
+stream is untouched: a sample of weight 0 is left out of this consumer's batches, and `batch["weight"]` says what
+the others are worth to it.
 
-Each weight has the mean 1 over the samples, so the weighted sum of losses, divided by the number of samples,
-estimates the risk over the resampled data without bias, batch by batch.
+Over the samples of weight above 0 the mean is 1, so the weighted sum of losses, divided by the batch's samples,
+estimates the risk over the resampled data.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     import torch
 
 Weights = Callable[[Indices], npt.NDArray[np.float32]]
+_DRAWN = 1 - math.exp(-1)  # the share of samples that a bootstrap sample has
 
 
-@known_as("pipelines.weights.bootstrap")
+@known_as("pipelines.weights.bootstrap", version=2)
 @dataclass(frozen=True)
 class Bootstrap:
     """See `bootstrap`."""
@@ -41,10 +43,11 @@ class Bootstrap:
     def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
         first, second = np.frombuffer(derive_bytes("bootstrap", self.seed, size=16), np.uint64)
         draws = mix(mix(index.astype(np.uint64) + first) + second)
-        return np.searchsorted(_poisson_thresholds(), draws, side="right").astype(np.float32)
+        counts = np.searchsorted(_poisson_thresholds(), draws, side="right")
+        return (counts * _DRAWN).astype(np.float32)
 
 
-@known_as("pipelines.weights.fold")
+@known_as("pipelines.weights.fold", version=2)
 @dataclass(frozen=True)
 class Fold:
     """See `fold`."""
@@ -55,8 +58,7 @@ class Fold:
     seed: int
 
     def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
-        kept = self.n - int(np.diff(_fold_bounds(self.n, self.k)[self.held_out : self.held_out + 2])[0])
-        return np.where(self.is_held_out(index), 0, self.n / kept).astype(np.float32)
+        return (~self.is_held_out(index)).astype(np.float32)
 
     def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
         """Returns whether each sample is of the fold that is held out: bool [b]."""
@@ -74,7 +76,7 @@ class Fold:
         return np.searchsorted(_fold_bounds(self.n, self.k), places.astype(np.int64), side="right") - 1
 
 
-@known_as("pipelines.weights.assigned_fold")
+@known_as("pipelines.weights.assigned_fold", version=2)
 @dataclass(frozen=True)
 class AssignedFold:
     """See `assigned_fold`."""
@@ -83,7 +85,7 @@ class AssignedFold:
     held_out: int
 
     def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
-        return np.where(self.is_held_out(index), 0, self._weight).astype(np.float32)
+        return (~self.is_held_out(index)).astype(np.float32)
 
     def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
         """Returns whether each sample is of the fold that is held out: bool [b]."""
@@ -99,18 +101,16 @@ class AssignedFold:
         _check_indices(index, len(self.folds))
         return self.folds[index]
 
-    @functools.cached_property
-    def _weight(self) -> float:
-        return len(self.folds) / int(np.count_nonzero(self.folds != self.held_out))
-
 
 def bootstrap(seed: int) -> Bootstrap:
     """Weights each sample by how often a bootstrap sample draws it: Poisson(1) counts, keyed by (seed, index).
 
+    They are scaled so that the mean over the samples that are drawn is 1.
+
     A bootstrap sample of n draws with replacement counts each of the n samples Binomial(n, 1/n) times, which tends
-    to Poisson(1): 36.8 % are not drawn, mean and variance are 1. Drawing each count by itself needs neither n nor
-    an array, and is what online bagging does (Oza and Russell, "Online Bagging and Boosting", 2001). In exchange
-    the counts add up to n only in the mean, with the standard deviation sqrt(n).
+    to Poisson(1): 36.8 % are not drawn. Drawing each count by itself needs neither n nor an array, and is what
+    online bagging does (Oza and Russell, "Online Bagging and Boosting", 2001). In exchange the counts add up to n
+    only in the mean, with the standard deviation sqrt(n).
 
     Args:
         seed: an integer; each seed gives another bootstrap sample. All epochs have the same one.
@@ -129,10 +129,10 @@ def bootstrap(seed: int) -> Bootstrap:
 
 
 def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
-    """Weights the samples of one of k folds with 0, and all others equally, so that the mean over all n is 1.
+    """Weights the samples of one of k folds with 0, and all others with 1.
 
     The folds are a random partition of range(n), of sizes that differ by one at most, and a function of (n, k,
-    seed) alone; where k divides n the others weigh k / (k - 1).
+    seed) alone.
 
     Args:
         n: number of samples in the source.
@@ -149,7 +149,7 @@ def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
 
     Examples:
         >>> fold(n=4, k=2, held_out=0)(np.arange(4)).sum()
-        np.float32(4.0)
+        np.float32(2.0)
     """
     n, k, held_out, seed = (
         check_any_integer(f"fold: {name}", value)
@@ -163,7 +163,7 @@ def fold(n: int, k: int, held_out: int, seed: int = 0) -> Fold:
 
 
 def assigned_fold(folds: Indices, held_out: int) -> AssignedFold:
-    """Weights the samples of one of several given folds with 0, and all others equally, so that the mean is 1.
+    """Weights the samples of one of several given folds with 0, and all others with 1.
 
     Args:
         folds: the fold of each sample, int64 [n], as `Source.number_folds` returns them.
@@ -190,7 +190,7 @@ def assigned_fold(folds: Indices, held_out: int) -> AssignedFold:
     return AssignedFold(folds.astype(np.int64), held_out)
 
 
-@known_as("pipelines.weights.expanding_window")
+@known_as("pipelines.weights.expanding_window", version=2)
 @dataclass(frozen=True)
 class ExpandingWindow:
     """See `expanding_window`."""
@@ -201,7 +201,7 @@ class ExpandingWindow:
     last: int
 
     def __call__(self, index: Indices) -> npt.NDArray[np.float32]:
-        return np.where(self._find_places(index) < self.end, len(self.places) / self.end, 0).astype(np.float32)
+        return (self._find_places(index) < self.end).astype(np.float32)
 
     def is_held_out(self, index: Indices) -> npt.NDArray[np.bool_]:
         """Returns whether each sample is of the block that is held out: bool [b]."""
@@ -214,7 +214,7 @@ class ExpandingWindow:
 
 
 def expanding_window(places: Indices, k: int, held_out: int, gap: int = 0) -> ExpandingWindow:
-    """Weights the samples before one of k blocks in time equally, so that the mean is 1, and others with 0.
+    """Weights the samples before one of k blocks in time with 1, and others with 0.
 
     The blocks are those of scikit-learn's `TimeSeriesSplit(k, gap=gap)`: n // (k + 1) samples each, the last k of
     the series. Before them is a start that no block holds out.
@@ -248,7 +248,7 @@ def expanding_window(places: Indices, k: int, held_out: int, gap: int = 0) -> Ex
     return ExpandingWindow(np.asarray(places, np.int64), first - gap, first, first + size)
 
 
-@known_as("pipelines.weights.assigned")
+@known_as("pipelines.weights.assigned", version=2)
 @dataclass(frozen=True)
 class Assigned:
     """See `assigned`."""
@@ -261,7 +261,7 @@ class Assigned:
 
 
 def assigned(weights: npt.ArrayLike) -> Assigned:
-    """Weights each sample as given, scaled so that the mean over all samples is 1.
+    """Weights each sample as given, scaled so that the mean over the samples of weight above 0 is 1.
 
     Args:
         weights: of each sample, [n], finite, at least 0 and not all 0, such as those of `Source.weigh_classes`.
@@ -278,7 +278,7 @@ def assigned(weights: npt.ArrayLike) -> Assigned:
     given = np.asarray(weights, np.float64)
     if given.ndim != 1 or not (np.isfinite(given).all() and (given >= 0).all() and given.sum() > 0):
         raise PipelineError(f"assigned: weights [n] must be finite, at least 0 and not all 0, got {given!r:.100}")
-    return Assigned((given * (len(given) / given.sum())).astype(np.float32))
+    return Assigned((given * (np.count_nonzero(given) / given.sum())).astype(np.float32))
 
 
 def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
 """Out-of-fold predictions: of each training sample by the members of a configuration that have not learnt from it.
 
-With `Ensemble(out_of_fold=True)` a member's predictions on "valid" are of the samples of its own fold. Those of
-all members of a configuration together are of all samples, and stand for each of these members: what is selected
-and calibrated on them are configurations. With several partitions, a sample's predictions are averaged.
+With `Ensemble(out_of_fold=True)`, or where a train function saves no others, a member's predictions on "valid" are
+of the samples of its own fold. Those of all members of a configuration together are of all samples, and stand for
+each of these members: what is selected and calibrated on them are configurations. With several partitions, the
+predictions of a sample are averaged.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ensemble.combine.methods import average_weights
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.prediction_matrix import UNSAVED, PredictionMatrix, align
 from ensemble.combine.tasks import find_math
-from ensemble.spec.out_of_fold import find_configuration, find_partition
+from ensemble.spec.out_of_fold import find_configuration, find_partition, is_out_of_fold
 
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir, RunState
@@ -67,6 +68,27 @@ def read_out_of_fold(run_dir: RunDir, state: RunState, members: Sequence[str]) -
     groups = tuple(matrix.members.index(first[member]) for member in chosen)
     values = [matrix.values[group] for group in groups]
     return replace(matrix, members=chosen, values=values, left_out={**matrix.left_out, **problems}, groups=groups)
+
+
+def are_of_folds(run_dir: RunDir, state: RunState, members: Sequence[str]) -> bool:
+    """Whether members predict "valid" by folds: declared so, or members of different folds share no sample."""
+    from ensemble.store import read_predictions
+
+    weights = {member: state.members[member].identity.get("weights") or {} for member in members}
+    if any(map(is_out_of_fold, weights.values())):
+        return True
+    if not members or any(record.get("kind") != "fold" for record in weights.values()):
+        return False
+    of_sample: dict[str, dict[int, object]] = {}  # partition -> sample -> fold
+    for one in state.members.values():
+        record = one.identity.get("weights") or {}
+        if record.get("kind") != "fold" or "valid" not in (one.predictions or ()):
+            continue
+        of, fold = of_sample.setdefault(find_partition(record), {}), record["held_out"]
+        for index in np.asarray(read_predictions(run_dir, one, "valid", mapped=True).index).tolist():
+            if of.setdefault(index, fold) != fold:
+                return False
+    return any(len(set(of.values())) > 1 for of in of_sample.values())
 
 
 def _find_missing_fold(weights: Mapping[str, Mapping[str, object]], saved: Sequence[str]) -> int | None:

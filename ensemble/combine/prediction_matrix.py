@@ -11,7 +11,6 @@ import numpy as np
 from ensemble.combine.methods import list_representatives
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import find_math
-from ensemble.spec.out_of_fold import is_out_of_fold
 from ensemble.spec.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
@@ -91,11 +90,11 @@ def read_prediction_matrix(
         DamagedError: predictions are not what the log says that was saved.
         CombineError: see `align`.
     """
-    from ensemble.combine.out_of_fold import read_out_of_fold
+    from ensemble.combine.out_of_fold import are_of_folds, read_out_of_fold
     from ensemble.store import read_predictions
     from ensemble.store.packs import measure
 
-    if split == "valid" and any(is_out_of_fold(state.members[each].identity.get("weights")) for each in members):
+    if split == "valid" and are_of_folds(run_dir, state, members):
         return read_out_of_fold(run_dir, state, members)
     saved: dict[str, Predictions] = {}  # mapped: all members together may be larger than the memory
     left_out: dict[str, str] = {}

@@ -262,7 +262,10 @@ class Profiler:
                 node=placement.find_node(rank),
                 timeout_s=self._timeout_s,
                 profile=ProfileRequest(
-                    members=list(group.unmeasured.values()), known=measured, steps_s=self._steps_s
+                    members=list(group.unmeasured.values()),
+                    known=measured,
+                    steps_s=self._steps_s,
+                    is_all=set(group.unmeasured) == set(self._members) and not (self.profiles or self._given_up),
                 ),
             )
             for rank, number in enumerate(devices)

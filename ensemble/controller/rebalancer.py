@@ -55,7 +55,9 @@ class Rebalancer:
 
     def observe(self, epoch: Mapping[str, Any], nodes: Sequence[Node]) -> None:
         """Learn a member's rate and memory from its `epoch` event."""
-        seen = compute_own_rate(epoch)
+        is_weighted = self._state.members[epoch["member"]].identity.get("weights") is not None
+        # Rates are of the stream, of which such a member has only the samples of weight above 0.
+        seen = compute_own_rate({**epoch, "samples": self._ensemble.samples} if is_weighted else epoch)
         if seen is not None:
             self._rates[epoch["member"]] = seen
             self._observe_neighbours(epoch["member"], seen, nodes)

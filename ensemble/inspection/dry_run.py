@@ -23,6 +23,8 @@ from ensemble.inspection.dry_run_result import DryRun, Table
 from ensemble.inspection.estimates import estimate_members, estimate_run
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble, check_installed
 from ensemble.spec.identity import compute_cost_key
+from ensemble.spec.out_of_fold import is_out_of_fold
+from ensemble.spec.sample_weights import list_held_out
 from ensemble.spec.search_space import sample_space
 from ensemble.spec.splits import describe_overlap
 from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
@@ -256,7 +258,10 @@ def _describe_group(ensemble: Ensemble, members: Sequence[Identity]) -> dict[str
     varied = [name for name in names if any(each.params.get(name) != first.params.get(name) for each in members)]
     samples = ensemble.samples
     steps = samples // first.batch_size if ensemble.drop_last else -(-samples // first.batch_size)
-    held_out = {name: -(-many // first.batch_size) for name, many in _count_splits(ensemble).items()}
+    counts = _count_splits(ensemble)
+    if is_out_of_fold(first.weights):
+        counts["valid"] = int(list_held_out(first.weights, ensemble.pipeline(first.params).source).sum())
+    held_out = {name: -(-many // first.batch_size) for name, many in counts.items()}
     within = steps // first.validate_every if first.validate_every else 0
     # The validation split after each epoch, and within it; at the end each split is predicted once.
     evaluations = (

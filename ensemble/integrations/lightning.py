@@ -90,6 +90,8 @@ def fit(
         trainer.strategy.checkpoint_io = _make_files(lightning, module, state, trainer.strategy.checkpoint_io)
         valid = member.dataloader("valid", fields=fields) if "valid" in member.splits else None
         train = member.dataloader("train", fields=fields, counts_from_0=False)
+        if member.identity.weights is not None:  # a Trainer validates after as many batches as it counts
+            train.counts_next, trainer.reload_dataloaders_every_n_epochs = True, 1
         trainer.fit(module, train, valid, ckpt_path=_OURS if state.taken is not None else None)
     if state.best is not None:
         kept = torch.load(state.best, map_location=member.device, weights_only=False)  # this member has written it

@@ -1,8 +1,8 @@
 """Weights of the training samples for each member: a bootstrap sample of its own, all folds but one, or by class.
 
-Members with different weights still read one stream: a sample is prepared once, and each member multiplies the
-sample's loss by its own weight for it (`pipelines.weights`). This makes bagging (Breiman 1996) and cross-validated
-committees (Parmanto, Munro and Doyle 1996).
+Members with different weights still read one stream: a sample is prepared once, and each member leaves those of
+weight 0 out of its batches, and multiplies losses of others by its own weights (`pipelines.weights`). This makes
+bagging (Breiman 1996) and cross-validated committees (Parmanto, Munro and Doyle 1996).
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ensemble.spec.validation import SpecError, check_number, option_class, unknown_name
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from pipelines.sources import Source
 
 WEIGHTINGS = ("balanced", "bootstrap", "uniform")
@@ -43,7 +46,7 @@ class Bootstrap:
 class Folds:
     """Each member learns from all but one of k folds of the training samples; member i leaves out fold i mod k.
 
-    A sample that is left out has weight 0. It still goes through the forward pass, so batch normalization sees it.
+    A sample that is left out is in none of the member's batches, so that any training loop learns from the others.
 
     Attributes:
         k: number of folds, at least 2.
@@ -192,6 +195,11 @@ def as_record(weighting: Weighting, number: int, seed: int, samples: int) -> dic
     return weighting.as_record(number, seed, samples)
 
 
+def needs_weighing(record: Mapping[str, Any] | None) -> bool:
+    """Whether losses have to be multiplied by weights; folds only choose samples."""
+    return record is not None and record["kind"] != "fold"
+
+
 def from_record(record: Mapping[str, Any] | None) -> Weighting:
     """The weighting that gives any member this record (see `as_record`), whatever its number."""
     if record is None:
@@ -231,3 +239,11 @@ def make_weight_function(record: dict[str, Any] | None, source: Source) -> Any:
         folds = source.number_folds(record["k"], record["seed"], **fields)
         return weights.assigned_fold(folds, record["held_out"])
     return weights.fold(len(source), record["k"], record["held_out"], record["seed"])
+
+
+def list_held_out(record: dict[str, Any] | None, source: Source) -> npt.NDArray[np.bool_]:
+    """Whether each record of the training source is of the fold that a member with folds leaves out, bool [n]."""
+    import numpy as np
+
+    held_out: npt.NDArray[np.bool_] = make_weight_function(record, source).is_held_out(np.arange(len(source)))
+    return held_out

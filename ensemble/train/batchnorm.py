@@ -31,12 +31,6 @@ def guard_small_batches(model: nn.Module) -> None:
             module.register_forward_hook(guard.after, always_call=True)
 
 
-def has_batch_statistics(model: nn.Module) -> bool:
-    """Whether the model keeps running statistics of the batches that it is trained on."""
-    norms = (*BATCH_NORMS, nn.SyncBatchNorm)
-    return any(isinstance(each, norms) and each.track_running_stats for each in model.modules())
-
-
 class _Guard:
     """Puts one layer into evaluation mode during a call."""
 

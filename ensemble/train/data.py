@@ -17,7 +17,7 @@ import torch
 from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity
 from ensemble.spec.out_of_fold import is_out_of_fold
-from ensemble.spec.sample_weights import make_weight_function
+from ensemble.spec.sample_weights import list_held_out, make_weight_function
 from ensemble.spec.task import IGNORED, LABELS, Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.gather import gather_json
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
-    """Global batches of an epoch.
+    """Global batches of an epoch, those included that have no sample of weight above 0.
 
     Raises:
         TrainingError: there is none.
@@ -190,7 +190,7 @@ class Data:
         from pipelines import attach
 
         pipeline, own, comm = self.pipeline("train"), self._identity, self._comm
-        drop_last, weights = self._ensemble.drop_last, make_weight_function(own.weights, pipeline.source)
+        drop_last, weights = self._ensemble.drop_last, self._weights
         if self._feeder is None:
             return pipeline.loader(own.batch_size, epochs, comm.rank, comm.world, drop_last, start_step, weights)
         return attach(
@@ -259,8 +259,7 @@ class Data:
         """
         epoch = next(self._epochs)
         assert self.first_epoch is not None and epoch.epoch == self.first_epoch + own_epoch
-        weighted = self._identity.weights is not None
-        return self._on_device(self._apply_collate(iter(epoch), collate, weighted=weighted))
+        return self._on_device(self._apply_collate(epoch.all_batches(), collate))
 
     def leave(self) -> None:
         """Leave the stream before its end, so that it waits for this rank no more; resident splits stay."""
@@ -271,12 +270,22 @@ class Data:
         own, pipeline = self._identity, self.pipeline("train")
         epoch = (self.first_epoch or 0) + own_epoch
         rank, world = self._comm.rank, self._comm.world
-        loader = pipeline.loader(own.batch_size, range(epoch, epoch + 1), rank, world, self._ensemble.drop_last)
+        epochs, drop_last = range(epoch, epoch + 1), self._ensemble.drop_last
+        loader = pipeline.loader(own.batch_size, epochs, rank, world, drop_last, weights=self._weights)
         try:
             yield from self._on_device(self._apply_collate(iter(loader), collate))
         finally:
             loader.close()
             self._before.update({"prepare_cpu_s": loader.stats()["prepare_cpu_s"]})
+
+    def count_batches(self, own_epoch: int, steps: int) -> int:
+        """Of the `steps` global batches of an own epoch those that have a sample of weight above 0."""
+        if self._weights is None:
+            return steps
+        pipeline, size = self.pipeline("train"), self._identity.batch_size
+        epoch, positions = (self.first_epoch or 0) + own_epoch, min(len(pipeline), steps * size)
+        is_left = self._weights(pipeline.order()(epoch, 0, positions)) > 0
+        return int(np.logical_or.reduceat(is_left, range(0, positions, size)).sum())
 
     def split_steps(self, name: str) -> int:
         """This rank's batches of a resident split."""
@@ -292,11 +301,11 @@ class Data:
 
     @functools.cached_property
     def _held_out(self) -> npt.NDArray[np.bool_]:
-        source = self.pipeline("train").source
-        held_out: npt.NDArray[np.bool_] = make_weight_function(self._identity.weights, source).is_held_out(
-            np.arange(len(source))
-        )
-        return held_out
+        return list_held_out(self._identity.weights, self.pipeline("train").source)
+
+    @functools.cached_property
+    def _weights(self) -> Any:
+        return make_weight_function(self._identity.weights, self.pipeline("train").source)
 
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's share of a resident split, in its source's order, on the member's device."""
@@ -318,13 +327,13 @@ class Data:
         batches: Iterator[Batch],
         collate: Collate | None,
         *,
-        weighted: bool = False,
         is_training: bool = True,
     ) -> Iterator[Batch]:
         from pipelines.loader.collate import make_collator
 
         if collate is None:
             return batches
+        weighted = is_training and self._weights is not None
         call = make_collator(collate, self.pipeline("train").seed, self._comm.rank, weighted=weighted)
         return (call(batch, is_training=is_training) for batch in batches)
 

@@ -15,6 +15,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ensemble.spec.sample_weights import needs_weighing
 from ensemble.store import weights_sha256
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import gather_json
@@ -45,7 +46,7 @@ class ForeignLoop:
         self._state, self._life = state, life
         self.counts_from_0 = True
         self.is_idle = False
-        self._passes = 0
+        self._passes = 0  # with those of an earlier attempt
         self._first = 0  # the own epoch at which this attempt begins
         self._is_in_epoch = False
         self._has_trained = False  # any epoch
@@ -83,21 +84,23 @@ class ForeignLoop:
                 self._life.reload()
 
     def _end_pass(self) -> None:
-        """End the last step, where the loop knew that there was no next batch."""
-        self._is_in_epoch = False
-        if self._state.at.step + 1 == self._state.steps_per_epoch:
+        """End the last step, where the loop knew that there was no next batch, and pass over empty ones."""
+        self._is_in_epoch, state = False, self._state
+        if state.at.step + 1 == state.steps_per_epoch or state.identity.weights is not None:
             next(self._reading, None)
 
     def _begin_epoch(self) -> bool:
         """End the epoch before, and begin the next; returns whether there is one to be trained."""
         state = self._state
-        if not self._passes:
-            self._check()
-            state.steps_elsewhere = True
-            self._first = state.at.epoch if self.counts_from_0 else 0
-            state.effects.open(state.inbox, None if state.is_over else state.at)
+        self._start()
         self.end_epoch()
         self._passes += 1
+        if self._passes > (epochs := state.identity.epochs):
+            raise TrainingError(
+                f"member.dataloader('train') is read beyond the last of {epochs} epochs: declare more epochs=, "
+                f"or end the loop after {epochs} passes, or {epochs * state.steps_per_epoch} steps; those before "
+                "a resume count, and member.position says where it begins"
+            )
         if self._passes <= self._first or state.is_over:
             if self._has_trained and self._own is None:
                 self._own = copy.deepcopy(state.own.state_dict())
@@ -110,32 +113,56 @@ class ForeignLoop:
         self._life.begin_epoch()
         return True
 
+    def _start(self) -> None:
+        """Open the stream, once."""
+        state = self._state
+        if state.steps_elsewhere:
+            return
+        self._check()
+        state.steps_elsewhere = True
+        self._first = state.at.epoch
+        self._passes = 0 if self.counts_from_0 else self._first
+        state.effects.open(state.inbox, None if state.is_over else state.at)
+
+    def count_batches(self) -> int:
+        """Batches of the next pass, without empty ones."""
+        self._start()
+        epoch = self._state.at.epoch + int(self._is_in_epoch)
+        return self._state.data.count_batches(epoch, self._state.steps_per_epoch)
+
     def _read_epoch(self) -> Iterator[Batch]:
         state, at = self._state, self._state.at
-        optimization = state.optimization
         for shared in state.data.epoch(at.epoch, state.collate):
+            size = shared.global_size
+            if size and not self._is_in_epoch:
+                return  # the loop has left the epoch before its end
             self._life.begin()
-            batch = own_memory(shared)
-            if not len(batch["index"]):
-                raise TrainingError(
-                    f"a global batch of {batch.global_size} samples has none for rank {state.comm.rank}: take "
-                    "drop_last=True, since the loop steps together with those of the other workers"
-                )
-            if state.gpu_busy is not None:
-                state.gpu_busy.begin()
-            seed_everything(step_seed(state.identity.seed, state.comm.rank, state.global_step), state.device)
-            state.observer.begin(optimization.model, batch)
-            yield batch
-            state.observer.end()
-            if state.gpu_busy is not None:
-                state.gpu_busy.end()
+            if size:
+                yield from self._read_step(own_memory(shared))
             is_last = at.step + 1 == state.steps_per_epoch
             if at.step == 0 or is_last:
                 state.observer.agree(is_epoch_over=is_last)
             command = state.poll_command() if state.comm.world == 1 else None
             if command == "stop" and not is_last:  # only the loop knows its state: a resume begins the epoch anew
                 raise StopTraining("stopped")
-            self._life.end_step(StepResult(0.0, optimization.lr, False, command), batch.global_size)
+            self._life.end_step(StepResult(0.0, state.optimization.lr, False, command), size)
+
+    def _read_step(self, batch: Batch) -> Iterator[Batch]:
+        """Yield the batch of a step, which ends with the next one."""
+        state = self._state
+        if not len(batch["index"]):
+            raise TrainingError(
+                f"a global batch of {batch.global_size} samples has none for rank {state.comm.rank}: take a "
+                "larger batch_size, or drop_last=True, as the loop steps together with those of the other workers"
+            )
+        if state.gpu_busy is not None:
+            state.gpu_busy.begin()
+        seed_everything(step_seed(state.identity.seed, state.comm.rank, state.global_step), state.device)
+        state.observer.begin(state.optimization.model, batch)
+        yield batch
+        state.observer.end()
+        if state.gpu_busy is not None:
+            state.gpu_busy.end()
 
     def _check_ranks(self) -> None:
         """Refuse workers that do not train one model."""
@@ -158,7 +185,7 @@ class ForeignLoop:
             "compression": own.compression is not None,
             "mixup": bool(own.mixup),
             "validate_every": bool(own.validate_every),
-            "weights": own.weights is not None,
+            "weights": needs_weighing(own.weights),
             "loss_scale": own.loss_scale != "dynamic",
         }
         wrong = [name for name, is_declared in declared.items() if is_declared]
@@ -179,7 +206,12 @@ class EpochLoader:
 
     Args:
         fields: how a batch is given; see `Fields`.
+
+    Attributes:
+        counts_next: whether the length of "train" is that of the next pass; else empty batches are part of it.
     """
+
+    counts_next = False
 
     def __init__(
         self, state: TrainState, evaluator: Evaluator, loop: ForeignLoop, split: str, fields: Fields
@@ -190,8 +222,9 @@ class EpochLoader:
 
     def __len__(self) -> int:
         """This rank's batches."""
-        is_training = self._split == "train"
-        return self._state.steps_per_epoch if is_training else self._state.data.split_steps(self._split)
+        if self._split != "train":
+            return self._state.data.split_steps(self._split)
+        return self._loop.count_batches() if self.counts_next else self._state.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, or of the split."""

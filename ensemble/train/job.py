@@ -85,12 +85,14 @@ class ProfileRequest:
         known: signatures that were measured before with as many workers on such a device.
         steps_s: seconds of steps to measure of each, approximately.
         evaluations: how often a batch of a split is evaluated; once suffices to measure memory.
+        is_all: whether these stand for all members of the run, and nothing was measured before.
     """
 
     members: list[Identity]
     known: list[str]
     steps_s: float
     evaluations: int = 1
+    is_all: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ class TrainContext:
         rank: of this worker, from 0.
         world: the number of workers.
         comm: its connection to the others.
-        steps_per_epoch: global batches of an epoch.
+        steps_per_epoch: global batches of an epoch, those included of which nothing is left (`weights=`).
         steps: global batches of all epochs that were declared: of a member that was given more later, the number
             stays, since schedules are computed from it.
         splits: those of "valid", "test" and "shifted" that the ensemble has: members are evaluated on the first,
@@ -155,8 +155,8 @@ class TrainContext:
     def batches(self, split: str = "train", collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's part of each batch: of the epoch in training, or of a resident split (`splits`).
 
-        Each training batch needs one `backward` and one `step`. A global batch of which this rank has no sample is
-        handled here; the loop does not see it. Every batch is valid until the loop continues.
+        Each training batch needs one `backward` and one `step`. A global batch of which this rank has no sample of
+        weight above 0 is handled here; the loop does not see it. Every batch is valid until the loop continues.
 
         Args:
             split: "train", or one of `splits`.
@@ -179,8 +179,8 @@ class TrainContext:
         Each pass over "train" is an epoch: `for epoch in range(epochs): for batch in loader:` stays as it is, and
         `member.step()` is not called. What is reported until the next pass is of this epoch. After a resume,
         passes that were trained before are empty, what is reported after them is left out, and all that `prepare`
-        and `state` were given has its state again when the first pass begins that is not. Checkpoints and commands
-        are between epochs.
+        and `state` were given has its state again when the first pass begins that is not. A pass beyond the last
+        epoch is an error. Checkpoints and commands are between epochs.
 
         Args:
             split: "train", for which `prepare` comes before the first pass; or one of `splits`.
@@ -249,10 +249,10 @@ class TrainContext:
     def backward(self, losses: Tensor) -> None:
         """Compute this rank's part of the gradient of the global batch's mean loss.
 
-        Where the member has sample weights (`identity.weights`), each loss is multiplied by `batch["weight"]`
-        here, and the sum is divided by the number of samples. Weights have the mean 1 over the data, so this is an
-        unbiased estimate of the weighted risk, with the same learning rate for every batch. Divided by the batch's
-        sum of weights instead, the weight of a sample would depend on the others in its batch.
+        Where the member has sample weights (`identity.weights`), samples of weight 0 are in no batch. The loss of
+        another is multiplied by `batch["weight"]` here, and the sum is divided by the number of samples. Over the
+        samples that are left weights have the mean 1. Divided by the batch's sum of weights instead, the weight of
+        a sample would depend on the others in its batch.
 
         Args:
             losses: [b], one for each sample of the batch, or of a part of it, unreduced and unweighted.

@@ -4,8 +4,8 @@
     loss = share * loss(x, target[i]) + (1 - share) * loss(x, target[partner of i])
 
 The share is one number a step, drawn from Beta(alpha, alpha), equal on all ranks. Partners are drawn among a
-rank's samples; a sample of weight 0, or of a target that takes no part, is nobody's partner, so that what a member
-is not to learn from has no influence. Where samples have weights, each of the two losses has that of its sample.
+rank's samples; a sample of a target that takes no part is nobody's partner, so that what a member is not to learn
+from has no influence. Where samples have weights, each of the two losses has that of its sample.
 Fields of floats are mixed, but for the target and the weights. Draws depend on the member's seed, the rank and the
 step alone.
 """
@@ -113,25 +113,23 @@ def mix(
         )
     share = float(np.random.default_rng((0, step_seed(seed, 0, step))).beta(alpha, alpha))
     weight = batch["weight"] if weighted else None
-    partner = _draw_partners(batch, target, weight, np.random.default_rng((1, step_seed(seed, rank, step))))
+    partner = _draw_partners(batch, target, np.random.default_rng((1, step_seed(seed, rank, step))))
     for name in mixed:
         value = batch[name]
         made[name] = share * value + (1 - share) * value[partner]
     made.share, made.partner_target = share, batch[target][partner]
     if weight is not None:
-        made.partner_weight = torch.where(weight == 0, 1.0, weight[partner] / weight)
+        made.partner_weight = weight[partner] / weight  # none is 0
     return made
 
 
-def _draw_partners(batch: Batch, target: str, weight: Tensor | None, rng: np.random.Generator) -> Tensor:
-    """For each sample the row of its partner: a permutation of those with a weight and a target that takes part;
-    the others have themselves.
+def _draw_partners(batch: Batch, target: str, rng: np.random.Generator) -> Tensor:
+    """For each sample the row of its partner: a permutation of those with a target that takes part; others have
+    themselves.
     """
     index = batch["index"]
     partner = np.arange(len(index))
     is_usable = find_known(batch[target]).reshape(len(index), -1).any(dim=1)
-    if weight is not None:
-        is_usable = is_usable & (weight != 0)
     usable = np.flatnonzero(is_usable.cpu().numpy())
     partner[usable] = rng.permutation(usable)
     return torch.from_numpy(partner).to(index.device)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ensemble.spec import Recipe
 from ensemble.spec.losses import find_wrong_label
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task, as_task, find_known
-from ensemble.train.batchnorm import has_batch_statistics
 from ensemble.train.call import Observation, find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluator import Evaluator
@@ -47,11 +46,6 @@ def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predi
     if function is None and not isinstance(state.ensemble.recipe, Recipe):
         raise TrainingError(
             "member.predict_all() needs a function f(model, batch), or a Recipe that has the model"
-        )
-    if state.data.find_held_out(split) is not None and has_batch_statistics(state.optimization.model):
-        state.reporter.log(
-            "the running statistics of batch normalization are of all training samples, those of the fold that is "
-            "held out too: labels did not take part, but predictions of it are not quite out of fold"
         )
     rows: list[Rows] = []
     why, task, is_foreign = None, None, False  # whether some targets are of another kind than the task's

@@ -24,13 +24,14 @@ import torch
 from ensemble.comm import Communicator
 from ensemble.meter import CpuClock, make_usage, peak_memory_gb, release_memory, reset_peak_memory
 from ensemble.spec import Ensemble, Identity
+from ensemble.spec.recipe import has_own_loop
 from ensemble.store import RunDir, rehearse_checkpoint
 from ensemble.train.checkpoint import Checkpointer, Position, pack
 from ensemble.train.effects import Effects
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import gather_json
 from ensemble.train.gpu_busy import describe_gpu_busy
-from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcome
+from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcome, TrainingError
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import signature_of
 from ensemble.train.optimization import Optimization
@@ -45,6 +46,10 @@ from pipelines.loader.ragged import find_tensors
 HEARTBEAT_S = 1.0
 
 Emit = Callable[[dict[str, Any]], None]
+
+
+class _AllRefused(TrainingError):
+    """Every member of the run fails with this message."""
 
 
 class _Done(BaseException):
@@ -71,7 +76,7 @@ def run(job: Job, ensemble: Ensemble, emit: Emit, inbox: Inbox, clock: CpuClock 
         return "finished"
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        reason = "spec" if isinstance(error, LabelError) else "error"
+        reason = "spec" if isinstance(error, LabelError | _AllRefused) else "error"
         emit(_event(job, "failed", error=describe_error(error), reason=reason))
         return "failed"
 
@@ -106,12 +111,23 @@ class TrialSession:
             self._report_member(identity)
             shape, sizes[shape] = signature_of(self._ensemble, identity)
             shapes.setdefault(shape, []).append(identity)
+        refused: list[TrainingError] = []
         # Memory that one leaves allocated is counted for the next: small ones first.
         for shape in sorted(shapes, key=sizes.__getitem__):
-            measured = None if shape in self._request.known else self._measure_member(shapes[shape][0])
+            try:
+                measured = None if shape in self._request.known else self._measure_member(shapes[shape][0])
+            except TrainingError as error:
+                refused.append(error)
+                if not self._request.is_all or self._comm.world > 1 or len(set(map(str, refused))) > 1:
+                    raise
+                continue
+            if refused:
+                raise refused[0]
             of = [identity.member for identity in shapes[shape]]
             if self._job.rank == 0:
                 self._emit(_event(self._job, "profiled", of=of, shape=shape, measured=measured))
+        if refused:  # every member is: none needs to be started
+            raise _AllRefused(str(refused[0])) from refused[0]
 
     def _report_member(self, identity: Identity, every_s: float = 0.0) -> None:
         now = time.monotonic()
@@ -156,6 +172,8 @@ class TrialSession:
             heartbeat = functools.partial(self._report_member, identity, HEARTBEAT_S)
             effects = _TrialEffects(job, self._ensemble, self._comm, self._ready, watch, heartbeat, steps)
             member = TrainContext(job, self._ensemble, self._comm, effects, Inbox())
+            if has_own_loop(self._ensemble.recipe):  # its evaluation is not ours to cut to one batch
+                effects.data.on_evaluated = lambda: effects.end_training(member._state.optimization)
             try:
                 run_training_loop(self._ensemble.recipe, member)
             except _Done:
@@ -172,7 +190,9 @@ class TrialSession:
         shares = gather_json(self._comm, figures)
         known = set(figures).intersection(*shares)  # the load of a GPU may be known on some ranks only
         highest = {name: max(share[name] for share in shares) for name in known}
-        return highest | {"samples_per_s": watch.samples / highest["step_s"]}
+        # Of the stream: a batch may have fewer samples, those of weight above 0.
+        of_stream = watch.samples if identity.weights is None else min(identity.batch_size, self._ensemble.samples)
+        return highest | {"samples_per_s": of_stream / highest["step_s"]}
 
 
 class _ProfileReporter(Reporter):
@@ -229,6 +249,7 @@ class _TrialEffects(Effects):
         heartbeat: Callable[[], None],
         steps: int | None = None,
     ) -> None:
+        self.data: PreparedData
         data = PreparedData(ensemble, job.identity, torch.device(job.device), comm, ready, watch)
         reporter, self._rehearsed = _ProfileReporter(job, heartbeat), _ProfileCheckpointer(job.identity)
         super().__init__(job, ensemble, comm, reporter, data, self._rehearsed)

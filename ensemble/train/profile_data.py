@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ensemble.comm import Communicator
 from ensemble.spec import Ensemble, Identity
-from ensemble.spec.sample_weights import make_weight_function
+from ensemble.spec.out_of_fold import is_out_of_fold
+from ensemble.spec.sample_weights import list_held_out, make_weight_function
 from ensemble.train.data import Data
 from ensemble.train.stopwatch import Stopwatch
 from pipelines.loader.ragged import find_tensors
+from pipelines.loader.resident import StreamedSet
 
 if TYPE_CHECKING:
     from pipelines import Batch, Loader, Pipeline
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 
 READY = 2  # batches
+LOOKED_AT = 64  # batches, for the largest
 
 
 class PreparedBatches:
@@ -54,25 +58,35 @@ class PreparedBatches:
         return self._pipelines[1]
 
     def batches(self, split: str, identity: Identity) -> list[Batch]:
-        """A few full training batches, or one batch of another split, whole on each rank."""
-        training = split == "train"
-        pipeline = self.train(identity) if training else getattr(self._ensemble, split)
-        weights = identity.weights if training else None
+        """A few training batches of the largest size, or the first one of another split, as each rank reads it."""
+        pipeline = self.train(identity) if split == "train" else getattr(self._ensemble, split)
+        weights = identity.weights if split == "train" or is_out_of_fold(identity.weights) else None
         read = json.dumps([identity.batch_size, weights])
         known = self._kept.get(split)
         if known is None or known[0] is not pipeline or known[1] != read:
-            rank, world = self._comm.rank, self._comm.world
-            size = identity.batch_size * (1 if training else world)
-            loader = pipeline.loader(size, 1, rank, world, weights=make_weight_function(weights, pipeline.source))
-            made = list(
-                itertools.islice(self._time_preparation(loader), READY)
-                if training
-                else itertools.islice(loader, 1)
-            )
-            loader.close()
-            whole = [batch for batch in made if batch.global_size == made[0].global_size]
-            known = self._kept[split] = pipeline, read, whole
+            prepare = self._prepare_training if split == "train" else self._prepare_evaluated
+            known = self._kept[split] = pipeline, read, prepare(split, pipeline, identity)
         return known[2]
+
+    def _prepare_training(self, split: str, pipeline: Pipeline, identity: Identity) -> list[Batch]:
+        weights = make_weight_function(identity.weights, pipeline.source)
+        rank, world, size = self._comm.rank, self._comm.world, identity.batch_size
+        first = 0
+        if weights is not None:  # batches have as many samples as have a weight: the largest of the first few
+            index = pipeline.order()(0, 0, min(len(pipeline), size * LOOKED_AT))
+            first = int(np.argmax(np.add.reduceat(weights(index) > 0, range(0, len(index), size), dtype=int)))
+        loader = pipeline.loader(size, 1, rank, world, start_step=first, weights=weights)
+        made = list(itertools.islice(self._time_preparation(loader), READY))
+        loader.close()
+        return [batch for batch in made if batch.global_size == made[0].global_size]
+
+    def _prepare_evaluated(self, split: str, pipeline: Pipeline, identity: Identity) -> list[Batch]:
+        chosen = None
+        if split == "valid" and is_out_of_fold(identity.weights):
+            chosen = list_held_out(identity.weights, self.train(identity).source)
+        rows = StreamedSet(pipeline.without_randomness())
+        loader = rows.loader(identity.batch_size, self._comm.rank, self._comm.world, chosen=chosen)
+        return [batch.clone() for batch in itertools.islice(loader, 1)]
 
     def _time_preparation(self, loader: Loader) -> Iterator[Batch]:
         """Yield the batches of a loader; sets `prepare_s`, CPU-seconds a sample, to that of the last batch."""
@@ -86,7 +100,11 @@ class PreparedBatches:
 
 
 class PreparedData(Data):
-    """Repeats a few prepared batches, as many as the stopwatch wants."""
+    """Repeats a few prepared batches, as many as the stopwatch wants.
+
+    Attributes:
+        on_evaluated: called when the steps are measured, and a batch of a split is, where there is one.
+    """
 
     def __init__(
         self,
@@ -99,11 +117,15 @@ class PreparedData(Data):
     ) -> None:
         super().__init__(ensemble, identity, None, device, comm)
         self._ready, self._watch = ready, watch
+        self.on_evaluated: Callable[[], None] = lambda: None
 
     def epoch(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield the batches of the only epoch; what `collate` takes is part of a step."""
-        weighted = self._identity.weights is not None
-        return self._on_device(self._apply_collate(self._time_steps(), collate, weighted=weighted))
+        return self._on_device(self._apply_collate(self._time_steps(), collate))
+
+    def count_batches(self, own_epoch: int, steps: int) -> int:
+        """All: none of them is empty."""
+        return steps
 
     def _time_steps(self) -> Iterator[Batch]:
         ready = itertools.cycle(self._ready.batches("train", self._identity))
@@ -112,17 +134,21 @@ class PreparedData(Data):
             self._watch.start(batch)
             yield batch
             self._watch.stop()
+        if self._ensemble.valid is None:
+            self.on_evaluated()
 
     def reread(self, own_epoch: int, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield a few batches of the epoch."""
         batches = (batch.clone() for batch in self._ready.batches("train", self._identity))
-        return self._on_device(self._apply_collate(batches, collate, weighted=self._identity.weights is not None))
+        return self._on_device(self._apply_collate(batches, collate))
 
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield one batch, as often as the stopwatch wants; once suffices to measure memory."""
         self.pipeline(name)
         batches = self._watch.time_evaluations(self._ready.batches(name, self._identity))
-        return self._on_device(self._apply_collate(batches, collate, is_training=False))
+        yield from self._on_device(self._apply_collate(batches, collate, is_training=False))
+        if self._watch.is_complete:
+            self.on_evaluated()
 
     @functools.cached_property
     def _train(self) -> Pipeline:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ensemble.spec.losses import NamedLoss
+from ensemble.spec.sample_weights import needs_weighing
 from ensemble.train.accumulation import MicroBatches
 from ensemble.train.data import describe_not_finite
 from ensemble.train.job import Diverged, TrainingError
@@ -92,7 +93,7 @@ class TrainingSteps:
         if state.micro_batches is None:
             raise TrainingError("member.backward() is for the losses of a batch of member.batches()")
         part, is_last = state.micro_batches.pop()
-        weight = None if state.identity.weights is None else part["weight"]
+        weight = part["weight"] if needs_weighing(state.identity.weights) else None
         command = self._life.choose_action() if is_last else None
         state.optimization.begin(command, losses, part, weight, last=is_last)
 

@@ -13,7 +13,6 @@ from ensemble.comm import Communicator
 from ensemble.meter import read_clocks
 from ensemble.meter.gpu import GpuUse
 from ensemble.train.gather import gather_json
-from ensemble.train.job import TrainingError
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -88,9 +87,14 @@ class Stopwatch:
         return max(wall_s - queued_s, 1e-9), cpu_s
 
     def time_evaluations(self, batches: Sequence[Batch]) -> Iterator[Batch]:
-        """Yield copies of batches of a split, each as often as evaluations are to be measured, and time them."""
+        """Yield copies of batches of a split, each as often as evaluations are to be measured, and time them.
+
+        A long evaluation is measured once.
+        """
         for batch in batches:
-            for _ in range(self._evaluations):
+            for number in range(self._evaluations):
+                if number and self._evaluated[-1][0] > self._steps_s:
+                    break
                 self._began = read_clocks()
                 yield batch.clone()  # members may write into it
                 self._evaluated.append(self._read_lap())
@@ -106,11 +110,11 @@ class Stopwatch:
         """Seconds of a step and cores kept busy, time in the run queue excluded.
 
         Raises:
-            TrainingError: the loop ended before a step was measured.
+            RuntimeError: the loop ended before a step was measured.
         """
         laps = self._laps[self._first :] or self._laps
         if not laps:
-            raise TrainingError("it took no step over the batches of member.batches()")
+            raise RuntimeError("it took no step over the batches of member.batches()")
         return {
             "step_s": statistics.median(wall_s for wall_s, _ in laps),
             "cpus": statistics.median(cpu_s / wall_s for wall_s, cpu_s in laps),

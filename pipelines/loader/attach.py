@@ -59,7 +59,7 @@ def attach(
         copy: whether batches are copies, which stay valid.
         on_wait: called every second while the loader waits for the feeder; its exceptions reach the training loop.
         weights: maps the samples' indices to their weights for this consumer (`pipelines.weights`), which are in
-            each batch as `weight`, float32 [b]; the feeder does not see them.
+            each batch as `weight`, float32 [b]; samples of weight 0 are in no batch. The feeder does not see them.
         local_world: how many of the ranks read this feeder, the others those of other nodes; None: all.
         collate: `f(batch)` or `f(batch, rng)`, applied to each batch here: packs, pads or mixes samples. It
             returns a dict of what the model takes (`pipelines.loader.collate`).

@@ -21,13 +21,14 @@ from pipelines.errors import PipelineError
 from pipelines.ipc import messages
 from pipelines.loader.batch import Batch, ReadRange, Staging, empty_batch
 from pipelines.loader.collate import Collate, make_collator
-from pipelines.loader.private_stages import complete_batch
+from pipelines.loader.private_stages import Good, complete_batch, find_good
 from pipelines.loader.ragged import assemble
 from pipelines.loader.state import Resumable
 from pipelines.loader.stream_client import StreamClient, StreamRefused
 from pipelines.loader.workers import LoaderWorkers
+from pipelines.order.epoch_order import Indices
 from pipelines.prepare.preparer import Preparer, warn_skipped
-from pipelines.samples.fields import GOOD, INDEX, ODD, OK, UNREACHED, Columns
+from pipelines.samples.fields import GOOD, INDEX, OK, UNREACHED, Columns
 from pipelines.verification.reader import MakeVerification, Verification
 from pipelines.weights import Weights, weigh
 
@@ -51,6 +52,10 @@ class Epoch:
         return reading.steps - reading.first_step(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
+        return (batch for batch in self.all_batches() if batch.global_size)
+
+    def all_batches(self) -> Iterator[Batch]:
+        """Each global batch, also one without a sample, of which `iter` gives none."""
         return self._loader._batches(self.epoch)
 
 
@@ -59,7 +64,8 @@ class Loader(Resumable):
 
     Without `epochs` each pass over it is the next epoch of the stream, with its own order of samples. With
     `epochs` there is one pass, over all of them. `len(loader)` is the number of batches in the present pass, or in
-    the next one if there is no present pass.
+    the next one if there is no present pass. Samples of weight 0 are in no batch, and a global batch without a
+    sample is passed over; `len` counts it.
 
     Args:
         is_endless: whether each pass is the next epoch.
@@ -106,6 +112,7 @@ class Loader(Resumable):
         self._workers = LoaderWorkers(pipeline, workers, prefetch, timeout_s, copy=copy)
         self._preparer: Preparer | None = None
         self._staging = Staging()
+        self._skipped, self._skipped_indices = 0, list[int]()  # of the batch that was made last
         self._passes = 0  # that have begun
         self._batches_before = 0  # batches of earlier ones
         self._joined_epoch = 0
@@ -218,9 +225,9 @@ class Loader(Resumable):
             private = self._counts["private_batches"]
             try:
                 batch = self._next_batch(epoch, step, start, stop)
-                if skipped := stop - start - batch.global_size:
+                if skipped := self._skipped:
                     left_out += skipped
-                    known += self._find_skipped(batch, epoch, start, stop)
+                    known += self._skipped_indices
                     self.pipeline.check_skipped(left_out, self.reading.n, known)
             except BaseException:
                 self.close()  # the feeder's answer to an interrupted request may still arrive: attach again
@@ -238,11 +245,6 @@ class Loader(Resumable):
                 self._client.release(self._position(epoch + 1, 0))
             except messages.ConnectionLost as lost:
                 self._go_on_alone(epoch + 1, 0, lost)
-
-    def _find_skipped(self, batch: Batch, epoch: int, start: int, stop: int) -> list[int]:
-        """The indices among this rank's rows of a batch that were left out."""
-        given = self._get_preparer().indices(epoch, *self.reading.own(start, stop)).tolist()
-        return sorted(set(given) - set(batch[INDEX].tolist()))
 
     def _next_batch(self, epoch: int, step: int, start: int, stop: int) -> Batch:
         if self._client is None and self._address is not None:
@@ -285,16 +287,14 @@ class Loader(Resumable):
             own = self.reading.own(start, stop)
             made = complete_batch(ring, self._get_preparer(), ok, epoch, (start, stop), own)
             return None if made is None else self._make_batch(made[0], epoch, step, made[1])
-        good = ok.count(GOOD)
-        if good < stop - start:
-            good += ok.count(ODD)
-        if good < stop - start and self.pipeline.on_error == "raise":
+        good = find_good(ok)
+        if good is not None and self.pipeline.on_error == "raise":
             # Prepare it here again, to raise the original error; a transient fault may not occur again.
             return None
         first, last = self.reading.own(start, stop)
         tensors = ring.read_batch(base + first, base + last, copy=self._copy)
-        if good < stop - start:
-            mine = np.flatnonzero(np.frombuffer(ok[first - start : last - start], np.uint8) & GOOD)
+        if good is not None:
+            mine = np.flatnonzero(good[first - start : last - start])
             tensors = {name: tensor[mine] for name, tensor in tensors.items()}
         return self._make_batch(tensors, epoch, step, good)
 
@@ -345,22 +345,47 @@ class Loader(Resumable):
         columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
         if not skipping:
             preparer.fill(columns, 0, epoch, low, high)
-            return self._make_batch(tensors, epoch, step, stop - start)
+            return self._make_batch(tensors, epoch, step, None)
         ok = columns[OK] = np.ones(high - low, np.uint8)
         preparer.fill(columns, 0, epoch, low, high)
         kept = np.flatnonzero(ok[first - start : last - start] & GOOD) + (first - start)
         if len(kept) < high - low:
             tensors = {name: tensor[kept] for name, tensor in tensors.items()}
-        return self._make_batch(tensors, epoch, step, int(np.count_nonzero(ok & GOOD)))
+        return self._make_batch(tensors, epoch, step, find_good(ok.tobytes()))
 
-    def _make_batch(self, tensors: dict[str, torch.Tensor], epoch: int, step: int, global_size: int) -> Batch:
+    def _make_batch(self, tensors: dict[str, torch.Tensor], epoch: int, step: int, good: Good) -> Batch:
+        """The batch of this rank's prepared samples, without those of weight 0.
+
+        Args:
+            good: which samples of the global batch are prepared; None: all.
+        """
+        start, stop = self.reading.places(step)
+        size = stop - start if good is None else int(np.count_nonzero(good))
+        self._skipped = stop - start - size
+        if self._skipped:
+            own = self._get_preparer().indices(epoch, *self.reading.own(start, stop)).tolist()
+            self._skipped_indices = sorted(set(own) - set(tensors[INDEX].tolist()))
+        weight = None
+        if self._weights is not None:
+            weight = weigh(self._weights, tensors[INDEX])
+            size = int(np.count_nonzero(weight.numpy()))
+            if self.reading.world > 1:
+                index = self._order(epoch, start, stop)
+                size = int(np.count_nonzero(self._weights(index if good is None else index[good])))
+            if len(kept := np.flatnonzero(weight.numpy())) < len(weight):
+                tensors = {name: tensor[kept] for name, tensor in tensors.items()}
+                weight = weight[kept]
         structure = self.pipeline.structure
         fields: dict[str, Any] = tensors if structure is None else assemble(structure, tensors)
-        if self._weights is not None:
-            fields[WEIGHT] = weigh(self._weights, tensors[INDEX])
-        batch = Batch(fields, epoch=epoch, step=step, global_size=global_size)
+        if weight is not None:
+            fields[WEIGHT] = weight
+        batch = Batch(fields, epoch=epoch, step=step, global_size=size)
         batch._staging = self._staging
         return self._collate(batch)
+
+    @functools.cached_property
+    def _order(self) -> Callable[[int, int, int], Indices]:
+        return self.pipeline.order()
 
     def _get_preparer(self) -> Preparer:
         if self._preparer is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.loader.batch import empty_batch
 from pipelines.loader.stream_client import StreamClient
@@ -14,11 +15,22 @@ from pipelines.samples.fields import FAILED, GOOD, OK, Columns
 if TYPE_CHECKING:
     import torch
 
+#: Which samples of a global batch are prepared, bool [b]; None: all.
+Good = npt.NDArray[np.bool_] | None
+
+
+def find_good(ok: bytes) -> Good:
+    """Which samples are prepared by their status."""
+    if ok.count(GOOD) == len(ok):
+        return None
+    good: npt.NDArray[np.bool_] = np.frombuffer(ok, np.uint8) & GOOD != 0
+    return None if good.all() else good
+
 
 def complete_batch(
     ring: StreamClient, preparer: Preparer, ok: bytes, epoch: int, whole: tuple[int, int], own: tuple[int, int]
-) -> tuple[dict[str, torch.Tensor], int] | None:
-    """The rows of one rank after all stages, in tensors of their own, and the size of their global batch.
+) -> tuple[dict[str, torch.Tensor], Good] | None:
+    """The rows of one rank after all stages, in tensors of their own, and which of the global batch are prepared.
 
     With `on_error="skip"` every rank prepares the whole global batch, as without a feeder, to count its samples.
 
@@ -45,11 +57,13 @@ def complete_batch(
     columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
     if not skipping:
         preparer.complete(columns, epoch, given, ring.stages)
-        return tensors, whole[1] - whole[0]
+        return tensors, None
     good = columns[OK] = np.zeros(len(places), np.uint8)
     preparer.complete(columns, epoch, given, ring.stages)
     good &= GOOD
     mine = [row for row, place in enumerate(places) if good[row] and own[0] <= place < own[1]]
     if len(mine) < len(places):
         tensors = {name: tensor[mine] for name, tensor in tensors.items()}
-    return tensors, int(np.count_nonzero(good))
+    prepared = np.zeros(whole[1] - whole[0], bool)
+    prepared[[place - whole[0] for place in places]] = good != 0
+    return tensors, None if prepared.all() else prepared

@@ -291,9 +291,9 @@ def cut_rows(first: int, last: int, batch_size: int, chosen: Chosen | None) -> l
     """
     if chosen is None:
         return [*range(first, last, batch_size), last]
-    ends = first + np.flatnonzero(chosen[first:last])[batch_size - 1 :: batch_size] + 1
-    rest = [last] if chosen[ends[-1] if len(ends) else first : last].any() else []
-    return [first, *ends.tolist(), *rest]
+    rows = (first + np.flatnonzero(chosen[first:last])).tolist()
+    ends = [row + 1 for row in rows[batch_size - 1 :: batch_size]]
+    return [*rows[:1], *ends, *([rows[-1] + 1] if len(rows) % batch_size else [])] or [first]
 
 
 def resident(

@@ -13,6 +13,7 @@ from pipelines.description import PipelineDescription
 from pipelines.errors import PipelineError
 from pipelines.loader.batch import ReadRange
 from pipelines.loader.private_feeder import LoaderTimeout, PrivateFeeder
+from pipelines.loader.private_stages import Good, find_good
 from pipelines.order.rank_rows import RankRows
 from pipelines.samples.fields import GOOD, UNREACHED
 from pipelines.workers.starting import CannotStart
@@ -71,8 +72,8 @@ class LoaderWorkers:
 
     def read_batch(
         self, reading: ReadRange, stop_epoch: int | None, epoch: int, step: int
-    ) -> tuple[dict[str, torch.Tensor], int] | None:
-        """The rows of this rank of a batch, and the size of the global batch.
+    ) -> tuple[dict[str, torch.Tensor], Good] | None:
+        """The rows of this rank of a batch, and which samples of the global batch are prepared.
 
         Args:
             reading: what the loader reads.
@@ -101,12 +102,12 @@ class LoaderWorkers:
         start, stop = reading.places(step)
         if self._pipeline.on_error == "raise":
             # Prepare it in the loader again, to raise the original error; a transient fault may not occur again.
-            return None if good < len(ok) else (tensors, stop - start)
+            return None if good < len(ok) else (tensors, None)
         first, last = (place - start for place in reading.own(start, stop))
         if good < len(ok) or last - first < len(ok):
             kept = np.flatnonzero(np.frombuffer(ok[first:last], np.uint8) == GOOD) + first
             tensors = {name: tensor[kept] for name, tensor in tensors.items()}
-        return tensors, good
+        return tensors, find_good(ok)
 
     def _get_feeder(self, reading: ReadRange, stop_epoch: int | None) -> PrivateFeeder | None:
         """The workers, started if they do not run; None where there can be none."""

@@ -199,7 +199,8 @@ def timm(**options: Any) -> Ensemble:
         steps = member.position["epoch"] * len(batches)
         for epoch in range(EPOCHS):
             for x, label in batches:
-                x, target = mixup(x, label)
+                pairs = len(x) // 2 * 2  # of an odd number, as with folds, one sample has no partner
+                x, target = mixup(x[:pairs], label[:pairs])
                 loss(model(x), target).backward()
                 optimizer.step()
                 optimizer.zero_grad()

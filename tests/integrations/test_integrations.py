@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from event_dicts import read_events  # noqa: E402
 from tv import import_torchvision  # noqa: E402
 
 import ensemble  # noqa: E402
-from ensemble import Ensemble, Member, Recipe, Search, loguniform  # noqa: E402
+from ensemble import Ensemble, Folds, Member, Recipe, Search, loguniform  # noqa: E402
 from ensemble.store import RunDir, load_predictions  # noqa: E402
 from ensemble.train.seeding import seed_everything, step_seed  # noqa: E402
 
@@ -70,6 +71,25 @@ def test_members_learn_are_ranked_combined_and_loaded(tmp_path: Path, framework:
     order = np.argsort(np.asarray(batch["index"]))
     expected = saved.values[np.argsort(saved.index)].argmax(1)
     np.testing.assert_array_equal(loaded(batch).argmax(1).numpy()[order], expected)
+
+
+@pytest.mark.parametrize(
+    "framework", [pytest.param(each, marks=() if each == "lightning" else pytest.mark.more) for each in FRAMEWORKS]
+)
+def test_members_cross_validate(tmp_path: Path, framework: str) -> None:
+    """Batches of what is left of four, some of them empty, in loops that expect none."""
+    k, size = 2, 32 if framework in ("timm", "torchrun") else 4
+    declared = FRAMEWORKS[framework]()
+    options: dict[str, Any] = {} if framework in ("timm", "torchrun") else {"epochs": 2}
+    options |= {"members": list(declared.members)[:1] * k, "valid": None, "batch_size": size}
+    declared = replace(declared, weights=Folds(k), out_of_fold=True, **options)
+    run(declared, tmp_path / "run", "local" if framework == "torchrun" else "inline")
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    samples = sum(event["samples"] for event in events if event["type"] == "epoch")
+    assert samples == declared.epochs * len(declared.train) * (k - 1)
+    (combined,) = (event for event in events if event["type"] == "combined")
+    assert combined["out_of_fold"] and not combined["left_out"]
+    assert len(ensemble.load_predictions(tmp_path / "run", "valid")) == len(declared.train)
 
 
 def keep_best_by_lightning() -> list[Any]:

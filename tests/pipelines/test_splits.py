@@ -378,7 +378,7 @@ def test_weights_of_given_folds_leave_one_out() -> None:
     weigh = weights.assigned_fold(folds, held_out=1)
     given_weights = weigh(np.arange(10))
     assert np.array_equal(given_weights == 0, folds == 1)
-    assert given_weights.dtype == np.float32 and given_weights.sum() == pytest.approx(10)
+    assert given_weights.dtype == np.float32 and set(given_weights.tolist()) == {0, 1}
     assert np.array_equal(weigh.number(np.arange(10)), folds)
     for arguments, said in (
         ((folds, 3), "fold 3 must have some"),
@@ -410,7 +410,7 @@ def test_blocks_in_time_are_scikit_learns(n: int, k: int, gap: int, seed: int) -
         given_weights = weigh(np.arange(n))
         assert np.array_equal(np.sort(places[given_weights > 0]), before)
         assert np.array_equal(np.sort(places[weigh.is_held_out(np.arange(n))]), block)
-        assert given_weights.mean() == pytest.approx(1)
+        assert set(given_weights.tolist()) <= {0, 1}
 
 
 def test_places_in_time_need_numbers_and_blocks_their_range() -> None:

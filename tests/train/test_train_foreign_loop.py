@@ -16,8 +16,9 @@ from loop_cases import checkpoint, failed, finished, of, predictions, train  # n
 from torch import nn  # noqa: E402
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E402
 
-from ensemble.spec import EMA, EarlyStopping, Recipe  # noqa: E402
+from ensemble.spec import EMA, EarlyStopping, Folds, Recipe  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
+from pipelines import weights  # noqa: E402
 
 EPOCHS = 5
 OPTIONS: dict[str, Any] = {"epochs": EPOCHS, "objective": "loss"}
@@ -246,6 +247,59 @@ def test_batches_stay_valid_and_have_the_shape_that_is_asked_for(tmp_path: Path)
     indices = torch.cat([batch["index"] for batch in found["valid"]])
     assert torch.equal(indices, torch.arange(len(indices)))
     assert all(torch.equal(one["x"], two[1]) for one, two in zip(found["valid"], found["tuples"], strict=True))
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_with_folds_it_reads_each_other_sample_once_an_epoch_and_no_empty_batch(
+    tmp_path: Path, batch_size: int
+) -> None:
+    """A loop with one loss a batch; also where the last batches of an epoch are empty, and it reads no further."""
+    kept = set(np.flatnonzero(weights.fold(cases.N, 4, 0, seed=0)(np.arange(cases.N))).tolist())
+    read: list[list[int]] = []
+
+    def loop(member: Any) -> None:
+        model = cases.normed(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        member.prepare(model, optimizer)
+        for _ in range(member.identity.epochs):
+            read.append([])
+            batches = iter(member.dataloader("train"))
+            while len(read[-1]) < len(kept):
+                batch = next(batches)
+                assert 0 < len(batch["index"]) == batch.global_size <= batch_size
+                read[-1] += batch["index"].tolist()
+                optimizer.zero_grad()
+                cases.loss(model, batch).mean().backward()
+                optimizer.step()
+        member.predict_all()
+
+    outcome, events = train(tmp_path, recipe(loop), weights=Folds(4), batch_size=batch_size, epochs=2)
+    assert outcome == "finished", events[-1]
+    assert all(set(epoch) == kept and len(epoch) == len(kept) for epoch in read) and read[0] != read[1]
+    assert [event["samples"] for event in of(events, "epoch")] == [len(kept)] * 2
+    assert outcome_of_bootstrap(tmp_path / "weighed", loop) == "weights="
+
+
+def outcome_of_bootstrap(folder: Path, loop: Any) -> str:
+    """Weights other than 0 and 1 are for loops that can weigh losses."""
+    return str(failed(*train(folder, recipe(loop), weights="bootstrap"))["error"]).partition(":")[0]
+
+
+def test_a_loop_that_asks_for_ever_learns_that_there_is_no_more(tmp_path: Path) -> None:
+    def loop(member: Any) -> None:
+        def endless() -> Any:
+            while True:
+                yield from member.dataloader("train")
+
+        model = cases.plain(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        member.prepare(model, optimizer)
+        for batch in endless():
+            cases.loss(model, batch).mean().backward()
+            optimizer.step()
+
+    error = failed(*train(tmp_path, loop, **OPTIONS))["error"]
+    assert "beyond the last of 5 epochs" in error and "epochs=" in error and "25 steps" in error
 
 
 @pytest.mark.parametrize(

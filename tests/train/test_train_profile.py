@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import train_child as cases  # noqa: E402
 
-from ensemble.spec import Recipe  # noqa: E402
+from ensemble.spec import Folds, Recipe  # noqa: E402
 from ensemble.store import RunDir  # noqa: E402
 from ensemble.train import Inbox, profile  # noqa: E402
 from ensemble.train.job import ProfileRequest  # noqa: E402
+from pipelines import weights  # noqa: E402
 
 
 def test_evaluations_within_epochs_are_no_part_of_a_step(tmp_path: Path) -> None:
@@ -36,14 +39,45 @@ def test_a_member_whose_loss_is_not_finite_is_measured_like_any_other(tmp_path: 
     assert not RunDir(tmp_path).list_checkpoints("member-0"), "nothing is left behind"
 
 
+def test_a_train_function_is_measured_by_a_few_steps_and_a_batch_of_its_own_fold(tmp_path: Path) -> None:
+    """What follows in its evaluation is left out; a long one is measured once, however often it is asked for."""
+    held_out = np.flatnonzero(weights.fold(cases.N, 3, 0, seed=0)(np.arange(cases.N)) == 0)
+    seen: dict[str, list[int]] = {"train": [], "valid": []}
+
+    def loop(member: Any) -> None:
+        model, optimizer = cases.normed(member.params), None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        member.prepare(model, optimizer)
+        for _ in range(member.identity.epochs):
+            for batch in member.dataloader("train"):
+                seen["train"] += batch["index"].tolist()
+                cases.loss(model, batch).mean().backward()
+                optimizer.step()
+            for batch in member.batches("valid"):
+                seen["valid"] += batch["index"].tolist()
+                time.sleep(0.06)  # longer than the steps that are to be measured
+            raise AssertionError("the evaluation goes on")
+
+    pipe = cases.data()
+    options = {"weights": Folds(3), "out_of_fold": True, "train": pipe, "valid": pipe, "epochs": 1}
+    request = {"evaluations": 4}
+    (profiled,) = (e for e in measure(tmp_path, loop, request, 3, **options) if e["type"] == "profiled")
+    assert profiled["measured"]["step_s"] > 0
+    assert seen["valid"] == held_out[:5].tolist() and not set(seen["train"]) & set(held_out.tolist())
+
+
 def not_finite(model: Any, batch: Any) -> Any:
     return cases.loss(model, batch) * float("nan")
 
 
-def measure(run_dir: Path, loss: Any, **options: Any) -> list[dict[str, Any]]:
-    """The events of a session that measures one member."""
-    ensemble = cases.declare(Recipe(model=cases.plain, loss=loss), 1, **options)
-    request = ProfileRequest(members=[ensemble.identify(0)], known=[], steps_s=0.05)
+def measure(
+    run_dir: Path, loss: Any, asked: dict[str, Any] | None = None, members: int = 1, **options: Any
+) -> list[dict[str, Any]]:
+    """The events of a session that measures one member; `loss`, or the train function, is its own."""
+    own = {"train": loss} if members > 1 else {"loss": loss}
+    declared = cases.declare(Recipe(model=cases.plain, **own), 1, **{**options, "out_of_fold": False})
+    ensemble = replace(declared, members=list(declared.members) * members, **options)
+    request = ProfileRequest(members=[ensemble.identify(0)], known=[], steps_s=0.05, **(asked or {}))
     events: list[dict[str, Any]] = []
     job = replace(cases.make_job(run_dir, ensemble), profile=request)
     assert profile.run(job, ensemble, events.append, Inbox()) == "finished", events
