@@ -44,6 +44,8 @@ _OF_USE = (
     "position",
     "model",
     "network",
+    "loose",
+    "answers",
     "exchange",
     "kept",
     "call",

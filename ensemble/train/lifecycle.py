@@ -18,10 +18,13 @@ from ensemble.train.checkpoint import Position, check_fit
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
+from ensemble.train.loose_tensors import copy_loose, set_loose
 from ensemble.train.optimization import StepResult
 from ensemble.train.reporter import to_json_metrics
+from ensemble.train.same_model import limit_bytes
 from ensemble.train.selection import Selection
 from ensemble.train.state import TrainState
+from ensemble.user_code.fingerprint import code_of
 from pipelines.loader.ragged import find_tensors
 
 #: Of a checkpoint that takes so long to write that it is said before.
@@ -97,6 +100,10 @@ class Lifecycle:
             compressions = sorted(optimization.bucket_compressions.items())
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
         if saved is not None:
+            set_loose(optimization.model, saved.get("loose", {}))
+            state.observer.seen = Observation.from_checkpoint(saved)
+            if inherited is None:
+                self._check_answers(saved)
             self._continue(saved)
         if inherited is not None:
             self._state.saved_at = None
@@ -107,6 +114,16 @@ class Lifecycle:
             state.optimization.kept.drop_best()
         elif saved is not None:
             self._data.first_epoch = saved["first_epoch"]
+
+    def _check_answers(self, saved: dict[str, Any]) -> None:
+        """Check that the model is the one that wrote the checkpoint; all ranks call it together.
+
+        Raises:
+            TrainingError: it predicts something else.
+        """
+        why = find_first(self._comm, self._evaluator.explain_other_answers(saved.get("answers")))
+        if why is not None:
+            raise TrainingError(f"{self._identity.member} cannot go on from its checkpoint: {why}")
 
     def _check_inherited(self, inherited: dict[str, Any]) -> dict[str, Any]:
         """The state of another member that this one goes on from, where it can.
@@ -128,7 +145,6 @@ class Lifecycle:
     def _continue(self, saved: dict[str, Any]) -> None:
         """Take the position and what is known from a checkpoint."""
         state = self._state
-        state.observer.seen = Observation.from_checkpoint(saved)
         at = state.at = Position(**saved["position"])
         state.selection = Selection(**at.selection)
         state.saved_at = (at.epoch, at.step)
@@ -435,6 +451,9 @@ class Lifecycle:
             parts["own"] = own
         if state.observer.seen is not None:
             parts |= state.observer.seen.as_record()
+        if not at.step and (answers := self._evaluator.record_answers()) is not None:
+            parts["answers"] = {**answers, "code": code_of(state.ensemble).fingerprint}
+        parts["loose"] = copy_loose(state.optimization.model, limit_bytes(state.optimization.model))
         if self._comm.rank != 0:
             return
         began = time.monotonic()
