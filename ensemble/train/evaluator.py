@@ -14,27 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
-from ensemble.spec import Recipe
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.train.averaging import LossProbe
 from ensemble.train.call import Observation
-from ensemble.train.forward_errors import describe_error
 from ensemble.train.gather import Means, find_first, gather_rows
 from ensemble.train.job import StopTraining, TrainingError
-from ensemble.train.outputs import OutputError, compute_values
-from ensemble.train.same_model import (
-    MOST_BYTES,
-    SAMPLES,
-    Compute,
-    explain_other_answers,
-    limit_bytes,
-    pack_batch,
-    record_answers,
-)
-from ensemble.train.seeding import seed_everything, seeded, step_seed
+from ensemble.train.seeding import seed_everything, step_seed
 from ensemble.train.state import TrainState
-from ensemble.user_code.fingerprint import code_of
-from pipelines.loader.ragged import find_tensors
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -57,7 +43,6 @@ class Evaluator:
         self.predictions: dict[str, str] = {}
         self.footprint: dict[str, float] = {}
         self._has_warned = False
-        self._few: Any = None  # samples for `record_answers`
         state.data.on_resident_wait = state.report_progress
 
     def evaluate(self, measure: Measure, split: str) -> dict[str, float]:
@@ -160,74 +145,6 @@ class Evaluator:
             raise StopTraining("stopped", is_unsaved=state.saved_at != (at.epoch, at.step))
         if command == "cancel":
             raise StopTraining("cancelled")
-
-    def record_answers(self) -> dict[str, Any] | None:
-        """What the weights that count answer to a few samples, for a checkpoint; all ranks call it together.
-
-        None where the member has read no split, or nothing says what it predicts.
-        """
-        state = self._state
-        try:
-            if self._few is None:
-                self._few = self._read_few()
-            if self._few:
-                with self._counting() as model:
-                    return record_answers(
-                        model, self._few, state.device, self._compute(model), state.identity.seed
-                    )
-        except OutputError:
-            pass
-        except Exception as error:  # of the user's code, which trains all the same
-            self._few = {}
-            state.reporter.log(f"load cannot check the model, since it fails alone: {describe_error(error)}")
-        return None
-
-    def explain_other_answers(self, answers: Mapping[str, Any] | None) -> str | None:
-        """Why the model is not the one that gave these answers, which a checkpoint has; None where it is."""
-        state = self._state
-        if answers is None or answers["code"] != code_of(state.ensemble).fingerprint:
-            return None
-        with contextlib.suppress(Exception), self._counting() as model:  # a framework's may not be complete yet
-            return explain_other_answers(answers, model, state.device, self._compute(model))
-        return None
-
-    def _compute(self, model: nn.Module) -> Compute:
-        state = self._state
-
-        def compute(batch: Any, seed: int) -> Tensor:
-            with seeded(seed, state.device):
-                return compute_values(state.ensemble.recipe, model, batch, state.observer.seen)
-
-        return compute
-
-    @contextlib.contextmanager
-    def _counting(self) -> Iterator[nn.Module]:
-        """Yield the model as `load` makes it of a checkpoint: not compiled, in evaluation mode, without autocast."""
-        model = self._state.optimization.model
-        training = model.training
-        compiled = vars(model).pop("forward") if self._state.identity.compile is not None else None
-        with self._state.optimization.kept.counting(), torch.no_grad():
-            model.eval()
-            try:
-                yield model
-            finally:
-                model.train(training)
-                if compiled is not None:
-                    model.forward = compiled
-
-    def _read_few(self) -> Any:
-        """A few samples of the first split that the member has read; empty where they are too large."""
-        state, splits = self._state, self._state.effects.splits
-        is_known = isinstance(state.ensemble.recipe, Recipe) and (
-            state.observer.seen or state.ensemble.recipe.predict
-        )
-        if not is_known or not splits or not state.data.has_read(splits[0]):
-            return None
-        for samples, limit in ((SAMPLES, limit_bytes(state.optimization.model)), (1, MOST_BYTES)):
-            batch = state.data.read_first(splits[0], samples, state.collate)
-            if sum(tensor.nbytes for tensor in find_tensors(batch)) <= limit:
-                return pack_batch(batch)
-        return {}
 
     def save_predictions(self, split: str, task: str | Task | None, *rows: Tensor | None) -> None:
         """Save the predictions of all ranks for a split.

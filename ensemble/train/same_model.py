@@ -1,91 +1,156 @@
 """Whether a model that is built again is the one that was trained: a checkpoint has its answers to a few samples.
 
-They are computed as `ensemble.load` computes them, by the model in training with the weights that the checkpoint
-has, and are its part `answers`. Who builds the model again has it answer once more before it is used.
+They are computed as `ensemble.load` does it, by the model in training with the weights that the checkpoint has, and
+are its part `answers`. Whoever builds the model again has it answer once more before it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from ensemble.spec import Recipe
+from ensemble.train.forward_errors import describe_error
 from ensemble.train.loose_tensors import find_loose
+from ensemble.train.outputs import OutputError, compute_values
+from ensemble.train.seeding import seeded
+from ensemble.user_code.fingerprint import code_of
 from pipelines.loader.ragged import Ragged, find_tensors, map_tensors
 
+if TYPE_CHECKING:
+    from ensemble.train.state import TrainState
+
+#: Samples in a checkpoint where they are small beside the weights; else one, if that is not too large.
 SAMPLES = 4
-#: Of the samples in a checkpoint: several where they are small beside the weights, else one.
 LEAST_BYTES, MOST_BYTES = 2**16, 2**24
 _SHARE = 10
-
-#: Relative rounding of one layer: of a float32 network on the CPU, and on a GPU, whose convolutions take TF32.
-_ROUNDING = {"cpu": 2.0**-16, "cuda": 2.0**-10}
-#: Roundings that may add up between the first layer and the last.
-_ADDED = 16
+#: Relative rounding of a layer, float32 on the CPU and TF32 on a GPU, and how many may add up.
+_ROUNDING, _LAYERS = {"cpu": 2.0**-16, "cuda": 2.0**-10}, 16
 _NAMED = 6
 
 Compute = Callable[[Any, int], Tensor]
-"""From a batch and a seed to the values of the model in evaluation mode."""
+"""From a batch and a seed to the values of a model in evaluation mode."""
 
 
 def limit_bytes(model: nn.Module) -> int:
-    """The bytes that a checkpoint may have beside the weights of a model, to tell whether it is the same."""
+    """The bytes that a checkpoint may have beside a model's weights, to tell whether another is the same."""
     return max(LEAST_BYTES, sum(tensor.nbytes for tensor in find_tensors(model.state_dict())) // _SHARE)
 
 
-def pack_batch(value: Any) -> Any:
-    """A batch, or a part of one, as a checkpoint can have it.
+class Answers:
+    """The answers of a member in training; all ranks call the methods together, as its model may need them all."""
 
-    Raises:
-        TypeError: it holds an object of another kind.
-    """
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self._batch: Any = None
+
+    def record(self) -> dict[str, Any] | None:
+        """What the weights that count answer; None where no split was read, or it is not known what is predicted."""
+        state = self._state
+        try:
+            self._batch = self._read_batch() if self._batch is None else self._batch
+            if not self._batch:
+                return None
+            with self._counting() as model:
+                values = self._compute(model)(_unpack(self._batch, state.device), state.identity.seed).cpu()
+        except OutputError:
+            return None
+        except Exception as error:  # of the user's code, which trains all the same
+            self._batch = {}
+            state.reporter.log(f"load will not check the model: a few samples alone fail: {describe_error(error)}")
+            return None
+        widths = [torch.finfo(each.dtype).eps for each in model.parameters() if each.is_floating_point()]
+        rounding = _LAYERS * max(*widths, _ROUNDING[state.device.type], 0.0)
+        known = {"seed": state.identity.seed, "code": code_of(state.ensemble).fingerprint}
+        return {"batch": self._batch, "values": values, "rounding": rounding, **known}
+
+    def explain_other(self, saved: Mapping[str, Any] | None) -> str | None:
+        """See `explain_other_answers`; None as well where the code is another, or the model cannot answer yet."""
+        state = self._state
+        if saved is not None and self._is_known and saved["code"] == code_of(state.ensemble).fingerprint:
+            with contextlib.suppress(Exception), self._counting() as model:  # a framework's may not be complete
+                return explain_other_answers(saved, model, state.device, self._compute(model))
+        return None
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether it is known how predictions follow from a batch."""
+        recipe = self._state.ensemble.recipe
+        return isinstance(recipe, Recipe) and bool(self._state.observer.seen or recipe.predict)
+
+    def _compute(self, model: nn.Module) -> Compute:
+        def compute(batch: Any, seed: int) -> Tensor:
+            with seeded(seed, self._state.device):
+                return compute_values(self._state.ensemble.recipe, model, batch, self._state.observer.seen)
+
+        return compute
+
+    @contextlib.contextmanager
+    def _counting(self) -> Iterator[nn.Module]:
+        """Yield the model as `load` makes it of a checkpoint: not compiled, evaluated without autocast."""
+        model = self._state.optimization.model
+        training = model.training
+        compiled = vars(model).pop("forward") if self._state.identity.compile is not None else None
+        with self._state.optimization.kept.counting(), torch.no_grad():
+            try:
+                yield model.eval()
+            finally:
+                model.train(training)
+                if compiled is not None:
+                    model.forward = compiled
+
+    def _read_batch(self) -> Any:
+        """A few samples of the first split that the member has read; empty where they are too large."""
+        state, splits = self._state, self._state.effects.splits
+        if not self._is_known or not splits or not state.data.has_read(splits[0]):
+            return None
+        for samples, limit in ((SAMPLES, limit_bytes(state.optimization.model)), (1, MOST_BYTES)):
+            batch = state.data.read_first(splits[0], samples, state.collate)
+            if sum(tensor.nbytes for tensor in find_tensors(batch)) <= limit:
+                return _pack(batch)
+        return {}
+
+
+def _pack(value: Any) -> Any:
+    """A batch, or a part of one, as a checkpoint can have it; raises TypeError where it has objects."""
     if isinstance(value, Tensor):
         return value.cpu().clone()
     if isinstance(value, Mapping):
-        return {name: pack_batch(each) for name, each in value.items()}
+        return {name: _pack(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return (list if isinstance(value, list) else tuple)(map(pack_batch, value))
+        return (list if isinstance(value, list) else tuple)(map(_pack, value))
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"a batch holds a {type(value).__name__}")
 
 
-def unpack_batch(value: Any, device: torch.device) -> Any:
-    """The batch that was packed, on a device; a list of tensors is a ragged field."""
+def _unpack(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _unpack(each, device) for name, each in value.items()}
     if isinstance(value, list) and value and all(isinstance(each, Tensor) for each in value):
         value = Ragged(value, value[0][:0])
     return map_tensors(value, lambda tensor: tensor.to(device))
 
 
-def record_answers(
-    model: nn.Module, packed: Any, device: torch.device, compute: Compute, seed: int
-) -> dict[str, Any]:
-    """What a model answers to a batch."""
-    values = compute(unpack_batch(packed, device), seed).float()
-    widths = [torch.finfo(each.dtype).eps for each in model.parameters() if each.is_floating_point()]
-    rounding = _ADDED * max(*widths, _ROUNDING["cpu" if device.type == "cpu" else "cuda"], 0.0)
-    return {"batch": packed, "values": values.cpu().clone(), "rounding": rounding, "seed": seed}
-
-
 def explain_other_answers(
-    answers: Mapping[str, Any], model: nn.Module, device: torch.device, compute: Compute
+    saved: Mapping[str, Any], model: nn.Module, device: torch.device, compute: Compute
 ) -> str | None:
     """Why a model is not the one that gave these answers; None where it is.
 
     A model that draws gives other ones on another device: it may differ by as much as from itself.
     """
-    batch, expected, seed = unpack_batch(answers["batch"], device), answers["values"], answers["seed"]
-    found = compute(batch, seed).float().cpu()
+    batch, expected, seed = _unpack(saved["batch"], device), saved["values"], saved["seed"]
+    found = compute(batch, seed).cpu()
     if found.shape != expected.shape:
         return f"it gives values of shape {list(found.shape)}, and gave {list(expected.shape)}"
     difference = _difference(found, expected)
-    allowed = answers["rounding"] * float(expected.nan_to_num(0, 0, 0).abs().max())
-    if difference <= allowed:
-        return None
-    own = _difference(compute(batch, seed + 1).float().cpu(), found)
-    if own > allowed and difference <= 4 * own:
+    allowed = saved["rounding"] * float(expected.nan_to_num(0, 0, 0).abs().max())
+    own = 0.0 if difference <= allowed else _difference(compute(batch, seed + 1).cpu(), found)
+    if difference <= allowed or (own > allowed and difference <= 4 * own):
         return None
     loose = list(find_loose(model))
     more = f" and {len(loose) - _NAMED} more" if len(loose) > _NAMED else ""
@@ -96,8 +161,8 @@ def explain_other_answers(
         "generator of its own, a global variable), or does Recipe.model read what has changed?"
     )
     return (
-        f"its predictions of {len(expected)} samples of validation data differ by up to {difference:.3g} from those "
-        f"before it was saved, and rounding explains {allowed:.1g} ({cause})"
+        f"its predictions of {len(expected)} samples of validation data differ by up to {difference:.3g} from "
+        f"those before it was saved, and rounding explains {allowed:.1g} ({cause})"
     )
 
 
