@@ -229,6 +229,9 @@ def _fit_combination(
         return ids, Combination("average", equal)
     if valid.left_out and (named or not valid.members):
         member, why = next(iter(valid.left_out.items()))
+        seen = _read_observation(run, state.members[member])
+        if seen is not None and seen.task is None and seen.reason is not None:
+            raise CombineError(f"{member} cannot be combined: {why}, as {seen.reason}")
         raise CombineError(
             f"{member} cannot be combined by {method!r}: {why}; load(combine='average') needs none"
             if valid.unsaved
@@ -362,6 +365,9 @@ def _load_member(
     Raises:
         CombineError: it does not predict what it predicted when the checkpoint was written.
     """
+    import torch
+    from torch.nn.parameter import is_lazy
+
     from ensemble.combine.mapped_weights import map_weights
     from ensemble.train.loose_tensors import set_loose
     from ensemble.train.own_parameters import find_noted, note
@@ -374,11 +380,13 @@ def _load_member(
             model: torch.nn.Module = recipe.model(params)
     except Exception as error:  # a file of pretrained weights is gone, say
         model = _restore_network(run, member, error)
-    if find_noted(model):  # the weights of a model that was loaded before are not to change
-        model = copy.deepcopy(model)
-    note(model.parameters())
     saved = _read_last(run, member, ("model", "loose", "answers"), mapped=mapped)
     weights = saved["model"]
+    if any(
+        is_lazy(each) or not torch.equal(each, weights[n]) for n, each in find_noted(model).items() if n in weights
+    ):
+        model = copy.deepcopy(model)  # the weights of another member are not to change
+    note(model.parameters())
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

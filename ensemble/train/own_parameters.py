@@ -1,7 +1,7 @@
 """Sees to it that the models of two members share no parameter that trains.
 
-A network at the level of a module would be trained by each member of a process in turn; in a loaded ensemble it has
-the weights of the member that was loaded last.
+A network at the level of a module would be trained by each member of a process in turn; in a loaded ensemble it
+has the weights of the member that was loaded last.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 from ensemble.spec import SpecError
 
-#: Trainable parameters that were there before the next model is built, by id.
+#: Parameters that were there before the next model is built, by id.
 _noted: dict[int, weakref.ref[nn.Parameter]] = {}
 
 
@@ -23,35 +23,33 @@ _noted: dict[int, weakref.ref[nn.Parameter]] = {}
 def note_process() -> None:
     """Take note of the parameters of this process, before it builds its first model.
 
-    Objects that are frozen (`gc.freeze`) are not looked at: those of a fork server, which has no code of the user's.
+    Frozen objects (`gc.freeze`) are not looked at: a fork server's, which has no code of the user's.
     """
     note(each for each in gc.get_objects() if type(each) is nn.Parameter)
 
 
 def note(parameters: Iterable[nn.Parameter]) -> None:
-    """Take note of parameters; the models that are built later are to have none that trains of them."""
+    """Take note of parameters, which a model that is built later is not to train."""
     for dead in [key for key, reference in _noted.items() if reference() is None]:
         del _noted[dead]
-    _noted.update({id(each): weakref.ref(each) for each in parameters if each.requires_grad})
+    _noted.update({id(each): weakref.ref(each) for each in parameters})
 
 
-def find_noted(model: nn.Module) -> list[str]:
-    """The names of the model's parameters that are not its own."""
-    return [name for name, each in model.named_parameters() if id(each) in _noted and _noted[id(each)]() is each]
+def find_noted(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The model's parameters that are not its own, by name."""
+    return {
+        name: each for name, each in model.named_parameters() if id(each) in _noted and _noted[id(each)]() is each
+    }
 
 
 def refuse_shared(model: nn.Module) -> None:
-    """Take note of a new model's parameters.
-
-    Raises:
-        SpecError: one that trains was there before.
-    """
-    shared = [name for name in find_noted(model) if model.get_parameter(name).requires_grad]
+    """Take note of the parameters of a new model; raises SpecError where one that trains is not its own."""
+    shared = [name for name, each in find_noted(model).items() if each.requires_grad]
     if shared:
         more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
         raise SpecError(
-            f"the model has a parameter that was there before it was built, {shared[0]}{more}: members would train it "
-            "one after the other. Build the network inside Recipe.model, take copy.deepcopy() of it there, or freeze "
-            "it (requires_grad_(False))"
+            f"the model has a parameter that was there before it was built, {shared[0]}{more}: members would train "
+            "it one after the other. Build the network inside Recipe.model, take copy.deepcopy() of it there, or "
+            "freeze it (requires_grad_(False))"
         )
     note(model.parameters())

@@ -94,7 +94,7 @@ class Answers:
         """Yield the model as `load` makes it of a checkpoint: not compiled, evaluated without autocast."""
         model = self._state.optimization.model
         training = model.training
-        compiled = vars(model).pop("forward") if self._state.identity.compile is not None else None
+        compiled = vars(model).pop("forward", None) if self._state.identity.compile is not None else None
         with self._state.optimization.kept.counting(), torch.no_grad():
             try:
                 yield model.eval()
