@@ -370,11 +370,11 @@ def _load_member(
 
     from ensemble.combine.mapped_weights import map_weights
     from ensemble.train.loose_tensors import set_loose
-    from ensemble.train.own_parameters import find_noted, note
+    from ensemble.train.own_parameters import LOADED
     from ensemble.train.seeding import seeded
 
     member = state.members[name]
-    params, code = member.identity["params"], member.code
+    params = member.identity["params"]
     try:
         with seeded(member.identity["seed"]):
             model: torch.nn.Module = recipe.model(params)
@@ -382,11 +382,10 @@ def _load_member(
         model = _restore_network(run, member, error)
     saved = _read_last(run, member, ("model", "loose", "answers"), mapped=mapped)
     weights = saved["model"]
-    if any(
-        is_lazy(each) or not torch.equal(each, weights[n]) for n, each in find_noted(model).items() if n in weights
-    ):
+    loaded = {name: each for name, each in LOADED.find(model).items() if name in weights}
+    if any(is_lazy(each) or not torch.equal(each, weights[name]) for name, each in loaded.items()):
         model = copy.deepcopy(model)  # the weights of another member are not to change
-    note(model.parameters())
+    LOADED.add(model.parameters())
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -398,7 +397,7 @@ def _load_member(
     if mapped:
         map_weights(model, weights)
     answers = saved.get("answers")
-    if answers is not None and code in (None, answers["code"]):
+    if answers is not None and member.code in (None, answers["code"]):
         _check_answers(name, model.eval(), call, answers)
     return model
 

@@ -150,8 +150,8 @@ class Member:
                 isinstance(each, str) for pair in self.start_parts.items() for each in pair
             ):
                 raise SpecError(
-                    "Member.start_parts must be a dict of beginnings of names, such as {'base.': 'backbone.'}, of a "
-                    f"member with start=, got {self.start_parts!r}"
+                    "Member.start_parts must be a dict of beginnings of names, such as {'base.': 'backbone.'}, "
+                    f"beside start=, got {self.start_parts!r}"
                 )
             object.__setattr__(self, "start_parts", dict(self.start_parts))
 

@@ -5,9 +5,9 @@ averages stand in the model's own tensors while it is evaluated, so that whateve
 train function, hooks, a compiled forward. All ranks have the same parameters, so they have the same averages.
 Buffers of rank 0 count (`Optimization.share_buffers`).
 
-Parameters are averaged; buffers are those of the model in training (vectors of a power iteration, counters, masks and
-extremes have no meaningful average). Of batch normalization, whose inputs the averaged weights change, EMA takes the
-running statistics as they are, SWA has them computed anew (`statistics_are_stale`,
+Parameters are averaged; buffers are those of the model in training: vectors of a power iteration, counters, masks
+and extremes have no average. The running statistics of batch normalization, whose inputs the averaged weights
+change, are those of training with EMA, and computed anew with SWA (`statistics_are_stale`,
 `torch.optim.swa_utils.update_bn`).
 """
 

@@ -447,9 +447,10 @@ class Lifecycle:
             parts |= state.observer.seen.as_record()
         if not at.step and (answers := self._answers.record()) is not None:
             parts["answers"] = answers
-        parts["loose"] = copy_loose(state.optimization.model, limit_bytes(state.optimization.model))
         if self._comm.rank != 0:
             return
+        model = state.optimization.model
+        parts["loose"] = copy_loose(model, limit_bytes(model))
         began = time.monotonic()
         if (size := sum(tensor.nbytes for tensor in find_tensors(parts))) >= LARGE_BYTES:
             self._reporter.event("progress", **state.describe_progress(), saves_bytes=size)

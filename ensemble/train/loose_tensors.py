@@ -1,5 +1,5 @@
-"""Tensors that a model's modules hold beside their state_dict: plain attributes, buffers that are not persistent, and
-what is in lists, dicts and modules that are attributes of an attribute. Checkpoints have them as their part `loose`.
+"""Loose tensors: what a model's modules hold beside their state_dict, as plain attributes, in lists and dicts, in
+modules that are not registered, and as buffers that are not persistent. A checkpoint has them as its part `loose`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_ITEMS = 1000
 
 
 def find_loose(model: nn.Module) -> dict[str, Tensor]:
-    """The loose tensors and numpy arrays of a model by their path, such as `encoder.freqs[0]`, as they are in memory.
+    """The loose tensors and numpy arrays of a model, in place, by their path, such as `encoder.freqs[0]`.
 
     Views of weights are none, nor are tensors of a graph: they are computed anew.
     """

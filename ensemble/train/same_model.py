@@ -1,7 +1,7 @@
 """Whether a model that is built again is the one that was trained: a checkpoint has its answers to a few samples.
 
-They are computed as `ensemble.load` does it, by the model in training with the weights that the checkpoint has, and
-are its part `answers`. Whoever builds the model again has it answer once more before it is used.
+They are computed as `ensemble.load` does it, by the model in training with the weights that the checkpoint has,
+and are its part `answers`. Whoever builds the model again has it answer once more before it is used.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Answers:
         self._batch: Any = None
 
     def record(self) -> dict[str, Any] | None:
-        """What the weights that count answer; None where no split was read, or it is not known what is predicted."""
+        """What the weights that count answer; None where no split was read, or nothing says what is predicted."""
         state = self._state
         try:
             self._batch = self._read_batch() if self._batch is None else self._batch
@@ -64,7 +64,7 @@ class Answers:
             state.reporter.log(f"load will not check the model: a few samples alone fail: {describe_error(error)}")
             return None
         widths = [torch.finfo(each.dtype).eps for each in model.parameters() if each.is_floating_point()]
-        rounding = _LAYERS * max(*widths, _ROUNDING[state.device.type], 0.0)
+        rounding = _LAYERS * max(*widths, _ROUNDING.get(state.device.type, _ROUNDING["cuda"]), 0.0)
         known = {"seed": state.identity.seed, "code": code_of(state.ensemble).fingerprint}
         return {"batch": self._batch, "values": values, "rounding": rounding, **known}
 
