@@ -315,7 +315,8 @@ class Data:
             StopIteration: the split is empty.
         """
         alone = self._resident(name).loader(samples, 0, 1, chosen=self.find_held_out(name))
-        return next(self._on_device(self._apply_collate(iter(alone), collate, is_training=False)))
+        batches = self._on_device(self._apply_collate(iter(alone), collate, is_training=False))
+        return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
 
     def _apply_collate(
         self,

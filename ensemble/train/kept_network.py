@@ -84,7 +84,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _describe(tensor: Tensor, name: str | None, storages: set[int]) -> dict[str, Any]:
-    kind = {"parameter": isinstance(tensor, nn.Parameter), "requires_grad": tensor.requires_grad}
+    kind: dict[str, Any] = {"parameter": isinstance(tensor, nn.Parameter), "requires_grad": tensor.requires_grad}
     kind["marks"] = dict(vars(tensor))
     if name is not None:
         return {**kind, "name": name}

@@ -53,7 +53,7 @@ def refuse_shared(model: nn.Module) -> None:
         more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
         raise SpecError(
             f"the model has a parameter that was there before it was built, {shared[0]}{more}: members would "
-            "train it one after the other. Build the network inside Recipe.model, take copy.deepcopy() of it there, "
-            "or freeze it (requires_grad_(False))"
+            "train it one after the other. Build the network inside Recipe.model, take copy.deepcopy() of it "
+            "there, or freeze it (requires_grad_(False))"
         )
     TRAINED.add(model.parameters())

@@ -83,9 +83,11 @@ class Answers:
         return isinstance(recipe, Recipe) and bool(self._state.observer.seen or recipe.predict)
 
     def _compute(self, model: nn.Module) -> Compute:
+        recipe: Any = self._state.ensemble.recipe
+
         def compute(batch: Any, seed: int) -> Tensor:
             with seeded(seed, self._state.device):
-                return compute_values(self._state.ensemble.recipe, model, batch, self._state.observer.seen)
+                return compute_values(recipe, model, batch, self._state.observer.seen)
 
         return compute
 
