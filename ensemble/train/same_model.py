@@ -46,6 +46,7 @@ class Answers:
 
     def __init__(self, state: TrainState) -> None:
         self._state = state
+        self._code = code_of(state.ensemble).fingerprint  # before training changes a global variable
         self._batch: Any = None
 
     def record(self) -> dict[str, Any] | None:
@@ -65,13 +66,13 @@ class Answers:
             return None
         widths = [torch.finfo(each.dtype).eps for each in model.parameters() if each.is_floating_point()]
         rounding = _LAYERS * max(*widths, _ROUNDING.get(state.device.type, _ROUNDING["cuda"]), 0.0)
-        known = {"seed": state.identity.seed, "code": code_of(state.ensemble).fingerprint}
+        known = {"seed": state.identity.seed, "code": self._code}
         return {"batch": self._batch, "values": values, "rounding": rounding, **known}
 
     def explain_other(self, saved: Mapping[str, Any] | None) -> str | None:
         """See `explain_other_answers`; None as well where the code is another, or the model cannot answer yet."""
         state = self._state
-        if saved is not None and self._is_known and saved["code"] == code_of(state.ensemble).fingerprint:
+        if saved is not None and self._is_known and saved["code"] == self._code:
             with contextlib.suppress(Exception), self._counting() as model:  # a framework's may not be complete
                 return explain_other_answers(saved, model, state.device, self._compute(model))
         return None
