@@ -45,8 +45,12 @@ def verify_run(options: argparse.Namespace) -> int:
         found = verify(run_dir)
     unsound = [each for each in found if not each.is_sound]
     print_lines(options, *_format(found).splitlines())
+    open_files = [each.file for each in found if each.condition == "not known"]
+    more = f"; others may write into {', '.join(open_files)}, which has no digest" if open_files else ""
+    checked = len(found) - len(open_files)
     whole = sum(each.condition == "whole" for each in found)
-    print_lines(options, f"{whole} of {len(found)} whole" + (f", {len(unsound)} not" if unsound else ""))
+    count = f"all {checked} files are whole" if whole == checked else f"{whole} of {checked} files are whole"
+    print_lines(options, f"{count}{more}")
     if unsound and not options.repair:
         print_lines(options, f"`ensemble verify {run_dir.path} --repair` makes again what can be made again")
     write_json(options, [each.as_row() for each in found])

@@ -30,6 +30,7 @@ from pipelines.environment.library_settings import keep_settings, keeps_settings
 if TYPE_CHECKING:
     import torch
 
+    from ensemble.combine.member_calls import MemberCall
     from ensemble.combine.model import EnsembleModel
     from ensemble.spec import Ensemble
     from ensemble.store import MemberState, RunDir, RunState
@@ -228,6 +229,9 @@ def _fit_combination(
         return ids, Combination("average", equal)
     if valid.left_out and (named or not valid.members):
         member, why = next(iter(valid.left_out.items()))
+        seen = _read_observation(run, state.members[member])
+        if seen is not None and seen.task is None and seen.reason is not None:
+            raise CombineError(f"{member} cannot be combined: {why}, as {seen.reason}")
         raise CombineError(
             f"{member} cannot be combined by {method!r}: {why}; load(combine='average') needs none"
             if valid.unsaved
@@ -273,16 +277,15 @@ def _build_models(
     for name in seen:
         known.setdefault(state.members[name].code, []).append(name)
     models, calls, unknown = {}, {}, Observation(task=combination.task)
-    # Building a model draws its initial weights, soon overwritten: the caller's generator is not to notice.
-    with torch.random.fork_rng(devices=[]):
-        mapped = _exceeds_memory(run, state, list(seen))
-        for code, names in known.items():
-            with keep_settings():  # which are part of the code
-                recipe = _load_recipe(run, state, ensemble, code, names[0])
-                for name in names:
-                    models[name] = _load_member(run, state, recipe, name, mapped=mapped)
-                    calls[name] = MemberCall(_strip(recipe), seen[name] or unknown, torch.get_default_dtype())
-        axes = _count_axes(ensemble, state, next(iter(seen)))
+    mapped = _exceeds_memory(run, state, list(seen))
+    for code, names in known.items():
+        with keep_settings():  # which are part of the code
+            recipe = _load_recipe(run, state, ensemble, code, names[0])
+            for name in names:
+                call = MemberCall(_strip(recipe), seen[name] or unknown, torch.get_default_dtype())
+                models[name] = _load_member(run, state, recipe, name, call, mapped=mapped)
+                calls[name] = call
+    axes = _count_axes(ensemble, state, next(iter(seen)))
     models = {name: models[name] for name in seen}
     classes = (state.combined or NOT_COMBINED).classes
     return EnsembleModel(models, calls, combination, axes, uncertainty=uncertainty, classes=classes)
@@ -355,16 +358,34 @@ def _exceeds_memory(run: RunDir, state: RunState, names: Sequence[str]) -> bool:
 
 
 def _load_member(
-    run: RunDir, state: RunState, recipe: Recipe, name: str, *, mapped: bool = False
+    run: RunDir, state: RunState, recipe: Recipe, name: str, call: MemberCall, *, mapped: bool = False
 ) -> torch.nn.Module:
-    from ensemble.combine.mapped_weights import map_weights
+    """A member's model, built as it was for training, with the weights, and all else, of its last checkpoint.
 
-    params = state.members[name].identity["params"]
+    Raises:
+        CombineError: it does not predict what it predicted when the checkpoint was written.
+    """
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    from ensemble.combine.mapped_weights import map_weights
+    from ensemble.train.loose_tensors import set_loose
+    from ensemble.train.own_parameters import LOADED
+    from ensemble.train.seeding import seeded
+
+    member = state.members[name]
+    params = member.identity["params"]
     try:
-        model: torch.nn.Module = recipe.model(params)
+        with seeded(member.identity["seed"]):
+            model: torch.nn.Module = recipe.model(params)
     except Exception as error:  # a file of pretrained weights is gone, say
-        model = _restore_network(run, state.members[name], error)
-    weights = _read_last(run, state.members[name], ("model",), mapped=mapped)["model"]
+        model = _restore_network(run, member, error)
+    saved = _read_last(run, member, ("model", "loose", "answers"), mapped=mapped)
+    weights = saved["model"]
+    loaded = {name: each for name, each in LOADED.find(model).items() if name in weights}
+    if any(is_lazy(each) or not torch.equal(each, weights[name]) for name, each in loaded.items()):
+        model = copy.deepcopy(model)  # the weights of another member are not to change
+    LOADED.add(model.parameters())
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -372,9 +393,28 @@ def _load_member(
             f"the weights in {run.valid_checkpoint(state.members[name])} do not fit what Recipe.model builds for "
             f"{params}: " + " ".join(str(error).split())
         ) from None
+    set_loose(model, saved.get("loose", {}))
     if mapped:
         map_weights(model, weights)
+    answers = saved.get("answers")
+    if answers is not None and member.code in (None, answers["code"]):
+        _check_answers(name, model.eval(), call, answers)
     return model
+
+
+def _check_answers(name: str, model: torch.nn.Module, call: MemberCall, answers: Mapping[str, Any]) -> None:
+    import torch
+
+    from ensemble.combine.mapped_weights import aligned
+    from ensemble.train.same_model import explain_other_answers
+    from ensemble.train.seeding import seeded
+
+    def compute(batch: Any, seed: int) -> torch.Tensor:
+        with seeded(seed), torch.no_grad(), aligned(model):
+            return call.compute_values(model, batch)
+
+    if (why := explain_other_answers(answers, model, torch.device("cpu"), compute)) is not None:
+        raise CombineError(f"{name} cannot be loaded as it was trained: {why}")
 
 
 def _restore_network(run: RunDir, member: MemberState, error: Exception) -> torch.nn.Module:

@@ -16,6 +16,7 @@ from ensemble.combine.mapped_weights import aligned
 from ensemble.combine.member_calls import MemberCall, WithoutFastPath, has_attention, is_traced
 from ensemble.combine.metrics import CombineError
 from ensemble.combine.torch_math import calibrate, decide, decompose, explain_invalid, make_stack, mix, normalise
+from ensemble.train.forward_errors import explain_forward_error, is_repeatable
 from ensemble.train.pickled import join_tensors, split_tensors
 from pipelines.loader.ragged import find_tensors, map_tensors
 
@@ -138,10 +139,21 @@ class EnsembleModel(nn.Module):
             WithoutFastPath() if name in self._attentive else contextlib.nullcontext(),
             contextlib.nullcontext() if is_traced() else aligned(model),
         ):
-            values = call.compute_values(model, batch)
+            values = self._compute_values(call, model, name, batch)
         if not is_traced():
             self._check_values(name, values, batch)
         return normalise(self.task, values)
+
+    def _compute_values(self, call: MemberCall, model: nn.Module, name: str, batch: Mapping[str, Any]) -> Tensor:
+        if is_traced():
+            return call.compute_values(model, batch)
+        try:
+            return call.compute_values(model, batch)
+        except Exception as error:
+            why = explain_forward_error(error, batch) if is_repeatable(error) else None
+            if why is None:
+                raise
+            raise CombineError(f"{name} cannot predict this batch: {why}") from error
 
     def _check_values(self, name: str, values: Tensor, batch: Mapping[str, Any]) -> None:
         predicts = self.calls[name].recipe.predict is not None  # else the values are of a softmax, say

@@ -234,7 +234,9 @@ class Performer:
             elif action.declared.start is not None:
                 source = str(action.declared.start)
                 kept = find_start(source).keep(self._run_dir)
-                lineage = describe_kept(lineage or make_lineage(source, warm=True), kept)
+                lineage = describe_kept(
+                    lineage or make_lineage(source, warm=True, parts=action.declared.start_parts), kept
+                )
             identity = self._trials.add(action.declared, lineage)
             if kept is not None:
                 kept.give_to(self._run_dir, identity.member)  # where it fails, the number is used up

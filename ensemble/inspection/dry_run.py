@@ -82,7 +82,7 @@ def dry_run(
     if executor == "ray":  # which nodes they select is checked in the cluster
         identities = [dataclasses.replace(each, nodes=None) for each in identities]
     fields, labels = describe_first_batch(ensemble, identities[0])
-    notes = _list_notes(ensemble, executor, state, code)
+    notes = [*_list_notes(ensemble, executor, state, code), *_check_start_weights(ensemble, identities)]
     with _make_folder() as folder, _open_meter(ensemble, notes) as meter:
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, meter)
         estimate_members(groups, power)
@@ -155,6 +155,21 @@ def _check_start(ensemble: Ensemble, state: RunState, executor: str, node: Node)
     if executor == "inline":
         return "the inline executor trains members one after the other, each prepares its own batches"
     return stream.unshared if stream.sharing else stream.unshared or "sharing='independent' is declared"
+
+
+def _check_start_weights(ensemble: Ensemble, identities: Sequence[Identity]) -> list[str]:
+    """What members take of the weights that they start with, where it is a part; each source is read once."""
+    from ensemble.controller.starts import find_start
+    from ensemble.store import read_weights
+
+    notes, started = [], [(each, each.lineage["from"]) for each in identities if each.lineage is not None]
+    sources = {source: read_weights(find_start(source).file)["model"] for _, source in started}
+    for member, source in started:
+        from ensemble.train.trial_steps import check_start
+
+        if line := check_start(ensemble, member, sources[source]):
+            notes.append(f"{member.member}: {line}")
+    return notes
 
 
 def _list_members(ensemble: Ensemble) -> list[Identity]:

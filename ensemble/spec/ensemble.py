@@ -440,7 +440,9 @@ class Ensemble(MemberPipelines):
             seed=value_of("seed", self.seed + number),
             weights=weights,
             auto=auto,
-            lineage=None if member.start is None else make_lineage(os.fspath(member.start), warm=True),
+            lineage=None
+            if member.start is None
+            else make_lineage(os.fspath(member.start), warm=True, parts=member.start_parts),
             **training,
             **needs | {name: _UNMEASURED[name] for name in auto},
         )

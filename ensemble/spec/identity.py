@@ -139,16 +139,23 @@ class Identity:
 
 
 def make_lineage(
-    source: str, *, warm: bool = False, code: str | None = None, whole: bool = False
+    source: str,
+    *,
+    warm: bool = False,
+    code: str | None = None,
+    whole: bool = False,
+    parts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The `Identity.lineage` of a clone, or of a member with a `start`; a warm one's weights are not known yet.
 
     Args:
         source: the member that is cloned, or a `Member.start`.
         whole: whether a warm one goes on from the whole state of that member.
+        parts: `Member.start_parts`.
     """
     made = {"from": source, "epoch": None, "step": None, "warm": warm, "weights_sha256": None, "code": code}
-    return made | ({"whole": True, "digest": None} if whole else {})
+    made |= {"whole": True, "digest": None} if whole else {}
+    return made if parts is None else made | {"parts": dict(parts)}
 
 
 def is_same_start(lineage: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
@@ -156,7 +163,7 @@ def is_same_start(lineage: Mapping[str, Any] | None, other: Mapping[str, Any] | 
     one, two = (select_warm(None if each is None else dict(each)) for each in (lineage, other))
     if one is None or two is None or None not in (one["weights_sha256"], two["weights_sha256"]):
         return one == two
-    return bool(one["from"] == two["from"])
+    return all(one.get(name) == two.get(name) for name in ("from", "parts"))
 
 
 def select_warm(lineage: dict[str, Any] | None) -> dict[str, Any] | None:

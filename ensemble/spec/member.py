@@ -99,6 +99,10 @@ class Member:
         start: weights and buffers to start with instead of those that the recipe makes: a safetensors file of a
             state dict, or a member of another run, `RUN_DIR/MEMBER`. The run keeps a copy; their digest is part of
             the member's identity. Optimizer and schedule begin as usual.
+        start_parts: which of these are taken, by the beginnings of their names: beginning in the file -> beginning
+            in the model, such as `{"base.": "backbone."}`; `{"": ""}` takes all that fit. What the file lacks, or
+            has in another shape, stays as the recipe makes it; the member's log and the dry run list it. None: the
+            file has the model's names, all of them.
     """
 
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -127,6 +131,7 @@ class Member:
     compile: Compile | None = None
     mixup: float | None = None
     start: str | os.PathLike[str] | None = None
+    start_parts: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.params, Mapping):
@@ -139,6 +144,16 @@ class Member:
             if not isinstance(self.start, str | os.PathLike) or not os.fspath(self.start):
                 raise SpecError(f"Member.start must be a file of weights or RUN_DIR/MEMBER, got {self.start!r}")
             object.__setattr__(self, "start", os.fspath(self.start))
+        if self.start_parts is not None:
+            is_named = isinstance(self.start_parts, Mapping) and self.start is not None
+            if not is_named or not all(
+                isinstance(each, str) for pair in self.start_parts.items() for each in pair
+            ):
+                raise SpecError(
+                    "Member.start_parts must be a dict of beginnings of names, such as {'base.': 'backbone.'}, "
+                    f"beside start=, got {self.start_parts!r}"
+                )
+            object.__setattr__(self, "start_parts", dict(self.start_parts))
 
     def __getstate__(self) -> dict[str, Any]:
         """What it has of its own: each worker unpickles all members, which may be thousands."""

@@ -12,7 +12,7 @@ from ensemble.store.initial_weights import (
     keep_checkpoint,
     keep_weights,
     load_initial_state,
-    load_initial_weights,
+    read_weights,
 )
 from ensemble.store.kept_code import load_code, pickle_by_value
 from ensemble.store.log_lines import end_of_events, read_events, read_events_from
@@ -48,7 +48,7 @@ __all__ = [
     "keep_weights",
     "load_code",
     "load_initial_state",
-    "load_initial_weights",
+    "read_weights",
     "load_checkpoint",
     "load_predictions",
     "pickle_by_value",

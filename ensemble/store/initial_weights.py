@@ -12,7 +12,7 @@ import shutil
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ensemble.events import Checkpoint
 from ensemble.store.checkpoint import is_checkpoint, load_checkpoint, save_checkpoint, weights_sha256
@@ -25,9 +25,6 @@ from ensemble.store.files import (
     write_atomically,
 )
 from ensemble.store.rundir import RunDir
-
-if TYPE_CHECKING:
-    import torch
 
 _PREFIX = ".initial-weights."
 
@@ -104,7 +101,7 @@ def keep_weights(run_dir: RunDir, file: Path) -> KeptCheckpoint:
     Raises:
         StoreError: it is neither, cannot be read, or cannot be copied.
     """
-    state = _read_weights(file)
+    state = read_weights(file)
     path, position = _make_room(run_dir), state.get("position", {})
     save_checkpoint(path, state)
     return KeptCheckpoint(path, position.get("epoch"), position.get("step"), weights_sha256(state["model"]))
@@ -112,10 +109,15 @@ def keep_weights(run_dir: RunDir, file: Path) -> KeptCheckpoint:
 
 def digest_weights(file: Path) -> str:
     """The digest of the weights that `keep_weights` would copy."""
-    return weights_sha256(_read_weights(file)["model"])
+    return weights_sha256(read_weights(file)["model"])
 
 
-def _read_weights(file: Path) -> dict[str, Any]:
+def read_weights(file: Path) -> dict[str, Any]:
+    """The part `model`, and of a checkpoint also `loose` and `position`.
+
+    Raises:
+        StoreError: it is no safetensors file.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -128,7 +130,7 @@ def _read_weights(file: Path) -> dict[str, Any]:
             f"{file} is no safetensors file ({error}); safetensors.torch.save_file(model.state_dict(), path) "
             "writes one"
         ) from None
-    return load_checkpoint(file, parts=("model", "position"))
+    return load_checkpoint(file, parts=("model", "loose", "position"))
 
 
 def _make_room(run_dir: RunDir) -> Path:
@@ -137,12 +139,6 @@ def _make_room(run_dir: RunDir) -> Path:
     for leftover in folder.glob(f"{_PREFIX}*"):
         leftover.unlink(missing_ok=True)
     return folder / f"{_PREFIX}{uuid.uuid4().hex}"
-
-
-def load_initial_weights(run_dir: RunDir, member: str, digest: str) -> dict[str, torch.Tensor]:
-    """The weights and buffers that a member starts with, by name, on the CPU; see `load_initial_state`."""
-    weights: dict[str, torch.Tensor] = load_initial_state(run_dir, member, digest, ("model",))["model"]
-    return weights
 
 
 def load_initial_state(

@@ -5,9 +5,10 @@ averages stand in the model's own tensors while it is evaluated, so that whateve
 train function, hooks, a compiled forward. All ranks have the same parameters, so they have the same averages.
 Buffers of rank 0 count (`Optimization.share_buffers`).
 
-Floating-point buffers are averaged like parameters, other buffers are those of the last step. For SWA this is only
-a guess of the running statistics of batch normalization, whose inputs the averaged weights change: they are
-computed anew (`statistics_are_stale`, `torch.optim.swa_utils.update_bn`).
+Parameters are averaged; buffers are those of the model in training: vectors of a power iteration, counters, masks
+and extremes have no average. The running statistics of batch normalization, whose inputs the averaged weights
+change, are those of training with EMA, and computed anew with SWA (`statistics_are_stale`,
+`torch.optim.swa_utils.update_bn`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _WITH_STATISTICS = (*BATCH_NORMS, nn.SyncBatchNorm)
 
 
 class WeightAverage:
-    """The running average of a model's parameters and buffers.
+    """The running average of a model's parameters.
 
     Args:
         options: as `ensemble.spec.loops` resolves them.
@@ -42,7 +43,8 @@ class WeightAverage:
         start = options.get("start", 0)
         self._start = int(start * epochs) if start < 1 else int(start)
         self._averages: dict[str, Tensor] = {}
-        self._statistics_of = 0  # the count for which statistics were computed
+        self._statistics: dict[str, Tensor] = {}  # that were computed for the averaged weights
+        self._statistics_of = 0  # the count for which they were
         self._is_applied = False
 
     @property
@@ -50,14 +52,21 @@ class WeightAverage:
         """Whether batch normalization has running statistics that are not those of the averaged weights."""
         if self._options["name"] != "swa" or self._statistics_of == self.count:
             return False
-        return any(
-            isinstance(module, _WITH_STATISTICS) and module.running_mean is not None
-            for module in self._model.modules()
-        )
+        return bool(self._find_statistics())
 
     def renew_statistics(self) -> None:
-        """Take the buffers that the model has now for those of the averaged weights; they are in the model."""
+        """Take the statistics that the model has now for those of the averaged weights; they are in the model."""
+        self._statistics = {name: buffer.clone() for name, buffer in self._find_statistics().items()}
         self._statistics_of = self.count
+
+    def _find_statistics(self) -> dict[str, Tensor]:
+        """The running statistics of batch normalization in the model, by name."""
+        return {
+            f"{path}.{name}".lstrip("."): buffer
+            for path, module in self._model.named_modules()
+            if isinstance(module, _WITH_STATISTICS) and module.running_mean is not None
+            for name, buffer in module.named_buffers(recurse=False)
+        }
 
     def end_step(self, epoch: int, *, is_last: bool, applied: bool) -> None:
         """Add the weights after a step, where they count.
@@ -76,25 +85,16 @@ class WeightAverage:
 
     @torch.no_grad()
     def _add(self, average: Any) -> None:
-        tensors = self._tensors()
+        tensors = dict(self._model.named_parameters())
         if not self._averages:
             self._averages = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         else:
             alike: dict[Any, list[str]] = {}
             for name, tensor in tensors.items():
-                if tensor.is_floating_point() or tensor.is_complex():
-                    alike.setdefault((tensor.device, tensor.dtype), []).append(name)
-                else:
-                    self._averages[name].copy_(tensor)
+                alike.setdefault((tensor.device, tensor.dtype), []).append(name)
             for names in alike.values():
                 average([self._averages[n] for n in names], [tensors[n].detach() for n in names], self.count)
         self.count += 1
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """The model's parameters and persistent buffers, each once, by name."""
-        saved = self._model.state_dict().keys()
-        own = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
-        return {name: tensor for name, tensor in own.items() if name in saved}
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -102,29 +102,36 @@ class WeightAverage:
         if not self.count or self._is_applied:
             yield
             return
-        tensors = self._tensors()
+        tensors = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         trained = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         copy_into(tensors, self._averages)
+        if self._statistics_of == self.count:
+            copy_into(tensors, self._statistics)
+        before = {name: buffer.clone() for name, buffer in self._find_statistics().items()}
         self._is_applied = True
         try:
             yield
         finally:
             self._is_applied = False
-            buffers = {name for name, _ in self._model.named_buffers()}
-            copy_into(self._averages, {name: tensors[name] for name in buffers & tensors.keys()})
+            if any(not torch.equal(buffer, before[name]) for name, buffer in self._find_statistics().items()):
+                self.renew_statistics()  # whoever has the model computed them
             copy_into(tensors, trained)
 
     def state_dict(self) -> dict[str, Any]:
         """The averages and what belongs to them."""
-        return {"count": self.count, "statistics_of": self._statistics_of, "averages": dict(self._averages)}
+        own = {"averages": dict(self._averages), "statistics": dict(self._statistics)}
+        return {"count": self.count, "statistics_of": self._statistics_of, **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         self.count, self._statistics_of = state["count"], state["statistics_of"]
-        tensors = self._tensors()
-        self._averages = {
-            name: torch.empty_like(tensors[name]).copy_(tensor) for name, tensor in state["averages"].items()
-        }
+        tensors = {**dict(self._model.named_parameters()), **self._find_statistics()}
+        # Those of an earlier version have buffers among the averages.
+        held = {**state["averages"], **state.get("statistics", state["averages"])}
+        own = {n: torch.empty_like(each).copy_(held[n]) for n, each in tensors.items() if n in held}
+        parameters = {name for name, _ in self._model.named_parameters()}
+        self._averages = {name: tensor for name, tensor in own.items() if name in parameters}
+        self._statistics = {name: tensor for name, tensor in own.items() if name not in parameters}
 
 
 class LossProbe(nn.Module):

@@ -52,6 +52,20 @@ class BestWeights:
         with self.average.applied():
             yield
 
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Within the block the model has the weights that count, as a checkpoint has them."""
+        if self._best is None or self._trained is not None:
+            with self.applied():
+                yield
+            return
+        trained = _copy(self._model.state_dict())
+        self._model.load_state_dict(self._best)
+        try:
+            yield
+        finally:
+            self._model.load_state_dict(trained)
+
     @property
     def statistics_are_stale(self) -> bool:
         """See `WeightAverage`."""

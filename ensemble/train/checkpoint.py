@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,6 @@ from ensemble.store import (
     RunDir,
     load_checkpoint,
     load_initial_state,
-    load_initial_weights,
     save_checkpoint,
     weights_sha256,
 )
@@ -44,6 +43,8 @@ _OF_USE = (
     "position",
     "model",
     "network",
+    "loose",
+    "answers",
     "exchange",
     "kept",
     "call",
@@ -105,8 +106,8 @@ class Checkpointer:
         """
         return None
 
-    def load_initial_weights(self) -> dict[str, Tensor] | None:
-        """The weights and buffers of another member to begin anew with; None: the model's own.
+    def load_initial_weights(self) -> dict[str, Any] | None:
+        """The parts `model` and `loose` of another member to begin anew with; None: the model's own.
 
         Raises:
             StoreError: they are not what the log names.
@@ -175,12 +176,13 @@ class FileCheckpointer(Checkpointer):
                 on_damage(path.name, str(error))
         return None
 
-    def load_initial_weights(self) -> dict[str, Tensor] | None:
+    def load_initial_weights(self) -> dict[str, Any] | None:
         """See `Checkpointer`."""
         lineage = select_warm(self._identity.lineage)
         if lineage is None or lineage.get("whole"):
             return None
-        return load_initial_weights(self._files, self._identity.member, lineage["weights_sha256"])
+        digest = lineage["weights_sha256"]
+        return load_initial_state(self._files, self._identity.member, digest, ("model", "loose"))
 
     def load_inherited(self) -> dict[str, Any] | None:
         """See `Checkpointer`."""
@@ -265,6 +267,53 @@ def read(
     return state
 
 
+def fit_weights(
+    model: nn.Module, weights: Mapping[str, Tensor], source: str, parts: Mapping[str, str] | None
+) -> tuple[dict[str, Tensor], str]:
+    """The weights with which a model starts, and a line on what is loaded and what is not.
+
+    Args:
+        source: the member or the file whose weights they are, for the message.
+        parts: `Member.start_parts`.
+
+    Raises:
+        ShapeMismatchError: they are not those of the model; with `parts`, none of them is.
+    """
+    if parts is None:
+        check_fit(model, weights, source)
+        return dict(weights), ""
+    from torch.nn.parameter import is_lazy
+
+    own: dict[str, Tensor] = model.state_dict()
+    begins = sorted(parts, key=len, reverse=True)
+    names = {name: next((b for b in begins if name.startswith(b)), None) for name in weights}
+    renamed = {name: parts[b] + name[len(b) :] for name, b in names.items() if b is not None}
+    fitting = {
+        old: new
+        for old, new in renamed.items()
+        if new in own and (is_lazy(own[new]) or own[new].shape == weights[old].shape)
+    }
+    if not fitting:
+        raise ShapeMismatchError(
+            f"with start_parts={dict(parts)} nothing of {source} fits the model: that has {_list_names(own)}; "
+            f"{source} has {_list_names(weights)}"
+        )
+    left = {"the model's own": own.keys() - fitting.values(), f"not taken of {source}": weights.keys() - fitting}
+    shown = [
+        f"; {what}: {_list_names([n for n in (*own, *weights) if n in some])}"
+        for what, some in left.items()
+        if some
+    ]
+    line = f"{len(fitting)} of {len(own)} tensors are those of {source}{''.join(shown)}"
+    return {**own, **{new: weights[old] for old, new in fitting.items()}}, line
+
+
+def _list_names(names: Iterable[str]) -> str:
+    named = list(dict.fromkeys(names))
+    more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    return f"{', '.join(named[:MOST_NAMED])}{more}"
+
+
 def check_fit(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Check that weights have the names and shapes of a model's parameters and buffers.
 
@@ -287,7 +336,7 @@ def check_fit(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> N
         more = f"; and {len(differences) - MOST_NAMED} more" if len(differences) > MOST_NAMED else ""
         raise ShapeMismatchError(
             f"the model cannot start with the weights of {source}: {'; '.join(differences[:MOST_NAMED])}{more}. "
-            "Start it without them, or leave out what changes its shape"
+            "Start it without them, leave out what changes its shape, or let Member.start_parts say what is taken"
         )
 
 

@@ -313,14 +313,19 @@ class Data:
         share = self._resident(name).loader(self._identity.batch_size, rank, world, chosen=chosen)
         return self._on_device(self._apply_collate(iter(share), collate, is_training=False))
 
-    def read_one(self, name: str, collate: Collate | None = None) -> Batch:
-        """The first sample of a resident split as a batch, on the member's device; the same on all ranks.
+    def has_read(self, name: str) -> bool:
+        """Whether batches of a resident split were read."""
+        return name in self._residents
+
+    def read_first(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
+        """The first samples of a resident split as a batch, on the member's device; the same on all ranks.
 
         Raises:
             StopIteration: the split is empty.
         """
-        alone = self._resident(name).loader(1, 0, 1, chosen=self.find_held_out(name))
-        return next(self._on_device(self._apply_collate(iter(alone), collate, is_training=False)))
+        alone = self._resident(name).loader(samples, 0, 1, chosen=self.find_held_out(name))
+        batches = self._on_device(self._apply_collate(iter(alone), collate, is_training=False))
+        return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
 
     def _apply_collate(
         self,

@@ -56,7 +56,7 @@ def _time_forward(state: TrainState, model: torch.nn.Module, function: Predict |
     """Seconds of the fastest forward pass."""
     if not state.effects.splits:
         raise TrainingError("there is no split to take a sample from: give valid=")
-    sample = state.data.read_one(state.effects.splits[0], state.collate)
+    sample = state.data.read_first(state.effects.splits[0], 1, state.collate)
     forward = functools.partial(function or _make_forward(state, sample), model, sample)
 
     def time_once() -> float:

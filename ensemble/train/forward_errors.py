@@ -53,8 +53,11 @@ def is_repeatable(error: BaseException) -> bool:
     return isinstance(error, _REPEATABLE)
 
 
-def explain_forward_error(error: BaseException) -> str | None:
+def explain_forward_error(error: BaseException, batch: Mapping[str, Any] | None = None) -> str | None:
     """What a layer or a loss expects and what it was given, where one of torch or the user's raised the error.
+
+    Args:
+        batch: that a loaded model was called with; None: the member was in training, and it is in a frame.
 
     Returns:
         None where the error was not raised in one, or nothing is known of its tensors.
@@ -69,19 +72,22 @@ def explain_forward_error(error: BaseException) -> str | None:
     given = {name: value for name in _list_arguments(call) if isinstance(value := call.f_locals[name], Tensor)}
     if not given:
         return None
-    batch = _find_batch(frames)
     split = next((frame.f_locals["split"] for frame in frames if _has_split(frame)), "train")
+    of, whose = f" of Ensemble.{split}", f"the batch of Ensemble.{split}"
+    if batch is not None:
+        of, whose, split = "", "the batch", ""
+    batch = _find_batch(frames) if batch is None else batch
     shown = {name: _show(value) for name, value in given.items()}
     fields = {name: field for name, value in given.items() if (field := _find_field(value, batch)) is not None}
     parts = [
         (f"{name} " if len(given) > 1 else "")
         + shown[name]
-        + (f", the field {fields[name]!r} of Ensemble.{split}" if name in fields else "")
+        + (f", the field {fields[name]!r}{of}" if name in fields else "")
         for name in given
     ]
     if not fields and batch:
         has = [f"{name!r} {_show(each)}" for name, each in batch.items() if isinstance(each, Tensor)]
-        parts.append(f"where the batch of Ensemble.{split} has {', '.join(has)}")
+        parts.append(f"where {whose} has {', '.join(has)}")
     which, expected, remedy = _describe_call(call, layers, given, fields)
     wanted = f" expects {expected} and" if expected else ""
     remedy = remedy if split == "train" else ""  # training fits the layer

@@ -69,13 +69,23 @@ def _is_tensor(value: Any) -> bool:
 def _check_plain(tensor: Tensor) -> None:
     if type(tensor) not in _PLAIN or tensor.grad_fn is not None:
         raise NotKept(f"it holds a {type(tensor).__name__} that cannot be pickled as it is")
-    marks = [mark for mark in vars(tensor) if mark != "_is_buffer"]
+    marks = [mark for mark, value in vars(tensor).items() if not _is_plain(value)]
     if marks or any(getattr(tensor, hooks, None) for hooks in _HOOKS):
         raise NotKept(f"a tensor of it has {', '.join(marks) or 'hooks'}")
 
 
+def _is_plain(value: Any) -> bool:
+    """Whether a checkpoint can have a value: what libraries note at tensors, such as `_is_hf_initialized`."""
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
+    return value is None or type(value) in (bool, int, float, str)
+
+
 def _describe(tensor: Tensor, name: str | None, storages: set[int]) -> dict[str, Any]:
-    kind = {"parameter": isinstance(tensor, nn.Parameter), "requires_grad": tensor.requires_grad}
+    kind: dict[str, Any] = {"parameter": isinstance(tensor, nn.Parameter), "requires_grad": tensor.requires_grad}
+    kind["marks"] = dict(vars(tensor))
     if name is not None:
         return {**kind, "name": name}
     if tensor.numel() and tensor.untyped_storage().data_ptr() in storages:
@@ -120,8 +130,6 @@ def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str 
 def _restore_tensors(described: list[dict[str, Any]], weights: Mapping[str, Tensor]) -> Iterator[Tensor]:
     for each in described:
         tensor = weights[each["name"]].clone() if "name" in each else each["value"]
-        yield (
-            nn.Parameter(tensor, requires_grad=each["requires_grad"])
-            if each["parameter"]
-            else tensor.requires_grad_(each["requires_grad"])
-        )
+        made = nn.Parameter(tensor) if each["parameter"] else tensor
+        vars(made).update(each.get("marks", {}))
+        yield made.requires_grad_(each["requires_grad"])

@@ -14,12 +14,14 @@ from ensemble.comm.autotune.plan import ExchangePlan
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import weights_sha256
 from ensemble.train.call import Observation
-from ensemble.train.checkpoint import Position, check_fit
+from ensemble.train.checkpoint import Position, check_fit, fit_weights
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
+from ensemble.train.loose_tensors import copy_loose, set_loose
 from ensemble.train.optimization import StepResult
 from ensemble.train.reporter import to_json_metrics
+from ensemble.train.same_model import Answers, limit_bytes
 from ensemble.train.selection import Selection
 from ensemble.train.state import TrainState
 from pipelines.loader.ragged import find_tensors
@@ -38,7 +40,7 @@ class Lifecycle:
     """
 
     def __init__(self, state: TrainState, evaluator: Evaluator) -> None:
-        self._state, self._evaluator = state, evaluator
+        self._state, self._evaluator, self._answers = state, evaluator, Answers(state)
         self._identity, self._comm, self._data = state.identity, state.comm, state.data
         self._reporter, self._checkpointer = state.reporter, state.effects.checkpointer
         self.has_left = self._has_begun = self._stops_at_epoch_end = False
@@ -66,7 +68,8 @@ class Lifecycle:
         """Start from the member's checkpoint, if it has one, else from the beginning.
 
         Raises:
-            TrainingError: the checkpoint belongs to another identity, or was trained on other data.
+            TrainingError: the checkpoint belongs to another identity, was trained on other data, or is of a model
+                that predicted something else.
             ShapeMismatchError: the weights with which the member is to begin are not of this model.
         """
         state, optimization, checkpointer = self._state, self._state.optimization, self._checkpointer
@@ -83,20 +86,28 @@ class Lifecycle:
                 f"the workers of {self._identity.member} do not see the same checkpoint: the run directory "
                 f"{state.job.run_dir} must be shared by all nodes"
             )
-        initial = checkpointer.load_initial_weights() if saved is None else None
+        initial, weights = checkpointer.load_initial_weights() if saved is None else None, None
         if initial is not None:
             lineage = self._identity.lineage or {}
-            check_fit(optimization.model, initial, lineage["from"])
+            source = lineage["from"]
+            weights, line = fit_weights(optimization.model, initial["model"], source, lineage.get("parts"))
             at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
-            self._reporter.log(f"starts with the weights of {lineage['from']}{at}")
+            self._reporter.log(f"starts with the weights of {source}{at}{line and ': '}{line}")
+            set_loose(optimization.model, initial.get("loose", {}))
         steps = None if inherited is None else inherited["position"]["epoch"] * state.steps_per_epoch
-        optimization.start(saved, state.job.exchange_plan, initial, inherited_steps=steps)
+        optimization.start(saved, state.job.exchange_plan, weights, inherited_steps=steps)
         if saved is not None:
             state.own.load(saved.get("own", {}))
         if optimization.plan != ExchangePlan():
             compressions = sorted(optimization.bucket_compressions.items())
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
         if saved is not None:
+            set_loose(optimization.model, saved.get("loose", {}))
+            state.observer.seen = Observation.from_checkpoint(saved)
+            if inherited is None and (
+                why := find_first(self._comm, self._answers.explain_other(saved.get("answers")))
+            ):
+                raise TrainingError(f"{self._identity.member} cannot go on from its checkpoint: {why}")
             self._continue(saved)
         if inherited is not None:
             self._state.saved_at = None
@@ -128,7 +139,6 @@ class Lifecycle:
     def _continue(self, saved: dict[str, Any]) -> None:
         """Take the position and what is known from a checkpoint."""
         state = self._state
-        state.observer.seen = Observation.from_checkpoint(saved)
         at = state.at = Position(**saved["position"])
         state.selection = Selection(**at.selection)
         state.saved_at = (at.epoch, at.step)
@@ -435,8 +445,12 @@ class Lifecycle:
             parts["own"] = own
         if state.observer.seen is not None:
             parts |= state.observer.seen.as_record()
+        if not at.step and (answers := self._answers.record()) is not None:
+            parts["answers"] = answers
         if self._comm.rank != 0:
             return
+        model = state.optimization.model
+        parts["loose"] = copy_loose(model, limit_bytes(model))
         began = time.monotonic()
         if (size := sum(tensor.nbytes for tensor in find_tensors(parts))) >= LARGE_BYTES:
             self._reporter.event("progress", **state.describe_progress(), saves_bytes=size)

@@ -40,6 +40,7 @@ from ensemble.train.job import Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.mixup import MixedBatch
 from ensemble.train.optimization import Optimization
+from ensemble.train.own_parameters import refuse_shared
 from ensemble.train.predictions import Predict, predict
 from ensemble.train.state import TrainState
 from ensemble.train.steps import TrainingSteps
@@ -103,6 +104,7 @@ class TrainContext:
         state, own = self._state, self.identity
         if state.prepared is not None:
             raise TrainingError("member.prepare() is called once, with the one model and optimizer of the member")
+        refuse_shared(model)
         declared = ExchangeOptions(own.compression, own.communicator, own.seed)
         state.prepared = Optimization(
             model, optimizer, schedule, clip_norm, state.precision, self.comm, self.device, declared, own

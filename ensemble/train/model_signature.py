@@ -41,7 +41,7 @@ def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
     seen: list[Any] = [cost_options(identity), sorted(fields)]
     if not isinstance(ensemble.recipe, Recipe) or has_own_loop(ensemble.recipe):
         return hash_json([*seen, select_hyperparameters(identity)]), 0
-    model = _build_model(ensemble.recipe, identity.params)
+    model = build_without_memory(ensemble.recipe, identity.params)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     text = _PRINTED.sub(lambda found: f"{found[1]}={'0' if float(found[2]) == 0 else 'some'}", repr(model))
     seen.append([text, [_describe_tensor(*each) for each in tensors]])
@@ -55,7 +55,8 @@ def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
     return hash_json(seen), sum(_size(tensor) for _, tensor in tensors)
 
 
-def _build_model(recipe: Recipe, params: dict[str, Any]) -> nn.Module:
+def build_without_memory(recipe: Recipe, params: dict[str, Any]) -> nn.Module:
+    """The model of a recipe, on the meta device where it can be built there."""
     with contextlib.suppress(Exception):  # a model that fails without memory is built with memory below
         with torch.device("meta"):
             meta: nn.Module = recipe.model(Hyperparameters(params))

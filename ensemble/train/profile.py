@@ -35,6 +35,7 @@ from ensemble.train.job import PROFILE, Diverged, Inbox, Job, LabelError, Outcom
 from ensemble.train.member import TrainContext
 from ensemble.train.model_signature import signature_of
 from ensemble.train.optimization import Optimization
+from ensemble.train.own_parameters import note_process
 from ensemble.train.profile_data import PreparedBatches, PreparedData
 from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import Reporter, append_log
@@ -104,6 +105,7 @@ class TrialSession:
 
     def measure(self) -> None:
         """See `run`."""
+        note_process()
         gc.freeze()  # a collection would write to pages that all forked workers share
         shapes: dict[str, list[Identity]] = {}
         sizes: dict[str, int] = {}

@@ -15,6 +15,8 @@ import torch
 
 from ensemble.comm.reductions import mix_integers
 
+_CPU = torch.device("cpu")
+
 
 def seed_everything(seed: int, device: torch.device) -> None:
     """Seed the global generators of torch, numpy and Python, from which a model or a loss may draw.
@@ -43,14 +45,36 @@ def process_settings(threads: int, device: torch.device) -> Iterator[None]:
 
     Restoring matters to the inline executor, which trains in the user's process.
     """
-    before = torch.get_num_threads(), torch.get_rng_state(), np.random.get_state(), random.getstate()
+    before = torch.get_num_threads()
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
+        with _restored_generators():
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def seeded(seed: int, device: torch.device = _CPU) -> Iterator[None]:
+    """Run the block with the generators as a member's training begins, then restore them: models are built so."""
+    gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        with _restored_generators():
+            seed_everything(seed, device)
+            yield
+    finally:
+        if gpu is not None:
+            torch.cuda.set_rng_state(gpu, device)
+
+
+@contextlib.contextmanager
+def _restored_generators() -> Iterator[None]:
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
         yield
     finally:
-        torch.set_num_threads(before[0])
-        torch.set_rng_state(before[1])
-        np.random.set_state(before[2])
-        random.setstate(before[3])
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])

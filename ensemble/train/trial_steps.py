@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,11 @@ import torch
 
 from ensemble.comm import SingleRank
 from ensemble.schedule.needs import uses_gpus
-from ensemble.spec import Ensemble, Identity
-from ensemble.train.job import Job, ProfileRequest
+from ensemble.spec import Ensemble, Identity, Recipe, SpecError
+from ensemble.spec.recipe import has_own_loop
+from ensemble.train.checkpoint import fit_weights
+from ensemble.train.job import Job, ProfileRequest, ShapeMismatchError
+from ensemble.train.model_signature import build_without_memory
 from ensemble.train.profile import TrialSession
 from ensemble.train.seeding import process_settings
 from ensemble.train.stopwatch import GpuTimer
@@ -37,6 +41,25 @@ class MeasuredSteps:
     parameters: int
     checkpoint_bytes: int
     evaluation: dict[str, float] | None
+
+
+def check_start(ensemble: Ensemble, member: Identity, weights: Mapping[str, Any]) -> str:
+    """Check that weights are those of a Recipe's model; returns a line where a part of them is.
+
+    Raises:
+        SpecError: they are not.
+    """
+    lineage, recipe = member.lineage or {}, ensemble.recipe
+    if not isinstance(recipe, Recipe) or has_own_loop(recipe):
+        return ""
+    try:
+        model = build_without_memory(recipe, member.params)
+    except Exception:  # its steps will show it
+        return ""
+    try:
+        return fit_weights(model, weights, lineage["from"], lineage.get("parts"))[1]
+    except ShapeMismatchError as error:
+        raise SpecError(f"{member.member}: {error}") from None
 
 
 def measure_here(

@@ -30,6 +30,7 @@ from ensemble.train.job import (
 )
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import OutputError
+from ensemble.train.own_parameters import note_process
 from ensemble.train.recipe import run_training_loop
 from ensemble.train.reporter import EventReporter, FailureNote, Reporter
 from ensemble.train.seeding import process_settings, seed_everything
@@ -61,6 +62,7 @@ def run(
             effects = Effects(job, ensemble, communicator, reporter)
             member = TrainContext(job, ensemble, communicator, effects, inbox)
             leaving.callback(member.close)
+            note_process()
             seed_everything(job.identity.seed, device)
             run_training_loop(ensemble.recipe, member)
             member.finish()

@@ -16,7 +16,7 @@ from ensemble.store import (
     StoreError,
     keep_checkpoint,
     load_checkpoint,
-    load_initial_weights,
+    load_initial_state,
     save_checkpoint,
     weights_sha256,
 )
@@ -54,7 +54,7 @@ def test_a_copy_stays_what_it_was_while_the_checkpoint_is_replaced_and_removed(
     a_checkpoint(run_dir, 2.0)
     kept.give_to(run_dir, "member-5")
     source.unlink()
-    found = load_initial_weights(run_dir, "member-5", kept.weights_sha256)
+    found = load_initial_state(run_dir, "member-5", kept.weights_sha256)["model"]
     assert weights_sha256(found) == kept.weights_sha256 and found["a.weight"] is found["b.weight"]
     assert found["image"].stride() == model["image"].stride()
     assert not kept.path.exists() and os.listdir(run_dir.member("member-5")) == ["initial-weights.safetensors"]
@@ -103,7 +103,7 @@ def test_other_weights_than_the_log_names_are_refused(tmp_path: Path) -> None:
     assert [each.condition for each in check_members(run_dir, [member])] == ["whole"]
     os.replace(run_dir.checkpoint("member-0", 1, 1, 0), run_dir.initial_weights("member-5"))
     with pytest.raises(StoreError, match="other weights"):
-        load_initial_weights(run_dir, "member-5", kept.weights_sha256)
+        load_initial_state(run_dir, "member-5", kept.weights_sha256)["model"]
     (found,) = check_members(run_dir, [member])
     assert found.condition == "damaged" and "other weights" in found.detail
 

@@ -19,8 +19,8 @@ from torch import nn
 
 import ensemble
 from ensemble import Recipe
-from ensemble.store import RunDir
-from ensemble.train.kept_network import NotKept, pack_network
+from ensemble.store import RunDir, load_checkpoint, save_checkpoint
+from ensemble.train.kept_network import NotKept, pack_network, unpack_network
 from ensemble.train.node_checks import NODE_DIRECTORY
 from ensemble.train.recipe import build_model
 from ensemble.user_code.fingerprint import code_of
@@ -118,12 +118,25 @@ def test_what_a_pickle_would_change_is_not_kept(tmp_path: Path) -> None:
     made = declare(tmp_path / "pretrained.pt")
     viewed, marked, locked, large = (Pretrained(4) for _ in range(4))
     viewed.copy = viewed.head.weight.detach()[:1]
-    marked.head.weight.is_slow = True  # type: ignore[attr-defined]
+    marked.head.weight.owner = marked  # type: ignore[assignment]
     locked.lock = threading.Lock()  # type: ignore[assignment]
     large.table = torch.zeros(2**24 + 1)
-    for model, why in ((viewed, "a view"), (marked, "is_slow"), (locked, "be pickled"), (large, "64 MiB")):
+    for model, why in ((viewed, "a view"), (marked, "owner"), (locked, "be pickled"), (large, "64 MiB")):
         with pytest.raises(NotKept, match=why):
             pack_network(model, made, code_of(made))
+
+
+def test_plain_notes_at_tensors_are_kept(tmp_path: Path) -> None:
+    """Transformers marks each parameter (`_is_hf_initialized`); others say so which learning rate it has."""
+    made, model = declare(tmp_path / "pretrained.pt"), Pretrained(4)
+    model.head.weight._is_hf_initialized = True  # type: ignore[attr-defined]
+    model.scale._optim = {"lr": 0.1, "betas": (0.9, 0.99)}  # type: ignore[union-attr]
+    kept = {"network": pack_network(model, made, code_of(made)), "model": model.state_dict()}
+    path = tmp_path / "checkpoint.safetensors"
+    save_checkpoint(path, kept)
+    found = unpack_network(RunDir(tmp_path), path, load_checkpoint(path))
+    assert found.head.weight._is_hf_initialized is True
+    assert found.scale._optim == {"lr": 0.1, "betas": (0.9, 0.99)}
 
 
 def test_the_first_member_of_a_node_downloads_and_the_others_find_the_file(

@@ -295,7 +295,7 @@ def check_average(folder: Path, averaging: Any, loop: Any, **options: Any) -> di
 def test_an_exponential_average_is_torchs(tmp_path: Path) -> None:
     # (1 + n) / (10 + n) is never below this decay
     average = get_ema_multi_avg_fn(0.1)
-    loop = average_beside(lambda m: AveragedModel(m, multi_avg_fn=average, use_buffers=True), from_epoch=None)
+    loop = average_beside(lambda m: AveragedModel(m, multi_avg_fn=average), from_epoch=None)
     check_average(tmp_path, EMA(0.1), loop, epochs=4)
 
 

@@ -1,0 +1,325 @@
+"""A model that is handed out is the one that was trained: its state outside the state_dict, and what checks it."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import save_file  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble import Ensemble, Member, Recipe, SpecError  # noqa: E402
+from ensemble.combine import CombineError  # noqa: E402
+from ensemble.inspection import load_predictions  # noqa: E402
+from ensemble.train.averaging import WeightAverage  # noqa: E402
+from pipelines import Pipeline, sources  # noqa: E402
+
+X = np.random.default_rng(0).standard_normal((64, 2)).astype(np.float32)
+Y = (X[:, 0] * X[:, 1] > 0).astype(np.int64)
+
+
+class Net(nn.Module):
+    """A head on features that `frequencies` [2, 16] make; subclasses hold these in their own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 2)
+        self.draw()
+
+    def draw(self) -> None:
+        self.frequencies = torch.randn(2, 16)
+
+    def find(self) -> Tensor:
+        return self.frequencies
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.sin(3 * x @ self.find()))
+
+
+class FromNumpy(Net):
+    def draw(self) -> None:
+        self.frequencies = np.random.randn(2, 16).astype(np.float32)
+
+    def find(self) -> Tensor:
+        return torch.from_numpy(self.frequencies)
+
+
+class FromPython(Net):
+    """Of plain numbers, which are no tensors: only the seed makes them again."""
+
+    def draw(self) -> None:
+        self.frequencies = [[random.gauss(0, 1) for _ in range(16)] for _ in range(2)]  # type: ignore[assignment]
+
+    def find(self) -> Tensor:
+        return torch.tensor(self.frequencies)
+
+
+class FromOwnGenerator(Net):
+    def draw(self) -> None:
+        drawn = np.random.default_rng().standard_normal((2, 16))
+        self.held = {"of": [torch.from_numpy(drawn).float()], "layers": [nn.Linear(2, 2)]}
+
+    def find(self) -> Tensor:
+        return self.held["of"][0]  # type: ignore[no-any-return]
+
+
+class NotPersistent(Net):
+    def draw(self) -> None:
+        self.register_buffer(
+            "frequencies", torch.randn(2, 16, generator=torch.Generator().manual_seed(id(self))), persistent=False
+        )
+
+
+class MovedInTraining(Net):
+    """A plain attribute that training changes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.frequencies = self.frequencies * 1.05
+        return super().forward(x)
+
+
+class Tied(Net):
+    """Layers that are made at the first call, and two with one weight."""
+
+    def draw(self) -> None:
+        self.lazy, self.one, self.two = nn.LazyLinear(16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.two.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.two(self.one(self.lazy(x)).relu()).relu())
+
+
+class UnknownNumbers(Net):
+    """Nothing says what they were: not a seed, and no tensor."""
+
+    def draw(self) -> None:
+        own = random.Random()
+        self.numbers = [[own.gauss(0, 1) for _ in range(16)] for _ in range(2)]
+
+    def find(self) -> Tensor:
+        return torch.tensor(self.numbers)
+
+
+class Jittered(UnknownNumbers):
+    """A prediction that is drawn is no sign of another model."""
+
+    def draw(self) -> None:
+        self.frequencies = torch.randn(2, 16)
+
+    def find(self) -> Tensor:
+        return self.frequencies + 0.1 * torch.randn(2, 16)
+
+
+class WithBuffers(nn.Module):
+    """Layers whose buffers have a meaning of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm = spectral_norm(nn.Linear(2, 16)), nn.BatchNorm1d(16)
+        self.two = weight_norm(nn.Linear(16, 2))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("highest", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.one(x))
+        if self.training:
+            self.steps += 1
+            self.highest = torch.maximum(self.highest, hidden.detach().amax(dim=0))
+        return self.two(hidden.relu() / (1 + self.highest))
+
+
+def test_averages_have_the_buffers_of_the_model_in_training() -> None:
+    torch.manual_seed(0)
+    model = WithBuffers()
+    average = WeightAverage(model, {"name": "swa", "start": 0, "every_epochs": 1}, epochs=3)
+    optimizer, kept = torch.optim.SGD(model.parameters(), 0.5), []
+    for epoch in range(3):
+        model(torch.from_numpy(X[:, :2])).square().mean().backward()
+        optimizer.step()
+        average.end_step(epoch, is_last=True, applied=True)
+        kept.append({name: each.detach().clone() for name, each in model.named_parameters()})
+    buffers = {name: each.clone() for name, each in model.named_buffers()}
+    assert buffers["steps"] == 3 and average.statistics_are_stale
+    with average.applied():
+        for name, each in model.named_parameters():
+            torch.testing.assert_close(each, torch.stack([one[name] for one in kept]).mean(dim=0))
+        assert all(torch.equal(each, buffers[name]) for name, each in model.named_buffers())
+        model.norm.running_mean.fill_(7)  # statistics of the averaged weights, which alone are kept with them
+        model.steps += 5
+        average.renew_statistics()
+    assert all(torch.equal(each, buffers[name]) for name, each in model.named_buffers())
+    other = WeightAverage(WithBuffers(), {"name": "swa", "start": 0, "every_epochs": 1}, epochs=3)
+    other.load_state_dict(average.state_dict())
+    for again in (average, other):
+        with again.applied():
+            assert not again.statistics_are_stale and bool((again._model.norm.running_mean == 7).all())
+            assert again is other or again._model.steps == 3
+
+
+def declare(model: Any, **options: Any) -> Ensemble:
+    data = Pipeline(sources.arrays(x=X, label=Y), seed=1)
+    recipe = Recipe(
+        model=lambda params: model(),
+        loss=lambda model, batch: functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"),
+        optimizer=lambda model, params: torch.optim.Adam(model.parameters(), 0.02),
+    )
+    chosen: dict[str, Any] = {"members": [{}, {}], "epochs": 3, "batch_size": 16, **options}
+    return Ensemble(name="same", recipe=recipe, train=data, valid=data, **chosen)
+
+
+def train(path: Path, declared: Ensemble, executor: str = "inline") -> Any:
+    return ensemble.submit(declared, path, executor).wait()
+
+
+@pytest.mark.parametrize(
+    "model", [Net, FromNumpy, FromPython, FromOwnGenerator, NotPersistent, MovedInTraining, Tied]
+)
+def test_state_that_is_in_no_state_dict_is_that_of_training(model: type[Net], tmp_path: Path) -> None:
+    train(tmp_path / "run", declare(model))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    loaded = ensemble.load(tmp_path / "moved")
+    for name in loaded.member_ids:
+        saved = load_predictions(tmp_path / "moved", "valid", name).values
+        found = loaded.calls[name].compute_values(loaded.members[name], {"x": torch.from_numpy(X)})
+        np.testing.assert_allclose(found, saved, atol=1e-5)
+
+
+def test_a_model_that_predicts_something_else_is_not_handed_out(tmp_path: Path) -> None:
+    train(tmp_path / "run", declare(UnknownNumbers))
+    wanted = r"member-\d cannot be loaded as it was trained.*4 samples of validation data.*generator of its own"
+    with pytest.raises(CombineError, match=wanted):
+        ensemble.load(tmp_path / "run")
+    with pytest.raises(CombineError, match=wanted):
+        ensemble.export(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    ended = train(
+        tmp_path / "run", declare(UnknownNumbers, epochs=3, retries=0)
+    )  # as it was declared: nothing to do
+    assert [member["state"] for member in ended.members] == ["finished", "finished"]
+
+
+def test_tensors_that_cannot_be_made_again_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ensemble.train.lifecycle.copy_loose", lambda model, most: {})  # as if they were too large
+    train(tmp_path, declare(FromOwnGenerator))
+    with pytest.raises(CombineError, match=r"not in its state_dict: held\['of'\]\[0\], held\['layers'\]"):
+        ensemble.load(tmp_path)
+
+
+def test_a_model_that_draws_its_predictions_is_loaded(tmp_path: Path) -> None:
+    train(tmp_path, declare(Jittered))
+    assert ensemble.load(tmp_path)({"x": torch.from_numpy(X)}).shape == (64, 2)
+
+
+@pytest.mark.parametrize(
+    "options", [{"averaging": "ema"}, {"averaging": ensemble.SWA(1)}, {"keep": "best", "objective": "loss"}]
+)
+def test_the_weights_that_count_are_those_that_answer(options: dict[str, Any], tmp_path: Path) -> None:
+    """The checkpoint has others than those in training; a resume goes on from it, and loads."""
+    declared = declare(WithBuffers, **options)
+    train(tmp_path, declared)
+    before = ensemble.load(tmp_path)({"x": torch.from_numpy(X)})
+    ensemble.resume(tmp_path, epochs=5, executor="inline").wait()
+    after = ensemble.load(tmp_path)({"x": torch.from_numpy(X)})
+    assert before.shape == after.shape and not torch.equal(before, after)
+
+
+def test_a_member_does_not_go_on_as_another_model(tmp_path: Path) -> None:
+    train(tmp_path, declare(UnknownNumbers))
+    ended = ensemble.resume(tmp_path, epochs=5, executor="inline").wait()
+    assert all("cannot go on from its checkpoint: its predictions of 4" in each["error"] for each in ended.members)
+
+
+BACKBONE = nn.Linear(2, 16)
+
+
+def share(trains: bool) -> Any:
+    def model() -> nn.Module:
+        BACKBONE.requires_grad_(trains)
+        return nn.Sequential(BACKBONE, nn.ReLU(), nn.Linear(16, 2))
+
+    return model
+
+
+@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
+def test_members_share_no_parameter_that_trains(executor: str, tmp_path: Path) -> None:
+    ended = train(tmp_path / "shared", declare(share(trains=True)), executor)
+    assert all("0.weight and 1 more: members would train it" in each["error"] for each in ended.members)
+    assert all(each["attempts"] == 1 for each in ended.members)
+    ended = train(tmp_path / "frozen", declare(share(trains=False)), executor)
+    assert [member["state"] for member in ended.members] == ["finished", "finished"]
+    ensemble.load(tmp_path / "frozen")
+
+
+def test_a_dry_run_refuses_a_shared_parameter(tmp_path: Path) -> None:
+    found = ensemble.dry_run(declare(share(trains=True)), tmp_path / "run", "inline")
+    assert "0.weight and 1 more" in found.members[0]["error"]
+
+
+def test_loaded_members_are_built_apart(tmp_path: Path) -> None:
+    """Each process of a run made its own; one process that loads has one for all."""
+    train(tmp_path, declare(remembered), "local")
+    loaded = ensemble.load(tmp_path, combine="average")
+    one, two = (loaded.members[name][0].weight for name in ("member-0", "member-1"))
+    assert one.data_ptr() != two.data_ptr() and not torch.equal(one, two)
+
+
+@functools.cache
+def remember() -> nn.Module:
+    return nn.Linear(2, 16)
+
+
+def remembered() -> nn.Module:
+    return nn.Sequential(remember(), nn.ReLU(), nn.Linear(16, 2))
+
+
+START = {
+    "encoder.weight": torch.full((16, 2), 0.5),
+    "encoder.bias": torch.ones(16),
+    "head.weight": torch.ones(9, 16),
+}
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"encoder.": "0.", "head.": "2."}, "2 of 4 tensors.*own: 2.weight, 2.bias; not taken of .*: head.weight"),
+        ({"": ""}, "nothing of .* fits the model: that has 0.weight, .* has encoder.bias"),
+        (None, "0.weight"),
+    ],
+)
+def test_a_part_of_the_weights_is_a_start(parts: Any, said: str, tmp_path: Path) -> None:
+    save_file(START, tmp_path / "start.safetensors")
+    start = Member({}, start=tmp_path / "start.safetensors", start_parts=parts)
+    declared = declare(
+        lambda: nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2)), members=[start], epochs=1
+    )
+    if parts is None or parts == {"": ""}:
+        with pytest.raises(SpecError, match=said):
+            ensemble.dry_run(declared, tmp_path / "run", "inline")
+        return
+    assert re.search(said, str(ensemble.dry_run(declared, tmp_path / "run", "inline")).replace("\n", " "))
+    train(tmp_path / "run", declared)
+    log = (tmp_path / "run" / "members" / "member-0" / "log.txt").read_text()
+    assert re.search(said, log), log
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(3, 5), torch.zeros(3, 2, dtype=torch.float64)])
+def test_a_batch_of_another_shape_or_type_is_explained_as_in_training(batch: Tensor, tmp_path: Path) -> None:
+    train(tmp_path, declare(remembered, members=[{}], epochs=1))
+    remember.cache_clear()
+    with pytest.raises(
+        CombineError, match=r"'0', Linear.*expects \[..., 2\] float32 and was given \[3, .*, the field 'x'"
+    ):
+        ensemble.load(tmp_path)({"x": batch})
