@@ -17,6 +17,7 @@ from ensemble.combine.bootstrap import intervals
 from ensemble.combine.distilled_loss import DISTILLED, PROBABILITIES, DistilledLoss, Teacher, digest_combination
 from ensemble.combine.quantify import Quantified
 from ensemble.controller.clones import recover_declaration
+from ensemble.spec.member import change_member
 from ensemble.events import NOT_COMBINED
 from ensemble.run import Run
 from ensemble.spec import Ensemble, Recipe, SpecError, unknown_name
@@ -147,9 +148,9 @@ def declare_student(
     why = explain_no_averages(averages, trained)
     if why is not None:
         log.warning("the student keeps its own weights, not an average of them: %s", why)
-    student = dataclasses.replace(
+    student = change_member(
         own,
-        params={**own.params, **params},
+        params,
         epochs=own.epochs if epochs is None else epochs,
         averaging="none" if why is not None else own.averaging,
         seed=1 + max(int(each.identity["seed"]) for each in state.members.values()),

@@ -11,6 +11,7 @@ from typing import Any
 
 from ensemble.api import submit
 from ensemble.controller.clones import recover_declaration
+from ensemble.spec.member import change_member
 from ensemble.events import NOT_COMBINED
 from ensemble.run import Run
 from ensemble.spec import Ensemble, Member, SpecError
@@ -124,8 +125,9 @@ def declare_refit(run: RunDir, state: RunState, ensemble: Ensemble) -> Ensemble:
 
 
 def _declare_member(members: Sequence[MemberState]) -> Member:
-    return replace(
+    return change_member(
         recover_declaration(members[0]),
+        {},
         epochs=median_low(_count_epochs(member) for member in members),
         seed=members[0].identity["seed"],
         weights="uniform",

@@ -280,7 +280,8 @@ def _build_models(
             with keep_settings():  # which are part of the code
                 recipe = _load_recipe(run, state, ensemble, code, names[0])
                 for name in names:
-                    models[name] = _load_member(run, state, recipe, name, mapped=mapped)
+                    params = ensemble.as_declared(state.members[name].identity["params"])
+                    models[name] = _load_member(run, state, recipe, name, params, mapped=mapped)
                     calls[name] = MemberCall(_strip(recipe), seen[name] or unknown, torch.get_default_dtype())
         axes = _count_axes(ensemble, state, next(iter(seen)))
     models = {name: models[name] for name in seen}
@@ -355,11 +356,10 @@ def _exceeds_memory(run: RunDir, state: RunState, names: Sequence[str]) -> bool:
 
 
 def _load_member(
-    run: RunDir, state: RunState, recipe: Recipe, name: str, *, mapped: bool = False
+    run: RunDir, state: RunState, recipe: Recipe, name: str, params: dict[str, Any], *, mapped: bool = False
 ) -> torch.nn.Module:
     from ensemble.combine.mapped_weights import map_weights
 
-    params = state.members[name].identity["params"]
     try:
         model: torch.nn.Module = recipe.model(params)
     except Exception as error:  # a file of pretrained weights is gone, say

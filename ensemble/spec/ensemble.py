@@ -8,6 +8,7 @@ epochs, batch size, its weights of the training samples. `Ensemble.identify` com
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,19 +29,31 @@ from ensemble.spec.loops import (
     explain_no_averages,
     resolve_loop_options,
 )
-from ensemble.spec.member import Member, Resources, as_member
+from ensemble.spec.member import Member, Resources, apply_hyperparameters, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
 from ensemble.spec.nodes import check_selection, merge_selections
 from ensemble.spec.objectives import Implied, Mode, check_direction, check_ranking, resolve_ranking
-from ensemble.spec.options import TRAINING_OPTIONS, NamedOptions, check_fields, resolve_training_options
+from ensemble.spec.options import (
+    TRAINING_OPTIONS,
+    NamedOptions,
+    check_fields,
+    check_hyperparameters,
+    resolve_training_options,
+)
 from ensemble.spec.out_of_fold import check_folds, check_same_records, make_evaluated, mark_out_of_fold
-from ensemble.spec.recipe import Recipe, check_objective, has_own_loop
+from ensemble.spec.recipe import (
+    Recipe,
+    apply_recipe_options,
+    check_objective,
+    has_own_loop,
+    list_member_options,
+)
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
-from ensemble.spec.search import Search
-from ensemble.spec.search_space import check_space
+from ensemble.spec.search import Search, check_population
+from ensemble.spec.search_space import list_probes
 from ensemble.spec.splits import describe_overlap, find_raw_name
 from ensemble.spec.task import LABELS, as_task
-from ensemble.spec.validation import SpecError, option_class
+from ensemble.spec.validation import SpecError, as_json_value, option_class
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
@@ -353,16 +366,63 @@ class Ensemble(MemberPipelines):
 
     def _check_search(self) -> None:
         assert self.search is not None
-        trial = self.identify(0, {})
-        self._check_identity(0, trial)
-        check_space(self.search.space, trial.optimizer, trial.schedule)
-        self.search.check_epochs(self.epochs)
+        self._check_identity(0, self.identify(0, {}))
+        for trial in self._probes:
+            self.search.check_epochs(trial.epochs)
         if any(each.name == self.objective for each in self.search.objectives):
             raise SpecError(
                 f"Search.further_objectives has {self.objective!r}, which ranks the members already (objective=)"
             )
         if self.search.gain and self.valid is None:
             raise SpecError("Search.objective='gain' is measured on Ensemble.valid: give valid=")
+
+    @functools.cached_property
+    def _probes(self) -> list[Identity]:
+        """Trials that stand for all of a search's: with each value, or end of an interval, by itself, and whole ones.
+
+        Raises:
+            SpecError: one cannot be trained.
+        """
+        assert self.search is not None
+        parts, points = list_probes(self.search.space)
+        probes = []
+        try:
+            check_population(self.search, list_member_options(self.recipe), points)
+            for params in (*parts, *points):
+                probes.append(trial := self.identify(0, params))
+                self._check_identity(0, trial)
+            for trial in probes[len(parts) :]:
+                check_hyperparameters(trial.optimizer, trial.schedule, trial.params, partial=False)
+        except SpecError as error:
+            raise SpecError(f"Search.space: {str(error).removeprefix('members[0]: ')}") from None
+        return probes
+
+    def largest(self, option: Literal["epochs", "batch_size"]) -> int:
+        """The largest value of an option that a member may have, of those that are known before a search."""
+        return (
+            max((getattr(trial, option) for trial in self._probes), default=0)
+            if self.search
+            else getattr(self, option)
+        )
+
+    def as_declared(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Recorded hyperparameters with the tuples that `members=` or the space of the search have."""
+        return {
+            name: next((own for own in self._tuples.get(name, ()) if as_json_value(name, own) == value), value)
+            for name, value in params.items()
+        }
+
+    @functools.cached_property
+    def _tuples(self) -> dict[str, list[Any]]:
+        """Declared values of hyperparameters that have tuples, by name."""
+        space = {} if self.search is None or callable(self.search.space) else self.search.space
+        values = [(name, own) for name, given in space.items() for own in getattr(given, "values", (given,))]
+        values += [item for one in self.members or () for item in one.params.items()]  # type: ignore[union-attr]
+        found: dict[str, list[Any]] = {}
+        for name, value in values:
+            if value not in found.get(name, ()) and "(" in repr(value):
+                found.setdefault(name, []).append(value)
+        return found
 
     @property
     def has_declared_objective(self) -> bool:
@@ -401,6 +461,11 @@ class Ensemble(MemberPipelines):
             assert self.members is not None
             params = self.members[number]
         member = as_member(number, params)
+        options = list_member_options(self.recipe)
+        try:
+            member = apply_hyperparameters(member, options, searches=self.search is not None)
+        except SpecError as error:
+            raise SpecError(f"members[{number}]: {error}") from None
 
         def value_of(name: str, default: Any) -> Any:
             value = getattr(member, name)
@@ -415,6 +480,8 @@ class Ensemble(MemberPipelines):
         if isinstance(self.recipe, Recipe) and self.recipe.train is None:
             functions = {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
         try:
+            if functions is not None:
+                apply_recipe_options(self.recipe, member.params)
             Resources(**needs)
             check_selection("nodes", needs["nodes"], 0.0 if self.devices == "cpu" else None)
             weighting = value_of("weights", self.weights)
@@ -436,7 +503,7 @@ class Ensemble(MemberPipelines):
         return Identity(
             member=f"member-{number}",
             number=number,
-            params=dict(member.params),
+            params=as_json_value("params", member.params),
             seed=value_of("seed", self.seed + number),
             weights=weights,
             auto=auto,

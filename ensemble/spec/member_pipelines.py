@@ -175,7 +175,7 @@ class MemberPipelines:
 
     def pipeline(self, params: Mapping[str, Any]) -> Pipeline:
         """The training pipeline of a member with these hyperparameters."""
-        pipeline = make_pipeline(self.train, params)
+        pipeline = make_pipeline(self.train, self.as_declared(params))
         if not callable(self.train):
             return pipeline
         return self._shrink(self._number(pipeline) if self.classes else pipeline)

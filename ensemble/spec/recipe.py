@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import math
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ensemble.spec.fields import MEMBER_FIELDS
 from ensemble.spec.losses import as_loss, implied_task
 from ensemble.spec.objectives import REPORTED, Mode, check_ranking, describe_missing_objective
 from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, check_split_metrics, name_of
@@ -61,7 +63,8 @@ class Recipe:
             it packs, pads, tokenizes or mixes samples, and returns a dict (`pipelines.loader.collate`). `rng` is a
             numpy Generator, in evaluation and prediction None. The batch keeps its `index`, one of each sample,
             and the loss returns one value for each of them.
-        clip_norm: largest L2 norm of a step's gradient, which is that of the global batch's mean loss whatever the
+        clip_norm: largest L2 norm of a step's gradient (a hyperparameter `clip_norm` or `label_smoothing` sets it
+            for its member), which is that of the global batch's mean loss whatever the
             number of workers, of parts (`accumulate=`) and the loss scale; None for no clipping.
     """
 
@@ -128,6 +131,27 @@ class Recipe:
         check_number("Recipe.target_scale: the mean", mean, low=-math.inf)
         check_number("Recipe.target_scale: the standard deviation", std, low=0, above=True)
         return float(mean), float(std)
+
+
+#: Options of a Recipe that a hyperparameter of the same name sets.
+RECIPE_OPTIONS = ("clip_norm", "label_smoothing")
+
+
+def apply_recipe_options(recipe: Recipe, params: Mapping[str, Any]) -> Recipe:
+    """The recipe with the options that hyperparameters set.
+
+    Raises:
+        SpecError: a value is invalid, or the loss has no such option.
+    """
+    own = {name: params[name] for name in RECIPE_OPTIONS if name in params}
+    return dataclasses.replace(recipe, **own) if own else recipe
+
+
+def list_member_options(recipe: Any) -> frozenset[str]:
+    """The options of a Member that hyperparameters set: all but those for which the user has functions."""
+    own = has_own_loop(recipe)
+    functions = {name for name in ("optimizer", "schedule") if own or getattr(recipe, name) is not None}
+    return frozenset(MEMBER_FIELDS) - functions
 
 
 def has_own_loop(recipe: Any) -> bool:

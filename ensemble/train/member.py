@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangeOptions
 from ensemble.spec import Ensemble
+from ensemble.spec.recipe import list_member_options
 from ensemble.spec.task import Task
 from ensemble.store import RunDir
 from ensemble.train.compilation import compile_forward, release_caches
@@ -78,7 +79,8 @@ class TrainContext:
         self._steps = TrainingSteps(state, self._life)
         self._foreign = ForeignLoop(state, self._life)
         own = self.identity = job.identity
-        self.params: dict[str, Any] = Hyperparameters(own.params)
+        params = ensemble.as_declared(own.params)
+        self.params: dict[str, Any] = Hyperparameters(params, used=list_member_options(ensemble.recipe))
         self.device, self.observer, self.comm = state.device, state.observer, comm
         self.rank, self.world = comm.rank, comm.world
         self.steps_per_epoch, self.splits = effects.steps_per_epoch, effects.splits

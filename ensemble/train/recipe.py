@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe, SpecError
+from ensemble.spec.recipe import apply_recipe_options
 from ensemble.train.evaluation import evaluate, explaining_label_errors
 from ensemble.train.forward_errors import describe_error
 from ensemble.train.kept_network import NotKept
@@ -32,6 +33,7 @@ FIRST_CALL_S = 120.0
 
 def train(recipe: Recipe, member: TrainContext) -> None:
     """Train one member by its recipe; evaluate it after each epoch, and save its predictions at the end."""
+    recipe = apply_recipe_options(recipe, member.params)
     model = build_model(recipe, member).to(member.device)
     optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
     schedule = _make_schedule(recipe, member, optimizer)
