@@ -17,11 +17,11 @@ from ensemble.combine.bootstrap import intervals
 from ensemble.combine.distilled_loss import DISTILLED, PROBABILITIES, DistilledLoss, Teacher, digest_combination
 from ensemble.combine.quantify import Quantified
 from ensemble.controller.clones import recover_declaration
-from ensemble.spec.member import change_member
 from ensemble.events import NOT_COMBINED
 from ensemble.run import Run
 from ensemble.spec import Ensemble, Recipe, SpecError, unknown_name
 from ensemble.spec.loops import explain_no_averages
+from ensemble.spec.member import change_member
 from ensemble.spec.recipe import has_own_loop
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.spec.validation import check_number

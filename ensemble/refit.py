@@ -11,10 +11,10 @@ from typing import Any
 
 from ensemble.api import submit
 from ensemble.controller.clones import recover_declaration
-from ensemble.spec.member import change_member
 from ensemble.events import NOT_COMBINED
 from ensemble.run import Run
 from ensemble.spec import Ensemble, Member, SpecError
+from ensemble.spec.member import change_member
 from ensemble.spec.out_of_fold import find_configuration
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store import MemberState, RunDir, RunState, StoreError, fold, read_events

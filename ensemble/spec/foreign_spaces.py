@@ -1,4 +1,4 @@
-"""Names the line that was meant by an entry of a search space in the notation of another library."""
+"""Names the line that was meant by an entry of a search space in the notation of W&B, Ray Tune or hyperopt."""
 
 from __future__ import annotations
 
@@ -6,95 +6,86 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-_OURS = "give choice(...), uniform(low, high), loguniform(low, high), integer(low, high), or a fixed value"
+_OURS = "choice(...), uniform(low, high), loguniform(low, high), integer(low, high), or a fixed value"
+
+
+def find_nested(key: str, given: Any) -> str | None:
+    """What to write for a dict with a space inside; None: it has none."""
+    inner = next((name for name, own in given.items() if hasattr(own, "draw")), None) if isinstance(given, Mapping) else None
+    return inner and (
+        f"spaces are not nested: write {f'{key}.{inner}'!r}: {given[inner]} beside the others, choice({{...}}, {{...}}) "
+        "of whole dicts without a space inside, or a function space(trial) that returns nested dicts"
+    )
 
 
 def find_meant_dimension(key: str, given: Any) -> str | None:
-    """What to write for a list, a nested space, or an entry for W&B, Ray Tune, hyperopt or SciPy.
-
-    Returns:
-        None: it is a fixed value.
-    """
-    from ensemble.spec.search_space import Dimension
-
+    """What to write for a list, a nested space or an object of another library; None: it is a fixed value."""
     package = type(given).__module__.partition(".")[0]
-    if package == "ray":
-        return f"write {_translate_ray(given)}"
-    if package == "hyperopt":
-        return f"write {_translate_hyperopt(given)}"
-    if isinstance(given, range):
-        return f"write integer({given.start}, {given[-1] if given else given.stop}, step={given.step})"
-    if isinstance(given, list | tuple | set | frozenset) or getattr(given, "ndim", 0):
+    if (nested := find_nested(key, given)) is not None:
+        return nested
+    if isinstance(given, range) and given:
+        return f"write {_interval(given[0], given[-1], given.step, integer=True)}"
+    if isinstance(given, list | tuple | set | range) or getattr(given, "ndim", 0):
         values = given.tolist() if hasattr(given, "tolist") else list(given)
         shown = ", ".join(map(repr, values)) or "..."
-        return f"choice({shown:.60}) tries each of them, choice({values!r:.60},) too; {_OURS}"
-    if isinstance(given, Mapping):
-        if (line := _translate_wandb(given)) is not None:
-            return f"write {line}"
-        inner = next((name for name, value in given.items() if isinstance(value, Dimension)), None)
-        if inner is not None:
-            return (
-                f"spaces are not nested: write {key + '.' + str(inner)!r}: {given[inner]} beside the others, "
-                f"choice({{...}}, {{...}}) of whole dicts, or a function space(trial) that returns nested dicts"
-            )
-        return None
-    if type(given).__module__ == "builtins" or package == "numpy":
-        return None
-    return f"{_OURS}, not an object of {package}"
+        return f"choice({shown:.60}) tries each of them; else give {_OURS}"
+    reader = _READERS.get("wandb" if isinstance(given, Mapping) else package)
+    if reader is None:
+        return None if package in ("builtins", "numpy") else f"give {_OURS}"
+    try:
+        line = reader(given)
+    except (AttributeError, TypeError):
+        line = _OURS
+    return line and f"write {line}"
 
 
-def _translate_wandb(given: Mapping[Any, Any]) -> str | None:
-    """W&B's `values`, `min` and `max`, `distribution`."""
-    kind = str(given.get("distribution", ""))
-    if "values" in given and isinstance(given["values"], list | tuple):
-        return f"choice({', '.join(map(repr, given['values']))})"
-    if kind == "constant" or given.keys() == {"value"}:
-        return repr(given.get("value"))
-    if "mu" in given or kind.endswith("normal"):
-        return "uniform(low, high): there is no normal distribution"
-    if not {"min", "max"} <= given.keys():
-        return None if not kind else _OURS.removeprefix("give ")
-    low, high, step = given["min"], given["max"], given.get("q")
-    if kind in ("log_uniform", "q_log_uniform"):  # of exponents
-        return f"loguniform({math.exp(low):.6g}, {math.exp(high):.6g})"
-    if "log_uniform" in kind:
+def _interval(low: Any, high: Any, step: Any = None, *, log: bool = False, integer: bool = False) -> str:
+    if log and not integer:
         return f"loguniform({low!r}, {high!r})"
-    is_integer = kind == "int_uniform" or (not kind and type(low) is int and type(high) is int)
-    return _write("integer" if is_integer else "uniform", low, high, step)
+    options = f", step={step!r}" if step and (step != 1 or not integer) else ", log=True" if log else ""
+    return f"{'integer' if integer else 'uniform'}({low!r}, {high!r}{options})"
 
 
-def _translate_ray(given: Any) -> str:
-    """Ray Tune's domains; its integers end before `upper`."""
-    if isinstance(values := getattr(given, "categories", None), list | tuple):
-        return f"choice({', '.join(map(repr, values))})"
-    sampler = getattr(given, "sampler", None)
-    step = getattr(sampler, "q", None)
-    sampler = getattr(sampler, "sampler", sampler)
-    low, high = getattr(given, "lower", None), getattr(given, "upper", None)
-    if low is None or high is None:
-        return _OURS.removeprefix("give ")
-    is_log = "Log" in type(sampler).__name__
-    if type(given).__name__ == "Integer":
-        return _write("integer", low, high if step else high - 1, step, log=is_log)
-    return f"loguniform({low!r}, {high!r})" if is_log else _write("uniform", low, high, step)
+def _choice(values: Any) -> str:
+    return f"choice({', '.join(map(repr, values))})"
 
 
-def _translate_hyperopt(given: Any) -> str:
-    """hyperopt's expressions; ends of its logarithmic intervals are exponents."""
+def _read_wandb(given: Mapping[Any, Any]) -> str | None:
+    kind = str(given.get("distribution", ""))
+    if (values := given.get("values", given.get("grid_search"))) is not None:  # the latter is Ray Tune's
+        return _choice(values)
+    if "value" in given and given.keys() <= {"value", "distribution"}:
+        return repr(given["value"])
+    if not {"min", "max"} <= given.keys():
+        return _OURS if kind else None
+    ends = [given["min"], given["max"]]
+    is_integer = kind == "int_uniform" or (not kind and all(type(end) is int for end in ends))
+    if kind in ("log_uniform", "q_log_uniform"):  # their ends are exponents
+        ends = [float(f"{math.exp(end):.6g}") for end in ends]
+    return _interval(*ends, given.get("q"), log="log_uniform" in kind, integer=is_integer)
+
+
+def _read_ray(given: Any) -> str:
+    if hasattr(given, "categories"):
+        return _choice(given.categories)
+    sampler, is_integer = given.sampler, type(given).__name__ == "Integer"
+    step, inner = getattr(sampler, "q", None), getattr(sampler, "sampler", sampler)
+    high = given.upper - 1 if is_integer and not step else given.upper  # the end of a range of integers
+    return _OURS if "Normal" in str(inner) else _interval(given.lower, high, step, log="Log" in str(inner), integer=is_integer)
+
+
+def _read_hyperopt(given: Any) -> str:
     if given.name == "switch":
-        return f"choice({', '.join(repr(getattr(value, 'obj', '...')) for value in given.pos_args[1:])})"
+        return _choice([value.obj for value in given.pos_args[1:]])
+    is_integer = False
     while given.name in ("float", "int", "hyperopt_param"):
-        given = given.pos_args[-1]
-    ends = [getattr(value, "obj", None) for value in given.pos_args]
-    if given.name in ("uniform", "quniform", "uniformint"):
-        return _write("integer" if given.name == "uniformint" else "uniform", *ends[:3])
-    if given.name in ("loguniform", "qloguniform"):
-        return f"loguniform({math.exp(ends[0]):.6g}, {math.exp(ends[1]):.6g})"
+        is_integer, given = is_integer or given.name == "int", given.pos_args[-1]
+    ends = [value.obj for value in given.pos_args]
     if given.name == "randint":
-        return _write("integer", ends[0] if len(ends) > 1 else 0, ends[-1] - 1)
-    return _OURS.removeprefix("give ")
+        return _interval(0 if len(ends) < 2 else ends[0], ends[-1] - 1, integer=True)
+    if "uniform" in given.name and "log" in given.name:  # their ends are exponents
+        return _interval(*(float(f"{math.exp(end):.6g}") for end in ends[:2]), log=True)
+    return _interval(*ends, integer=is_integer) if "uniform" in given.name else _OURS
 
 
-def _write(kind: str, low: Any, high: Any, step: Any = None, *, log: bool = False) -> str:
-    options = f", step={step!r}" if step not in (None, 1) or (step == 1 and kind == "uniform") else ""
-    return f"{kind}({low!r}, {high!r}{options}{', log=True' if log else ''})"
+_READERS: Mapping[str, Any] = {"wandb": _read_wandb, "ray": _read_ray, "hyperopt": _read_hyperopt}

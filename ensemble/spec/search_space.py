@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ensemble.spec.foreign_spaces import find_meant_dimension
+from ensemble.spec.foreign_spaces import find_meant_dimension, find_nested
 from ensemble.spec.validation import SpecError, as_json_value, as_python_scalar, check_number
 
 #: Number of random points of a space that stand for all of them, where something is checked of each.
@@ -196,6 +196,8 @@ def _as_dimension(key: object, given: Any) -> Any:
     if type(given).__module__ == "optuna.distributions":
         given = _from_optuna(given)
     if isinstance(given, Dimension):
+        if (nested := next(filter(None, (find_nested(key, value) for value in given.values)), None)) is not None:
+            raise SpecError(f"{where}: {nested}")
         values = tuple(as_json_value(where, value, tuples=True) for value in given.values)
         return dataclasses.replace(given, values=values)
     if (meant := find_meant_dimension(key, given)) is not None:
