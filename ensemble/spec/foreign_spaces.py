@@ -11,7 +11,11 @@ _OURS = "choice(...), uniform(low, high), loguniform(low, high), integer(low, hi
 
 def find_nested(key: str, given: Any) -> str | None:
     """What to write for a dict with a space inside; None: it has none."""
-    inner = next((name for name, own in given.items() if hasattr(own, "draw")), None) if isinstance(given, Mapping) else None
+    inner = (
+        next((name for name, own in given.items() if hasattr(own, "draw")), None)
+        if isinstance(given, Mapping)
+        else None
+    )
     return inner and (
         f"spaces are not nested: write {f'{key}.{inner}'!r}: {given[inner]} beside the others, choice({{...}}, {{...}}) "
         "of whole dicts without a space inside, or a function space(trial) that returns nested dicts"
@@ -71,7 +75,11 @@ def _read_ray(given: Any) -> str:
     sampler, is_integer = given.sampler, type(given).__name__ == "Integer"
     step, inner = getattr(sampler, "q", None), getattr(sampler, "sampler", sampler)
     high = given.upper - 1 if is_integer and not step else given.upper  # the end of a range of integers
-    return _OURS if "Normal" in str(inner) else _interval(given.lower, high, step, log="Log" in str(inner), integer=is_integer)
+    return (
+        _OURS
+        if "Normal" in str(inner)
+        else _interval(given.lower, high, step, log="Log" in str(inner), integer=is_integer)
+    )
 
 
 def _read_hyperopt(given: Any) -> str:

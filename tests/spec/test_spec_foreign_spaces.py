@@ -85,7 +85,9 @@ def test_choices_that_depend_on_another_choice_are_refused_with_the_way_out() ->
 
 
 def test_what_is_not_searched_is_said_when_it_is_declared() -> None:
-    with pytest.warns(UserWarning, match=r"Search.space has one value only for x=8, z=1: nothing is searched there"):
+    with pytest.warns(
+        UserWarning, match=r"Search.space has one value only for x=8, z=1: nothing is searched there"
+    ):
         Search({"x": choice([8]), "y": choice(1, 2), "z": loguniform(1, 1)})
     for nothing in ({"x": choice(8), "lr": 0.1}, {"lr": 0.1}, lambda trial: {"lr": 0.1}):
         with pytest.warns(UserWarning, match=r"Search.space draws nothing, .* members=seeds\(n, "):
