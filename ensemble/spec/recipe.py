@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ensemble.spec.fields import MEMBER_FIELDS
+from ensemble.spec.functions import CALLS, check_function
 from ensemble.spec.losses import as_loss, implied_task
 from ensemble.spec.objectives import REPORTED, Mode, check_ranking, describe_missing_objective
 from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, check_split_metrics, name_of
@@ -93,10 +94,9 @@ class Recipe:
             self, "split_metrics", (given,) if isinstance(given, str) or callable(given) else tuple(given)
         )
         check_split_metrics("Recipe.split_metrics", self.split_metrics, self.task)  # type: ignore[arg-type]
-        for name in ("model", "loss", "optimizer", "schedule", "metrics", "predict", "train", "collate"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise SpecError(f"Recipe.{name} must be a function, got {value!r}")
+        for name in (*CALLS, "collate"):
+            if (value := getattr(self, name)) is not None:
+                check_function(f"Recipe.{name}", value, CALLS.get(name))
         check_ranking("Recipe", self)
         check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True, optional=True)
         if self.train is None and self.loss is None:

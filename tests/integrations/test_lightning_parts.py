@@ -17,7 +17,7 @@ from tv import import_torchvision  # noqa: E402
 
 import ensemble  # noqa: E402
 from ensemble import Member  # noqa: E402
-from ensemble.integrations.lightning import REFUSED_CALLBACKS, REFUSED_OPTIONS  # noqa: E402
+from ensemble.integrations.lightning import REFUSED_CALLBACKS, REFUSED_OPTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
