@@ -24,7 +24,6 @@ from ensemble.inspection.estimates import estimate_members, estimate_run
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble, check_installed
 from ensemble.spec.identity import compute_cost_key
 from ensemble.spec.search_space import sample_space
-from ensemble.spec.splits import describe_overlap
 from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
 
 if TYPE_CHECKING:
@@ -301,7 +300,7 @@ def _list_notes(ensemble: Ensemble, executor: str, state: RunState, code: Code) 
     from ensemble.schedule.needs import compute_need
     from ensemble.spec.nodes import describe_selection
 
-    notes = [describe_overlap(row) for row in ensemble.list_overlaps()]
+    notes = ensemble.list_notices()
     if executor == "ray":
         notes.append("measured and estimated for this machine; a Ray cluster may offer more nodes, or other ones")
         selected = {compute_need(each).selection for each in list_declared(ensemble)} - {()}

@@ -28,9 +28,9 @@ _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 REFUSED_CALLBACKS = {
     "StochasticWeightAveraging": "Ensemble(averaging='swa'), or Member(averaging=SWA(start=...))",
     "WeightAveraging": "Ensemble(averaging='ema'), or Member(averaging=EMA(decay=...))",
-    "ModelPruning": "the weights would not fit what Recipe.model builds; prune in the module itself, or afterwards",
+    "ModelPruning": "its weights do not fit what Recipe.model builds; prune in the module itself, or afterwards",
     "BatchSizeFinder": "batches are the ensemble's: batch_size=, or a search with 'batch_size' in its space",
-    "LearningRateFinder": "it would train on batches of the first epoch; a search with 'lr' in its space finds one",
+    "LearningRateFinder": "it trains on batches of the first epoch; a search with 'lr' in its space finds one",
     "BasePredictionWriter": "a run saves its predictions itself; `ensemble predict` makes more",
 }
 _EACH_SAMPLE = "a member sees each training sample in each epoch; give a smaller train=, or Ensemble(epochs=)"
@@ -65,9 +65,9 @@ def fit(
 
     Data come from the ensemble's pipelines. Each epoch that was validated is reported with what `self.log` logged.
     Callbacks and options of the Trainer are used, or refused before training (`REFUSED_CALLBACKS`,
-    `REFUSED_OPTIONS`). A trainer that stops, as by `EarlyStopping`, ends the member. Where a `ModelCheckpoint` monitors a metric, the
-    weights of its best are the member's. Predictions are `Recipe.predict`, or follow from what `module(...)`
-    returned in training.
+    `REFUSED_OPTIONS`). A trainer that stops, as by `EarlyStopping`, ends the member. Where a `ModelCheckpoint`
+    monitors a metric, the weights of its best are the member's. Predictions are `Recipe.predict`, or follow from
+    what `module(...)` returned in training.
 
     Args:
         module: a LightningModule.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.spec.energy import Energy
 from ensemble.spec.fields import ENSEMBLE_FIELDS
+from ensemble.spec.functions import CALLS, check_function
 from ensemble.spec.identity import Identity, Precision, make_lineage
 from ensemble.spec.limits import check_limits
 from ensemble.spec.loggers import LoggerOptions, resolve_loggers
@@ -302,6 +303,8 @@ class Ensemble(MemberPipelines):
             raise SpecError(f"Ensemble.name must be a plain file name, got {self.name!r}")
         if not callable(self.recipe) and not isinstance(self.recipe, Recipe):
             raise SpecError(f"Ensemble.recipe must be a Recipe or a function train(member), got {self.recipe!r}")
+        if not isinstance(self.recipe, Recipe):
+            check_function("Ensemble.recipe", self.recipe, CALLS["train"])
         if self.search is not None and not isinstance(self.search, Search):
             raise SpecError(f"Ensemble.search must be Search({{...}}, trials=...), got {self.search!r:.60}")
         if self.members is not None and (
@@ -378,7 +381,7 @@ class Ensemble(MemberPipelines):
 
     @functools.cached_property
     def _probes(self) -> list[Identity]:
-        """Trials that stand for all of a search's: with each value, or end of an interval, by itself, and whole ones.
+        """Trials that stand for all of a search's, see `list_probes`.
 
         Raises:
             SpecError: one cannot be trained.
@@ -423,6 +426,15 @@ class Ensemble(MemberPipelines):
             if value not in found.get(name, ()) and "(" in repr(value):
                 found.setdefault(name, []).append(value)
         return found
+
+    def list_notices(self) -> list[str]:
+        """What a user should know of the splits before training, one sentence each."""
+        notices = [describe_overlap(row) for row in self.list_overlaps()]
+        if self.valid is None and not has_own_loop(self.recipe):
+            notices.append(
+                "there is no valid=: members are not ranked, and no combined model is selected or calibrated"
+            )
+        return notices
 
     @property
     def has_declared_objective(self) -> bool:
@@ -518,6 +530,8 @@ def check_ensemble(where: str, given: object) -> None:
     if not isinstance(given, Ensemble):
         call = ": call it, and give what it returns" if callable(given) else ""
         raise SpecError(f"{where}() takes an Ensemble, got {type(given).__name__}{call}")
+    if given.search is not None and given.valid is None and not has_own_loop(given.recipe):
+        raise SpecError(f"{where}(): trials are ranked on the validation split: give Ensemble(valid=...)")
     from pipelines.environment.library_settings import check_default_device
     from pipelines.errors import PipelineError
 

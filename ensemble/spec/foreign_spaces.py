@@ -17,8 +17,8 @@ def find_nested(key: str, given: Any) -> str | None:
         else None
     )
     return inner and (
-        f"spaces are not nested: write {f'{key}.{inner}'!r}: {given[inner]} beside the others, choice({{...}}, {{...}}) "
-        "of whole dicts without a space inside, or a function space(trial) that returns nested dicts"
+        f"spaces are not nested: write {f'{key}.{inner}'!r}: {given[inner]} beside the others, a choice of whole "
+        "dicts without spaces in them, or a function space(trial) that returns nested dicts"
     )
 
 

@@ -52,10 +52,11 @@ def check_function(where: str, function: Any, call: str | None) -> None:
         raise SpecError(f"{where} is called as {call}, and {kind.__name__} is not: write {option}={known}{line}")
     if not callable(function):
         raise SpecError(f"{where} must be a function, got {function!r}")
+    if call is None or inspect.isbuiltin(function):
+        return
     try:
-        inspect.signature(function).bind(*(call or "").split(","))
-    except ValueError:  # of a builtin it is not known
+        inspect.signature(function).bind(*call.split(","))
+    except ValueError:  # it has none
         return
     except TypeError as error:
-        if call is not None:
-            raise SpecError(f"{where} is called as {call}, and what is given cannot be: {error}") from None
+        raise SpecError(f"{where} is called as {call}, and what is given cannot be: {error}") from None

@@ -75,8 +75,8 @@ def choice(*values: Any) -> Dimension:
 
     Args:
         values: JSON values, as all hyperparameters are, or one list or tuple of them: `choice([8, 16])` is
-            `choice(8, 16)`, and `choice((8, 8), (16,))` has tuples for values. A class or a function stands for its
-            name, which is what the model gets: `choice(nn.ReLU, nn.GELU)` is `choice("ReLU", "GELU")`.
+            `choice(8, 16)`, and `choice((8, 8), (16,))` has tuples for values. A class or a function stands for
+            its name, which is what the model gets: `choice(nn.ReLU, nn.GELU)` is `choice("ReLU", "GELU")`.
 
     Returns:
         A dimension of `Search.space`.
@@ -252,8 +252,8 @@ class DrawnTrial:
         before = self._asked.setdefault(name, dimension)
         if not before.is_compatible(dimension):
             raise SpecError(
-                f"{name!r} is asked for as {before} and as {dimension}, which no sampler can compare: give the two "
-                f"different names, such as {name + '_a'!r} and {name + '_b'!r}, and return either of them as {name!r}"
+                f"{name!r} is asked for as {before} and as {dimension}, which no sampler can compare: give the "
+                f"two different names, such as {name + '_a'!r} and {name + '_b'!r}, and return one as {name!r}"
             )
         return self.params.setdefault(name, dimension.draw(self._rng))
 

@@ -62,6 +62,8 @@ def list_options(cls: type) -> list[str]:
 def _describe_unknown_option(cls: type, name: str, valid: Sequence[str]) -> str:
     """One line about an option that a class does not have: the classes that have it, else as `unknown_name`."""
     what = f"{cls.__name__} has no option"
+    if (cls.__name__, name) == ("Member", "name"):
+        return f"{what} 'name': members have numbers; a hyperparameter tells them apart: {{'name': 'wide'}}"
     owners = [owner for owner, each in _OPTION_CLASSES.items() if name in list_options(each)]
     if not owners:
         return unknown_name(what, name, valid, f"help(ensemble.{cls.__name__})")

@@ -36,6 +36,7 @@ from ensemble.train.effects import Effects
 from ensemble.train.evaluator import Evaluator, Measure
 from ensemble.train.footprint import measure_footprint
 from ensemble.train.foreign_loop import EpochLoader, Fields, ForeignLoop
+from ensemble.train.gather import read_metric
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
@@ -283,7 +284,7 @@ class TrainContext:
         if self._foreign.is_idle:
             return
         at = self._state.at
-        at.metrics, at.is_reported = {name: float(value) for name, value in metrics.items()}, True
+        at.metrics, at.is_reported = {name: read_metric(name, value) for name, value in metrics.items()}, True
 
     def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
         """The means of metrics over all samples of a split, of all ranks; empty where the ensemble has no such
