@@ -211,7 +211,7 @@ def _measure(
                     0
                 ]
             row |= _read_figures(measured.figures) | {"_figures": measured.figures}
-            row |= {"parameters": measured.parameters, "checkpoint_bytes": measured.checkpoint_bytes}
+            row |= {name: getattr(measured, name) for name in ("parameters", "trainable", "checkpoint_bytes")}
             row |= {
                 "_evaluation": measured.evaluation,
                 "evaluate_s": (measured.evaluation or {}).get("evaluate_s"),
@@ -219,7 +219,7 @@ def _measure(
             prepared.append(measured.figures["prepare_s"])
         except (Exception, SystemExit) as error:
             log.debug("a step of %s failed", first.member, exc_info=True)
-            row |= dict.fromkeys((*FIGURES, "evaluate_s", "parameters", "checkpoint_bytes"))
+            row |= dict.fromkeys((*FIGURES, "evaluate_s", "parameters", "trainable", "checkpoint_bytes"))
             row |= {"error": " ".join(f"{type(error).__name__}: {error}".split()), "_figures": None}
         rows.append(row)
     return rows, max(prepared, default=None), _read_power(meter)

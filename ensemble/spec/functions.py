@@ -34,6 +34,14 @@ _LOSSES = {
 }
 
 
+def takes_steps_per_epoch(schedule: Any) -> bool:
+    """Whether a function of a schedule has an argument for the steps of an epoch."""
+    try:
+        return "steps_per_epoch" in inspect.signature(schedule).parameters
+    except (TypeError, ValueError):  # of a builtin it is not known
+        return False
+
+
 def check_function(where: str, function: Any, call: str | None) -> None:
     """Raise SpecError for what cannot be called like that, such as a part of torch.
 
@@ -55,7 +63,8 @@ def check_function(where: str, function: Any, call: str | None) -> None:
     if call is None or inspect.isbuiltin(function):
         return
     try:
-        inspect.signature(function).bind(*call.split(","))
+        named = {"steps_per_epoch": None} if takes_steps_per_epoch(function) and option == "schedule" else {}
+        inspect.signature(function).bind(*call.split(","), **named)
     except ValueError:  # it has none
         return
     except TypeError as error:

@@ -33,7 +33,8 @@ class Recipe:
             (`ensemble.spec.losses`), or a dict of a name and options: `{"name": "focal", "gamma": 1.0}`.
         optimizer: `optimizer(model, params) -> torch.optim.Optimizer`; unless given, `Ensemble.optimizer`, or SGD
             with `params["lr"]`.
-        schedule: `schedule(optimizer, params, steps) -> LRScheduler`, stepped after each of `steps` steps.
+        schedule: `schedule(optimizer, params, steps) -> LRScheduler`, stepped after each of `steps` steps. An
+            argument `steps_per_epoch` gets the steps of an epoch.
         task: what members predict: a name of `ensemble.spec.task.KINDS`, or `quantiles(0.1, 0.5, 0.9)`; None
             infers it from the target and the outputs.
         metrics: `metrics(outputs, batch) -> dict` of tensors [b] (averaged over samples) or scalars (averaged

@@ -295,7 +295,7 @@ def _check_optimizer(optimizer: Any) -> None:
         raise TrainingError(
             f"a member has one optimizer, maybe of several groups of parameters, got {type(optimizer).__name__}: "
             "several that step by turns (a GAN) are not stepped by member.step(): take train= with "
-            "member.dataloader(), whose steps are its own, and register the further ones by member.state(name, ...)"
+            "member.dataloader(), whose steps are its own, and register further ones by member.state(name, ...)"
         )
 
 

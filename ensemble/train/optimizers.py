@@ -54,8 +54,8 @@ def make_recipe_optimizer(
         closure = inspect.signature(made.step).parameters.get("closure") if hasattr(made, "step") else None
         if closure is not None and closure.default is closure.empty:
             raise TrainingError(
-                f"{type(made).__name__} computes the loss several times in a step (closure=), member.step() of the "
-                "built-in loop once: take train= with member.dataloader(), whose steps are its own"
+                f"{type(made).__name__} computes the loss several times in a step (closure=), member.step() of "
+                "the built-in loop once: take train= with member.dataloader(), whose steps are its own"
             )
         return made
     return make_optimizer(identity.optimizer or "sgd", model, params)

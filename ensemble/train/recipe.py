@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe, SpecError
+from ensemble.spec.functions import takes_steps_per_epoch
 from ensemble.spec.recipe import apply_recipe_options
 from ensemble.train.evaluation import evaluate, explaining_label_errors
 from ensemble.train.forward_errors import describe_error
@@ -134,7 +135,8 @@ def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: T
 def _make_schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optimizer) -> Any:
     """The recipe's schedule, or the declared one, or none."""
     if recipe.schedule is not None:
-        return recipe.schedule(optimizer, member.params, member.steps)
+        named = {"steps_per_epoch": member.steps_per_epoch} if takes_steps_per_epoch(recipe.schedule) else {}
+        return recipe.schedule(optimizer, member.params, member.steps, **named)
     own = member.identity
     if own.schedule is None:
         return None

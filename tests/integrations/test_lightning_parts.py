@@ -11,12 +11,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-import ports  # noqa: E402
-from event_dicts import read_events  # noqa: E402
-from tv import import_torchvision  # noqa: E402
+import ports
+from event_dicts import read_events
+from tv import import_torchvision
 
-import ensemble  # noqa: E402
-from ensemble import Member  # noqa: E402
+import ensemble
+from ensemble import Member
 from ensemble.integrations.lightning import REFUSED_CALLBACKS, REFUSED_OPTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -70,7 +70,9 @@ def member_row(run: RunProjection, member: MemberState) -> list[Any]:
         "metric": rounded(metric(member, state.objective), DIGITS),
         "further": [rounded(member.value_of(each), DIGITS) for each in state.further_objectives],
         "metrics": {name: rounded(value, DIGITS) for name, value in member.metrics.items()},
-        "params": {name: _plain(value) for name, value in own.get("params", {}).items()},
+        "params": {
+            name: _plain(value) for name, value in {"seed": own.get("seed"), **own.get("params", {})}.items()
+        },
         "options": _describe_options(own),
         "workers": own.get("workers", 1),
         "node": member.node,
