@@ -86,6 +86,7 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
     ranking = (state.objective, state.direction)
     head = describe_head(directory, run)
     is_driven = state.ended is None and run.driver is None and state.started is not None
+    by_seed = ["seed"] if differ_by_seed(members) else []
     found = {
         **head,
         "run_id": state.run_id,
@@ -105,7 +106,7 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
         "metrics": [state.objective, *other_metrics(state)],
         "figures": _name_figures(state),
         "params": [*dict.fromkeys(name for m in members for name in m.identity.get("params", {})), *by_seed],
-        "varied": varied_parameters(members) + by_seed,
+        "varied": [*varied_parameters(members), *by_seed],
         "facts": [dict(zip(("label", "text", "tone"), fact, strict=True)) for fact in _facts(run)],
         "totals": _totals(run, is_driven=is_driven),
         "failures": _group_failures(state),
@@ -140,7 +141,6 @@ def _name_figures(state: RunState) -> dict[str, Any]:
     names = dict.fromkeys([*other_metrics(state), *(combined.get("ensemble") or {})])
     ranking = (state.objective, state.direction)
     found = list_figures([state.objective, *names], read_task(state.combined), ranking)
-    by_seed = ["seed"] if differ_by_seed(members) else []
     return {each.name: each.as_document() for each in found}
 
 
