@@ -408,25 +408,6 @@ class Ensemble(MemberPipelines):
             else getattr(self, option)
         )
 
-    def as_declared(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Recorded hyperparameters with the tuples that `members=` or the space of the search have."""
-        return {
-            name: next((own for own in self._tuples.get(name, ()) if as_json_value(name, own) == value), value)
-            for name, value in params.items()
-        }
-
-    @functools.cached_property
-    def _tuples(self) -> dict[str, list[Any]]:
-        """Declared values of hyperparameters that have tuples, by name."""
-        space = {} if self.search is None or callable(self.search.space) else self.search.space
-        values = [(name, own) for name, given in space.items() for own in getattr(given, "values", (given,))]
-        values += [item for one in self.members or () for item in one.params.items()]  # type: ignore[union-attr]
-        found: dict[str, list[Any]] = {}
-        for name, value in values:
-            if value not in found.get(name, ()) and "(" in repr(value):
-                found.setdefault(name, []).append(value)
-        return found
-
     def list_notices(self) -> list[str]:
         """What a user should know of the splits before training, one sentence each."""
         notices = [describe_overlap(row) for row in self.list_overlaps()]
@@ -492,7 +473,7 @@ class Ensemble(MemberPipelines):
         if isinstance(self.recipe, Recipe) and self.recipe.train is None:
             functions = {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
         try:
-            if functions is not None:
+            if isinstance(self.recipe, Recipe) and functions is not None:
                 apply_recipe_options(self.recipe, member.params)
             Resources(**needs)
             check_selection("nodes", needs["nodes"], 0.0 if self.devices == "cpu" else None)

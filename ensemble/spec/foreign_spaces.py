@@ -29,7 +29,7 @@ def find_meant_dimension(key: str, given: Any) -> str | None:
         return nested
     if isinstance(given, range) and given:
         return f"write {_interval(given[0], given[-1], given.step, integer=True)}"
-    if isinstance(given, list | tuple | set | range) or getattr(given, "ndim", 0):
+    if isinstance(given, list | tuple | set | range) or getattr(given, "ndim", False):
         values = given.tolist() if hasattr(given, "tolist") else list(given)
         shown = ", ".join(map(repr, values)) or "..."
         return f"choice({shown:.60}) tries each of them; else give {_OURS}"
@@ -66,7 +66,7 @@ def _read_wandb(given: Mapping[Any, Any]) -> str | None:
     is_integer = kind == "int_uniform" or (not kind and all(type(end) is int for end in ends))
     if kind in ("log_uniform", "q_log_uniform"):  # their ends are exponents
         ends = [float(f"{math.exp(end):.6g}") for end in ends]
-    return _interval(*ends, given.get("q"), log="log_uniform" in kind, integer=is_integer)
+    return _interval(ends[0], ends[1], given.get("q"), log="log_uniform" in kind, integer=is_integer)
 
 
 def _read_ray(given: Any) -> str:
