@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import ensemble  # noqa: E402
 from ensemble import Ensemble, Recipe, Search, loguniform, seeds  # noqa: E402
+from ensemble.cli.parser import main  # noqa: E402
 from ensemble.spec import SpecError  # noqa: E402
 from pipelines import Pipeline, sources  # noqa: E402
 
@@ -88,30 +89,36 @@ def test_no_validation_split_is_said_at_the_start(tmp_path: Path, caplog: pytest
         ensemble.submit(declare(valid=None, members=None, search=search), tmp_path / "search", "inline")
 
 
-def test_the_end_says_why_no_member_finished(tmp_path: Path) -> None:
+def show(result: Any, path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The end's summary, and what `ensemble status` prints."""
+    capsys.readouterr()
+    main(["status", str(path)])
+    return [str(result), capsys.readouterr().out]
+
+
+def test_the_end_says_why_no_member_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     search = Search({"lr": loguniform(0.1, 1)}, trials=2, sampler="random", stop=lambda trial: True)
     result = ensemble.submit(declare(members=None, search=search, epochs=2), tmp_path, "inline").wait()
-    for shown in (str(result), str(ensemble.attach(tmp_path).status())):
+    for shown in show(result, tmp_path, capsys):
         flat = " ".join(shown.split())
         assert (
             "no member finished (2 pruned); the search's pruner, or its stop=, ended them: pruner='none'" in flat
         )
 
 
-def test_the_seed_is_a_column_where_members_differ_by_it_alone(tmp_path: Path) -> None:
+def test_the_seed_is_a_column_where_members_differ_by_it_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = ensemble.submit(declare(members=seeds(2, {"lr": 0.1}, start=70)), tmp_path, "inline").wait()
-    for shown in (str(result), str(ensemble.attach(tmp_path).status())):
-        rows = [line.split() for line in shown.splitlines() if "member" in line]
-        head = next(line for line in rows if "seed" in line)
-        assert {line[head.index("seed")] for line in rows if "member-0" in line or "member-1" in line} >= {
-            "70",
-            "71",
-        }
+    for shown in show(result, tmp_path, capsys):
+        lines = shown.splitlines()
+        at = next(number for number, line in enumerate(lines) if "member " in line and "seed" in line)
+        column = slice(lines[at].index("seed"), lines[at].index("seed") + len("seed"))
+        assert {line[column].strip() for line in lines[at + 1 : at + 3]} == {"70", "71"}
     report = (tmp_path / "report.html").read_text()
     assert '<th scope="col">seed</th>' in report and "<td>71</td>" in report
-    assert " seed " not in str(
-        ensemble.submit(declare(members=[{"lr": 0.1}, {"lr": 0.2}]), tmp_path / "b", "inline").wait()
-    )
+    others = declare(members=[{"lr": 0.1}, {"lr": 0.2}])
+    assert " seed " not in str(ensemble.submit(others, tmp_path / "others", "inline").wait())
 
 
 def test_the_dry_run_counts_trainable_parameters_beside_all() -> None:
