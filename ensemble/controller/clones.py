@@ -102,6 +102,7 @@ def recover_declaration(member: MemberState) -> Member:
     }
     is_open = "workers" in auto and not member.attempts
     made = Member(
+        {},
         workers="auto" if is_open else record["widened_from"] or record["workers"],
         span_nodes="auto" if record["span_nodes"] == "spread" else record["span_nodes"],
         weights=from_record(record["weights"]),
