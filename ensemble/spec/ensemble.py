@@ -391,22 +391,23 @@ class Ensemble(MemberPipelines):
         probes = []
         try:
             check_population(self.search, list_member_options(self.recipe), points)
-            for params in (*parts, *points):
+            for params in parts:
+                try:
+                    probes.append(self.identify(0, params))
+                except SpecError:  # it may need another option that the space has
+                    probes.append(self.identify(0, {**points[0], **params}))
+            for params in points:
                 probes.append(trial := self.identify(0, params))
+                check_hyperparameters(trial.optimizer, trial.schedule, params, partial=False)
+            for trial in probes:
                 self._check_identity(0, trial)
-            for trial in probes[len(parts) :]:
-                check_hyperparameters(trial.optimizer, trial.schedule, trial.params, partial=False)
         except SpecError as error:
             raise SpecError(f"Search.space: {str(error).removeprefix('members[0]: ')}") from None
         return probes
 
     def largest(self, option: Literal["epochs", "batch_size"]) -> int:
         """The largest value of an option that a member may have, of those that are known before a search."""
-        return (
-            max((getattr(trial, option) for trial in self._probes), default=0)
-            if self.search
-            else getattr(self, option)
-        )
+        return max([getattr(trial, option) for trial in (self._probes if self.search else [self])])
 
     def list_notices(self) -> list[str]:
         """What a user should know of the splits before training, one sentence each."""

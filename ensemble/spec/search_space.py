@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import random
 import warnings
@@ -89,7 +90,7 @@ def choice(*values: Any) -> Dimension:
     if not values:
         raise SpecError("choice() needs at least one value")
     named = tuple(value.__name__ if hasattr(value, "__name__") else value for value in values)
-    shown = [repr(value).replace("(", "[").replace(",)", "]").replace(")", "]") for value in named]
+    shown = [json.dumps(value, default=repr) for value in named]
     for value, text in zip(named, shown, strict=True):
         if shown.count(text) > 1:
             raise SpecError(f"choice(): {value!r} is there twice (tuples and lists are the same in the records)")

@@ -115,6 +115,13 @@ def test_what_is_planned_for_all_trials_goes_by_the_largest_that_is_searched() -
         )
 
 
+def test_options_that_need_each_other_are_checked_together() -> None:
+    space = {"lr": choice(0.1, 0.2), "precision": choice("bf16", "fp16"), "loss_scale": choice(8.0, 16.0)}
+    made = declare(members=None, search=Search(space)).identify(0, {"precision": "fp16", "loss_scale": 8.0})
+    assert (made.precision, made.loss_scale) == ("fp16", 8.0)
+    assert choice("(a)", "[a]").values == ("(a)", "[a]")
+
+
 def test_an_option_is_given_once() -> None:
     assert declare(members=[Member({"lr": 0.1, "batch_size": 8}, batch_size=8)]).identify(0).batch_size == 8
     with pytest.raises(
