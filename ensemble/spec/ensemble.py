@@ -407,7 +407,7 @@ class Ensemble(MemberPipelines):
 
     def largest(self, option: Literal["epochs", "batch_size"]) -> int:
         """The largest value of an option that a member may have, of those that are known before a search."""
-        return max([getattr(trial, option) for trial in (self._probes if self.search else [self])])
+        return max(int(getattr(each, option)) for each in (self._probes if self.search else [self]))
 
     def list_notices(self) -> list[str]:
         """What a user should know of the splits before training, one sentence each."""
