@@ -27,7 +27,6 @@ from ensemble.run import POLL_S, Request, Run, StateFollower
 from ensemble.spec import Ensemble, Notify, SpecError, check_ensemble, check_installed, resolve_notify
 from ensemble.spec.limits import apply_limits
 from ensemble.spec.search import check_budget
-from ensemble.spec.splits import describe_overlap
 from ensemble.spec.validation import check_number
 from ensemble.store import (
     EventLog,
@@ -383,8 +382,8 @@ def _start(
     notify: Sequence[Notify] = (),
     mirror: str | None = None,
 ) -> Run:
-    for row in ensemble.list_overlaps():
-        log.warning("%s", describe_overlap(row))
+    for notice in ensemble.list_notices():
+        log.warning("%s", notice)
     exit_on_signals()
     with defer_signals() as received:
         events = EventLog(run_dir.events)

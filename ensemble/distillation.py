@@ -21,6 +21,7 @@ from ensemble.events import NOT_COMBINED
 from ensemble.run import Run
 from ensemble.spec import Ensemble, Recipe, SpecError, unknown_name
 from ensemble.spec.loops import explain_no_averages
+from ensemble.spec.member import change_member
 from ensemble.spec.recipe import has_own_loop
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.spec.validation import check_number
@@ -147,9 +148,9 @@ def declare_student(
     why = explain_no_averages(averages, trained)
     if why is not None:
         log.warning("the student keeps its own weights, not an average of them: %s", why)
-    student = dataclasses.replace(
+    student = change_member(
         own,
-        params={**own.params, **params},
+        params,
         epochs=own.epochs if epochs is None else epochs,
         averaging="none" if why is not None else own.averaging,
         seed=1 + max(int(each.identity["seed"]) for each in state.members.values()),

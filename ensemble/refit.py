@@ -14,6 +14,7 @@ from ensemble.controller.clones import recover_declaration
 from ensemble.events import NOT_COMBINED
 from ensemble.run import Run
 from ensemble.spec import Ensemble, Member, SpecError
+from ensemble.spec.member import change_member
 from ensemble.spec.out_of_fold import find_configuration
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store import MemberState, RunDir, RunState, StoreError, fold, read_events
@@ -124,8 +125,9 @@ def declare_refit(run: RunDir, state: RunState, ensemble: Ensemble) -> Ensemble:
 
 
 def _declare_member(members: Sequence[MemberState]) -> Member:
-    return replace(
+    return change_member(
         recover_declaration(members[0]),
+        {},
         epochs=median_low(_count_epochs(member) for member in members),
         seed=members[0].identity["seed"],
         weights="uniform",

@@ -282,8 +282,9 @@ def _build_models(
         with keep_settings():  # which are part of the code
             recipe = _load_recipe(run, state, ensemble, code, names[0])
             for name in names:
+                params = ensemble.as_declared(state.members[name].identity["params"])
                 call = MemberCall(_strip(recipe), seen[name] or unknown, torch.get_default_dtype())
-                models[name] = _load_member(run, state, recipe, name, call, mapped=mapped)
+                models[name] = _load_member(run, state, recipe, name, params, call, mapped=mapped)
                 calls[name] = call
     axes = _count_axes(ensemble, state, next(iter(seen)))
     models = {name: models[name] for name in seen}
@@ -358,7 +359,14 @@ def _exceeds_memory(run: RunDir, state: RunState, names: Sequence[str]) -> bool:
 
 
 def _load_member(
-    run: RunDir, state: RunState, recipe: Recipe, name: str, call: MemberCall, *, mapped: bool = False
+    run: RunDir,
+    state: RunState,
+    recipe: Recipe,
+    name: str,
+    params: dict[str, Any],
+    call: MemberCall,
+    *,
+    mapped: bool = False,
 ) -> torch.nn.Module:
     """A member's model, built as it was for training, with the weights, and all else, of its last checkpoint.
 
@@ -374,7 +382,6 @@ def _load_member(
     from ensemble.train.seeding import seeded
 
     member = state.members[name]
-    params = member.identity["params"]
     try:
         with seeded(member.identity["seed"]):
             model: torch.nn.Module = recipe.model(params)

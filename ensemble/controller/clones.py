@@ -9,9 +9,10 @@ from typing import Any
 from ensemble.reporting.text import count
 from ensemble.spec import Ensemble, Member, Recipe, SpecError, unknown_name
 from ensemble.spec.identity import field_defaults, select_warm
+from ensemble.spec.member import change_member
 from ensemble.spec.nodes import merge_selections
 from ensemble.spec.options import OPTIMIZERS, SCHEDULES
-from ensemble.spec.recipe import has_own_loop
+from ensemble.spec.recipe import has_own_loop, list_member_options
 from ensemble.spec.sample_weights import from_record
 from ensemble.store import MemberState
 
@@ -64,7 +65,8 @@ def declare_clone(
             schedule; a number became text; or nothing has changed, so that the clone would be the same model.
     """
     base, given = recover_declaration(parent), Member(**changes)
-    valid = list(dict.fromkeys([*base.params, *known, *_list_options(base, ensemble)]))
+    options = [*_list_options(base, ensemble), *sorted(list_member_options(ensemble.recipe))]
+    valid = list(dict.fromkeys([*base.params, *known, *options]))
     for name, value in given.params.items():
         if name not in valid:
             raise SpecError(unknown_name(f"{parent.id} has no hyperparameter", name, valid))
@@ -74,7 +76,7 @@ def declare_clone(
     fields = {name: value for name, value in fields.items() if name != "params" and value is not None}
     if given.nodes is not None:
         fields["nodes"] = merge_selections(base.nodes, given.nodes)
-    made = dataclasses.replace(base, params={**base.params, **given.params}, **fields)
+    made = change_member(base, given.params, **fields)
     # A parent that began warm has other weights than its declaration gives.
     began_warm = select_warm(parent.identity.get("lineage")) is not None
     same = (ensemble.identify(parent.number, each).compared_fields() for each in (base, made))
@@ -99,8 +101,8 @@ def recover_declaration(member: MemberState) -> Member:
         for name in ("cpus_per_worker", "gpus_per_worker", "memory_gb")
     }
     is_open = "workers" in auto and not member.attempts
-    return Member(
-        member.params,
+    made = Member(
+        {},
         workers="auto" if is_open else record["widened_from"] or record["workers"],
         span_nodes="auto" if record["span_nodes"] == "spread" else record["span_nodes"],
         weights=from_record(record["weights"]),
@@ -111,7 +113,9 @@ def recover_declaration(member: MemberState) -> Member:
         compile=record["compile"] or "none",
         **needs,
         **{name: record[name] for name in _KEPT},
-        epochs=(record["population"] or record)["epochs"],
+    )
+    return dataclasses.replace(
+        change_member(made, member.params), epochs=(record["population"] or record)["epochs"]
     )
 
 

@@ -164,7 +164,7 @@ class Feeders:
             capacity = choose_ring_capacity(
                 self._ensemble.capacity,
                 self._stream.sample_bytes,
-                [*(each.placement.identity.batch_size for each in cohort), self._ensemble.batch_size],
+                [*(each.placement.identity.batch_size for each in cohort), self._ensemble.largest("batch_size")],
                 min(nodes[name].memory_gb for name in span),
                 max(map(self._count_ring_bytes, span)),
             )
@@ -187,7 +187,7 @@ class Feeders:
         if not self._stream.sharing:
             return None
         if key not in self._addresses:
-            batch_sizes = [*(identity.batch_size for identity in members), self._ensemble.batch_size]
+            batch_sizes = [*(identity.batch_size for identity in members), self._ensemble.largest("batch_size")]
             self._capacities[key] = choose_ring_capacity(
                 self._ensemble.capacity,
                 self._stream.sample_bytes,

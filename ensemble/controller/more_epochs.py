@@ -53,6 +53,8 @@ def plan_more_epochs(run_dir: RunDir, state: RunState, ensemble: Ensemble, epoch
         raise StoreError(f"{run_dir.path}: its members stopped early, so they have no use for more epochs")
     present = {member.id: int(member.identity["epochs"]) for member in able}
     shorter = [member for member in able if present[member.id] < epochs]
+    if ensemble.search is not None and any("epochs" in member.params for member in shorter):
+        raise StoreError(f"{run_dir.path}: the search chooses the epochs of its trials; {_INSTEAD}")
     most = max(present.values())
     if not shorter:
         if most == epochs and any(member.state != "finished" for member in able):
@@ -85,7 +87,7 @@ def apply_more_epochs(ensemble: Ensemble, epochs: int) -> Ensemble:
     if members is not None:
         declared = [as_member(number, given) for number, given in enumerate(members)]
         members = [
-            dataclasses.replace(m, epochs=epochs) if m.epochs is not None and m.epochs < epochs else m
+            dataclasses.replace(m, epochs=epochs) if 0 < (m.epochs or m.params.get("epochs") or 0) < epochs else m
             for m in declared
         ]
     return dataclasses.replace(ensemble, epochs=max(ensemble.epochs, epochs), members=members)

@@ -26,7 +26,6 @@ from ensemble.spec.identity import compute_cost_key
 from ensemble.spec.out_of_fold import is_out_of_fold
 from ensemble.spec.sample_weights import list_held_out
 from ensemble.spec.search_space import sample_space
-from ensemble.spec.splits import describe_overlap
 from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
 
 if TYPE_CHECKING:
@@ -229,7 +228,7 @@ def _measure(
                     0
                 ]
             row |= _read_figures(measured.figures) | {"_figures": measured.figures}
-            row |= {"parameters": measured.parameters, "checkpoint_bytes": measured.checkpoint_bytes}
+            row |= {name: getattr(measured, name) for name in ("parameters", "trainable", "checkpoint_bytes")}
             row |= {
                 "_evaluation": measured.evaluation,
                 "evaluate_s": (measured.evaluation or {}).get("evaluate_s"),
@@ -237,7 +236,7 @@ def _measure(
             prepared.append(measured.figures["prepare_s"])
         except (Exception, SystemExit) as error:
             log.debug("a step of %s failed", first.member, exc_info=True)
-            row |= dict.fromkeys((*FIGURES, "evaluate_s", "parameters", "checkpoint_bytes"))
+            row |= dict.fromkeys((*FIGURES, "evaluate_s", "parameters", "trainable", "checkpoint_bytes"))
             row |= {"error": " ".join(f"{type(error).__name__}: {error}".split()), "_figures": None}
         rows.append(row)
     return rows, max(prepared, default=None), _read_power(meter)
@@ -321,7 +320,7 @@ def _list_notes(ensemble: Ensemble, executor: str, state: RunState, code: Code) 
     from ensemble.schedule.needs import compute_need
     from ensemble.spec.nodes import describe_selection
 
-    notes = [describe_overlap(row) for row in ensemble.list_overlaps()]
+    notes = ensemble.list_notices()
     if executor == "ray":
         notes.append("measured and estimated for this machine; a Ray cluster may offer more nodes, or other ones")
         selected = {compute_need(each).selection for each in list_declared(ensemble)} - {()}

@@ -37,10 +37,11 @@ class DryRun:
             `expected_bytes` of all samples, estimated from some that were prepared, and the `limit` now).
         members: a row for each group of members of one architecture and one set of options: `members` (names),
             `params` (of the first), `varied` (other hyperparameters in the group), `workers`, `parameters`,
-            `checkpoint_bytes`, `batch_size`, `steps` (of an epoch), `epochs`, `evaluations` (batches of splits
-            that it evaluates in a run); measured: `step_s`, `evaluate_s` (of a batch, None where the first epoch
-            evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`; estimated of one member: `seconds`, `cpu_s`,
-            `energy_j`; `error`: why nothing was measured, as its first steps failed.
+            `trainable` (parameters), `checkpoint_bytes`, `batch_size`, `steps` (of an epoch), `epochs`,
+            `evaluations` (batches of splits that it evaluates in a run); measured: `step_s`, `evaluate_s` (of a
+            batch, None where the first epoch evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`; estimated
+            of one member: `seconds`, `cpu_s`, `energy_j`; `error`: why nothing was measured, as its first steps
+            failed.
         run: estimated of the run: `startup_s` and `startup_cpu_s` (measured: one process with its imports, for
             each that imports them), `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
             one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
@@ -149,7 +150,7 @@ def _describe_group(row: dict[str, Any]) -> list[str]:
         _name_group(row["members"]),
         params or text.ABSENT,
         str(row["workers"]),
-        text.number(row["parameters"], 4),
+        _count_parameters(row["parameters"], row["trainable"]),
         text.ABSENT if size is None else text.memory(size),
         str(row["batch_size"]),
         f"{row['steps']} x {row['epochs']}",
@@ -159,6 +160,11 @@ def _describe_group(row: dict[str, Any]) -> list[str]:
         text.duration(row["seconds"]),
         "unavailable" if joules is None else text.joules(joules),
     ]
+
+
+def _count_parameters(everything: int | None, trainable: int | None) -> str:
+    shown = text.number(everything, 4)
+    return shown if everything == trainable else f"{shown}, {text.number(trainable, 4)} trained"
 
 
 def _run(found: DryRun) -> Iterator[str]:

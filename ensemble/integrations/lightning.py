@@ -11,6 +11,7 @@ before is done, which Lightning can start again from. It is part of the member's
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,28 @@ if TYPE_CHECKING:
     from ensemble.train.member import TrainContext
 
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+#: Callbacks that would have no effect, or a wrong one, and what to do instead. All others are used.
+REFUSED_CALLBACKS = {
+    "StochasticWeightAveraging": "Ensemble(averaging='swa'), or Member(averaging=SWA(start=...))",
+    "WeightAveraging": "Ensemble(averaging='ema'), or Member(averaging=EMA(decay=...))",
+    "ModelPruning": "its weights do not fit what Recipe.model builds; prune in the module itself, or afterwards",
+    "BatchSizeFinder": "batches are the ensemble's: batch_size=, or a search with 'batch_size' in its space",
+    "LearningRateFinder": "it trains on batches of the first epoch; a search with 'lr' in its space finds one",
+    "BasePredictionWriter": "a run saves its predictions itself; `ensemble predict` makes more",
+}
+_EACH_SAMPLE = "a member sees each training sample in each epoch; give a smaller train=, or Ensemble(epochs=)"
+#: Options of a Trainer that would have no effect, or a wrong one: the value that is none, and what to do instead.
+REFUSED_OPTIONS: dict[str, tuple[Any, str]] = {
+    "fast_dev_run": (False, "`ensemble run --dry-run`, or ensemble.dry_run(...), trains a few steps"),
+    "overfit_batches": (0.0, _EACH_SAMPLE),
+    "limit_train_batches": (1.0, _EACH_SAMPLE),
+    "max_steps": (-1, _EACH_SAMPLE),
+    "min_steps": (None, _EACH_SAMPLE),
+    "limit_test_batches": (1.0, "members predict all of test="),
+    "limit_predict_batches": (1.0, "members predict all of their splits"),
+    "barebones": (False, "what self.log logs is not kept then, and ranks the members"),
+    "reload_dataloaders_every_n_epochs": (0, "data are the ensemble's: a pipeline draws anew in each epoch"),
+}
 #: Parts of a checkpoint that are needed to build a module, not to go on: they may hold any object.
 _OF_A_MODULE = ("hparams_name", "hyper_parameters", "hparams_type", "datamodule_hyper_parameters")
 _WEIGHTS = "state_dict"
@@ -41,9 +64,10 @@ def fit(
     """Train the member's module, and save its predictions.
 
     Data come from the ensemble's pipelines. Each epoch that was validated is reported with what `self.log` logged.
-    A trainer that stops, as by `EarlyStopping`, ends the member. Where a `ModelCheckpoint` monitors a metric, the
-    weights of its best are the member's. Predictions are `Recipe.predict`, or follow from what `module(...)`
-    returned in training.
+    Callbacks and options of the Trainer are used, or refused before training (`REFUSED_CALLBACKS`,
+    `REFUSED_OPTIONS`). A trainer that stops, as by `EarlyStopping`, ends the member. Where a `ModelCheckpoint`
+    monitors a metric, the weights of its best are the member's. Predictions are `Recipe.predict`, or follow from
+    what `module(...)` returned in training.
 
     Args:
         module: a LightningModule.
@@ -62,6 +86,11 @@ def fit(
     if member.world > 1:
         raise TrainingError("a LightningModule trains with one worker: declare workers=1")
     lightning = _find_package(module)
+    for name, (usual, why) in REFUSED_OPTIONS.items():
+        value = options.get(name, usual) if trainer is None else getattr(trainer, name, usual)
+        is_count = type(usual) is float and type(value) is int and value > 0  # 1 is one batch, 1.0 are all
+        if value is not None and (value != usual or is_count):
+            raise TrainingError(f"the Trainer has {name}={value!r}: {why}")
     if trainer is None:
         trainer = _make_trainer(lightning, member, options)
     elif options:
@@ -98,6 +127,14 @@ def fit(
         member.use_weights(kept[_WEIGHTS], state.reported.get(kept["epoch"]))
     member.predict_all()
     return trainer
+
+
+def _check_callbacks(lightning: Any, callbacks: Sequence[Any]) -> None:
+    """Raise TrainingError for a callback of Lightning's that would have no effect, or a wrong one."""
+    for name, why in REFUSED_CALLBACKS.items():
+        kind = getattr(lightning.callbacks, name, None)
+        if kind is not None and any(isinstance(each, kind) for each in callbacks):
+            raise TrainingError(f"Lightning's {name} does not work with a member's loop: {why}")
 
 
 def _find_package(module: Any) -> Any:
@@ -212,8 +249,18 @@ def _make_callback(
     class MemberCallback(lightning.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
             self.is_trained = self.is_validated = False
+            self.evaluating = contextlib.ExitStack()
+
+        def setup(self, trainer: Any, module: Any, stage: str) -> None:
+            """Those of `configure_callbacks` are there now; nothing has been trained."""
+            _check_callbacks(lightning, trainer.callbacks)
+
+        def on_validation_start(self, trainer: Any, module: Any) -> None:
+            if not trainer.sanity_checking and member.identity.averaging is not None:
+                self.evaluating.enter_context(member.evaluating())
 
         def on_validation_end(self, trainer: Any, module: Any) -> None:
+            self.evaluating.close()
             self.is_validated = self.is_validated or not trainer.sanity_checking
 
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:

@@ -137,12 +137,19 @@ _OPTIONS = (
 )
 
 
+def differ_by_seed(members: Iterable[MemberState]) -> bool:
+    """Whether members differ in nothing but their seeds."""
+    known = list(members)
+    others = varied_parameters(known) or any(describe_options(member, known) for member in known[:1])
+    return not others and len({member.identity.get("seed") for member in known}) > 1
+
+
 def describe_options(member: MemberState, members: Iterable[MemberState]) -> str:
     """Returns the options in which a member differs from others, such as "bf16, onebit, batch_size 64"."""
     identities = [each.identity for each in members]
     differing = []
     for name in _OPTIONS:
-        if len({repr(identity.get(name)) for identity in identities}) > 1:
+        if name not in member.params and len({repr(identity.get(name)) for identity in identities}) > 1:
             value = member.identity.get(name)
             value = value["name"] if isinstance(value, dict) else value
             differing.append(

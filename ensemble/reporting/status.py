@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting import text
-from ensemble.reporting.ranking import finite_or_none, other_metrics
+from ensemble.reporting.ranking import differ_by_seed, finite_or_none, other_metrics
 from ensemble.reporting.run_projection import NOTHING, RunProjection
 from ensemble.reporting.sections.cost import FULL, describe_energy, knows_full_joules
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
@@ -202,6 +202,8 @@ def _list_columns(state: RunState, rows: Sequence[dict[str, Any]]) -> Iterator[C
 
     views = ([(row[f"{view}energy_j"], row[f"{view}energy_origin"]) for row in rows] for view in ("", "full_"))
     yield Column("member", [row["member"] for row in rows])
+    if differ_by_seed(state.members.values()):
+        yield numbers("seed", (str(row["seed"]) for row in rows))
     yield Column("state", [text.attempted(row["state"], row["attempts"]) for row in rows])
     yield numbers(
         "epoch", (f"{row['epoch']}/{member_epochs(state, state.members[row['member']])}" for row in rows)

@@ -12,6 +12,7 @@ from ensemble.reporting import text
 from ensemble.reporting.model_figures import ModelComparison, compare
 from ensemble.reporting.ranking import (
     describe_options,
+    differ_by_seed,
     finite_or_none,
     metric,
     other_metrics,
@@ -128,6 +129,7 @@ def _list_members(run: RunProjection, most: int, width: int | None) -> list[tupl
     columns = [
         Column("", [str(place) for place, _ in enumerate(shown, start=1)], is_number=True),
         Column("member", [member.id for member in shown]),
+        *([Column("seed", [str(m.identity.get("seed")) for m in shown], is_number=True)] * differ_by_seed(order)),
         Column("hyperparameters", _describe_members(shown, order), folds_to=WRAPPED, spare=1),
         Column("state", [text.attempted(m.state, m.attempts) for m in shown]),
         *_figures(run, order, shown),

@@ -19,6 +19,7 @@ from ensemble.spec.identity import select_warm
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.spec.population import identify_trial
 from ensemble.spec.search import FOOTPRINTS
+from ensemble.spec.search_space import sample_space
 from ensemble.store import StoreError
 
 if TYPE_CHECKING:
@@ -303,6 +304,9 @@ class SearchTrials(Trials):
         member, space = given if isinstance(given, Member) else Member(given), self._search.space
         for name, value in member.params.items():
             check_kind(name, None if callable(space) else space.get(name), value)
+        names = {name for params in sample_space(space, self._search.seed) for name in params}
+        if twice := [name for name in sorted(names - {"params"}) if getattr(member, name, None) is not None]:
+            raise SpecError(f"the search proposes {twice[0]!r}: give it as a hyperparameter, {twice[0]}=VALUE")
         number = self._next
         asked = self._ensemble.identify(number, member)
         outside = self._searcher.explain_outside(member.params) or self._describe_difference(asked)
@@ -461,7 +465,9 @@ def _find_judged_epochs(ensemble: Ensemble, state: RunState) -> int:
     between two extensions were declared with more.
     """
     trials = [m.identity for m in state.members.values() if m.identity.get("outside") is None]
-    return min((each["epochs_before"] for each in trials if each.get("epochs_before")), default=ensemble.epochs)
+    return min(
+        (each["epochs_before"] for each in trials if each.get("epochs_before")), default=ensemble.largest("epochs")
+    )
 
 
 def _number(value: Any) -> float | None:

@@ -8,6 +8,7 @@ epochs, batch size, its weights of the training samples. `Ensemble.identify` com
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.spec.energy import Energy
 from ensemble.spec.fields import ENSEMBLE_FIELDS
+from ensemble.spec.functions import CALLS, check_function
 from ensemble.spec.identity import Identity, Precision, make_lineage
 from ensemble.spec.limits import check_limits
 from ensemble.spec.loggers import LoggerOptions, resolve_loggers
@@ -28,19 +30,31 @@ from ensemble.spec.loops import (
     explain_no_averages,
     resolve_loop_options,
 )
-from ensemble.spec.member import Member, Resources, as_member
+from ensemble.spec.member import Member, Resources, apply_hyperparameters, as_member
 from ensemble.spec.member_pipelines import MemberPipelines
 from ensemble.spec.nodes import check_selection, merge_selections
 from ensemble.spec.objectives import Implied, Mode, check_direction, check_ranking, resolve_ranking
-from ensemble.spec.options import TRAINING_OPTIONS, NamedOptions, check_fields, resolve_training_options
+from ensemble.spec.options import (
+    TRAINING_OPTIONS,
+    NamedOptions,
+    check_fields,
+    check_hyperparameters,
+    resolve_training_options,
+)
 from ensemble.spec.out_of_fold import check_folds, check_same_records, make_evaluated, mark_out_of_fold
-from ensemble.spec.recipe import Recipe, check_objective, has_own_loop
+from ensemble.spec.recipe import (
+    Recipe,
+    apply_recipe_options,
+    check_objective,
+    has_own_loop,
+    list_member_options,
+)
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
-from ensemble.spec.search import Search
-from ensemble.spec.search_space import check_space
+from ensemble.spec.search import Search, check_population
+from ensemble.spec.search_space import list_probes
 from ensemble.spec.splits import describe_overlap, find_raw_name
 from ensemble.spec.task import LABELS, as_task
-from ensemble.spec.validation import SpecError, option_class
+from ensemble.spec.validation import SpecError, as_json_value, option_class
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
@@ -289,6 +303,8 @@ class Ensemble(MemberPipelines):
             raise SpecError(f"Ensemble.name must be a plain file name, got {self.name!r}")
         if not callable(self.recipe) and not isinstance(self.recipe, Recipe):
             raise SpecError(f"Ensemble.recipe must be a Recipe or a function train(member), got {self.recipe!r}")
+        if not isinstance(self.recipe, Recipe):
+            check_function("Ensemble.recipe", self.recipe, CALLS["train"])
         if self.search is not None and not isinstance(self.search, Search):
             raise SpecError(f"Ensemble.search must be Search({{...}}, trials=...), got {self.search!r:.60}")
         if self.members is not None and (
@@ -353,16 +369,54 @@ class Ensemble(MemberPipelines):
 
     def _check_search(self) -> None:
         assert self.search is not None
-        trial = self.identify(0, {})
-        self._check_identity(0, trial)
-        check_space(self.search.space, trial.optimizer, trial.schedule)
-        self.search.check_epochs(self.epochs)
+        self._check_identity(0, self.identify(0, {}))
+        for trial in self._probes:
+            self.search.check_epochs(trial.epochs)
         if any(each.name == self.objective for each in self.search.objectives):
             raise SpecError(
                 f"Search.further_objectives has {self.objective!r}, which ranks the members already (objective=)"
             )
         if self.search.gain and self.valid is None:
             raise SpecError("Search.objective='gain' is measured on Ensemble.valid: give valid=")
+
+    @functools.cached_property
+    def _probes(self) -> list[Identity]:
+        """Trials that stand for all of a search's, see `list_probes`.
+
+        Raises:
+            SpecError: one cannot be trained.
+        """
+        assert self.search is not None
+        parts, points = list_probes(self.search.space)
+        probes = []
+        try:
+            check_population(self.search, list_member_options(self.recipe), points)
+            for params in parts:
+                try:
+                    probes.append(self.identify(0, params))
+                except SpecError:  # it may need another option that the space has
+                    probes.append(self.identify(0, {**points[0], **params}))
+            for params in points:
+                probes.append(trial := self.identify(0, params))
+                check_hyperparameters(trial.optimizer, trial.schedule, params, partial=False)
+            for trial in probes:
+                self._check_identity(0, trial)
+        except SpecError as error:
+            raise SpecError(f"Search.space: {str(error).removeprefix('members[0]: ')}") from None
+        return probes
+
+    def largest(self, option: Literal["epochs", "batch_size"]) -> int:
+        """The largest value of an option that a member may have, of those that are known before a search."""
+        return max(int(getattr(each, option)) for each in (self._probes if self.search else [self]))
+
+    def list_notices(self) -> list[str]:
+        """What a user should know of the splits before training, one sentence each."""
+        notices = [describe_overlap(row) for row in self.list_overlaps()]
+        if self.valid is None and not has_own_loop(self.recipe):
+            notices.append(
+                "there is no valid=: members are not ranked, and no combined model is selected or calibrated"
+            )
+        return notices
 
     @property
     def has_declared_objective(self) -> bool:
@@ -401,6 +455,11 @@ class Ensemble(MemberPipelines):
             assert self.members is not None
             params = self.members[number]
         member = as_member(number, params)
+        options = list_member_options(self.recipe)
+        try:
+            member = apply_hyperparameters(member, options, searches=self.search is not None)
+        except SpecError as error:
+            raise SpecError(f"members[{number}]: {error}") from None
 
         def value_of(name: str, default: Any) -> Any:
             value = getattr(member, name)
@@ -415,6 +474,8 @@ class Ensemble(MemberPipelines):
         if isinstance(self.recipe, Recipe) and self.recipe.train is None:
             functions = {name: getattr(self.recipe, name) for name in ("optimizer", "schedule")}
         try:
+            if isinstance(self.recipe, Recipe) and functions is not None:
+                apply_recipe_options(self.recipe, member.params)
             Resources(**needs)
             check_selection("nodes", needs["nodes"], 0.0 if self.devices == "cpu" else None)
             weighting = value_of("weights", self.weights)
@@ -436,7 +497,7 @@ class Ensemble(MemberPipelines):
         return Identity(
             member=f"member-{number}",
             number=number,
-            params=dict(member.params),
+            params=as_json_value("params", member.params),
             seed=value_of("seed", self.seed + number),
             weights=weights,
             auto=auto,
@@ -453,6 +514,8 @@ def check_ensemble(where: str, given: object) -> None:
     if not isinstance(given, Ensemble):
         call = ": call it, and give what it returns" if callable(given) else ""
         raise SpecError(f"{where}() takes an Ensemble, got {type(given).__name__}{call}")
+    if given.search is not None and given.valid is None and not has_own_loop(given.recipe):
+        raise SpecError(f"{where}(): trials are ranked on the validation split: give Ensemble(valid=...)")
     from pipelines.environment.library_settings import check_default_device
     from pipelines.errors import PipelineError
 

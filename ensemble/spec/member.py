@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -70,7 +71,8 @@ class Member:
 
     Attributes:
         params: hyperparameters, as JSON values: finite numbers, str, bool, None, and lists and dicts (with str
-            keys) of them. Tuples become lists and numpy scalars Python scalars.
+            keys) of them. Tuples are lists in the records, and numpy scalars Python scalars. A hyperparameter with
+            the name of an option below, from `seed` to `mixup`, sets that option.
         workers: number of data-parallel workers, as in `Resources`.
         cpus_per_worker: as in `Resources`.
         gpus_per_worker: as in `Resources`.
@@ -136,7 +138,7 @@ class Member:
     def __post_init__(self) -> None:
         if not isinstance(self.params, Mapping):
             raise SpecError(f"Member.params must be a dict of hyperparameters, got {self.params!r}")
-        object.__setattr__(self, "params", as_json_value("params", self.params))
+        object.__setattr__(self, "params", as_json_value("params", self.params, tuples=True))
         check_fields(self, MEMBER_FIELDS)
         if self.nodes is not None:
             object.__setattr__(self, "nodes", as_selection("Member.nodes", self.nodes))
@@ -188,6 +190,53 @@ def seeds(n: int, params: Mapping[str, Any] | None = None, start: int = 0, **mem
     if "seed" in member_options:
         raise SpecError("seeds() gives each member a seed of its own: say with start= which is the first")
     return [Member({} if params is None else params, seed=start + i, **member_options) for i in range(n)]
+
+
+#: Fields of a Member that decide where it trains, or what it starts with: no hyperparameter sets them.
+_PLACED = (*(field.name for field in dataclasses.fields(Resources)), "start")
+
+
+def apply_hyperparameters(member: Member, names: Collection[str], *, searches: bool) -> Member:
+    """The member with the options that hyperparameters of the same name set.
+
+    Args:
+        names: the options that they may set.
+        searches: whether a search proposes hyperparameters.
+
+    Raises:
+        SpecError: a value is invalid, another one is given by `Member(...)`, or no hyperparameter can set it.
+    """
+    params, own = member.params, dict[str, Any]()
+    for name in sorted(params.keys() & {*names, *_PLACED}):
+        if name in _PLACED:
+            if name in ("nodes", "start") and not isinstance(params[name], Mapping | str):
+                continue  # the nodes of a layer, say
+            line = f"resources=Resources({name}=...)" if searches else f"Member({{...}}, {name}={params[name]!r})"
+            what = "weights to start with" if name == "start" else "a need of a node"
+            none = ", which a search does not choose" if searches and name == "start" else f": give it as {line}"
+            raise SpecError(f"{name!r} is no hyperparameter but {what}{none}")
+        value, set_here = params[name], getattr(member, name)
+        is_longer = name == "epochs" and None not in (value, set_here) and set_here > value  # it was given more
+        if set_here is None:
+            own[name] = value
+        elif set_here != value and not is_longer:
+            raise SpecError(
+                f"{name} is given twice: {value!r} as a hyperparameter and Member({name}={set_here!r})"
+            )
+    try:
+        return dataclasses.replace(member, **own) if own else member
+    except SpecError as error:
+        hint = f"the hyperparameter {', '.join(map(repr, own))} sets that option; give one of yours another name"
+        raise SpecError(f"{error} ({hint})") from None
+
+
+def change_member(member: Member, params: Mapping[str, Any], **fields: Any) -> Member:
+    """The member with other hyperparameters and options; an option that a hyperparameter sets is changed there."""
+    made = {**member.params, **params}
+    made |= {name: fields.pop(name) for name in [*fields] if name in made and name in MEMBER_FIELDS}
+    return dataclasses.replace(
+        member, params=made, **fields, **{name: None for name in made if name in MEMBER_FIELDS}
+    )
 
 
 def as_member(number: int, given: Member | Mapping[str, Any]) -> Member:

@@ -21,7 +21,7 @@ from ensemble.spec.splits import (
     number_classes,
 )
 from ensemble.spec.task import LABELS
-from ensemble.spec.validation import SpecError
+from ensemble.spec.validation import SpecError, as_json_value
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
@@ -173,9 +173,28 @@ class MemberPipelines:
 
         return find_shared_stages(self._distinct_pipelines())
 
+    def as_declared(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Recorded hyperparameters with the tuples that `members=` or the space of the search have."""
+        return {
+            name: next((own for own in self._tuples.get(name, ()) if as_json_value(name, own) == value), value)
+            for name, value in params.items()
+        }
+
+    @functools.cached_property
+    def _tuples(self) -> dict[str, list[Any]]:
+        """Declared values of hyperparameters that have tuples, by name."""
+        space = {} if self.search is None or callable(self.search.space) else self.search.space
+        values = [(name, own) for name, given in space.items() for own in getattr(given, "values", (given,))]
+        values += [item for one in self.members or () for item in one.params.items()]
+        found: dict[str, list[Any]] = {}
+        for name, value in values:
+            if value not in found.get(name, ()) and "(" in repr(value):
+                found.setdefault(name, []).append(value)
+        return found
+
     def pipeline(self, params: Mapping[str, Any]) -> Pipeline:
         """The training pipeline of a member with these hyperparameters."""
-        pipeline = make_pipeline(self.train, params)
+        pipeline = make_pipeline(self.train, self.as_declared(params))
         if not callable(self.train):
             return pipeline
         return self._shrink(self._number(pipeline) if self.classes else pipeline)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import math
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ensemble.spec.fields import MEMBER_FIELDS
+from ensemble.spec.functions import CALLS, check_function
 from ensemble.spec.losses import as_loss, implied_task
 from ensemble.spec.objectives import REPORTED, Mode, check_ranking, describe_missing_objective
 from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, check_split_metrics, name_of
@@ -30,7 +33,8 @@ class Recipe:
             (`ensemble.spec.losses`), or a dict of a name and options: `{"name": "focal", "gamma": 1.0}`.
         optimizer: `optimizer(model, params) -> torch.optim.Optimizer`; unless given, `Ensemble.optimizer`, or SGD
             with `params["lr"]`.
-        schedule: `schedule(optimizer, params, steps) -> LRScheduler`, stepped after each of `steps` steps.
+        schedule: `schedule(optimizer, params, steps) -> LRScheduler`, stepped after each of `steps` steps. An
+            argument `steps_per_epoch` gets the steps of an epoch.
         task: what members predict: a name of `ensemble.spec.task.KINDS`, or `quantiles(0.1, 0.5, 0.9)`; None
             infers it from the target and the outputs.
         metrics: `metrics(outputs, batch) -> dict` of tensors [b] (averaged over samples) or scalars (averaged
@@ -61,7 +65,8 @@ class Recipe:
             it packs, pads, tokenizes or mixes samples, and returns a dict (`pipelines.loader.collate`). `rng` is a
             numpy Generator, in evaluation and prediction None. The batch keeps its `index`, one of each sample,
             and the loss returns one value for each of them.
-        clip_norm: largest L2 norm of a step's gradient, which is that of the global batch's mean loss whatever the
+        clip_norm: largest L2 norm of a step's gradient (a hyperparameter `clip_norm` or `label_smoothing` sets it
+            for its member), which is that of the global batch's mean loss whatever the
             number of workers, of parts (`accumulate=`) and the loss scale; None for no clipping.
     """
 
@@ -90,10 +95,9 @@ class Recipe:
             self, "split_metrics", (given,) if isinstance(given, str) or callable(given) else tuple(given)
         )
         check_split_metrics("Recipe.split_metrics", self.split_metrics, self.task)  # type: ignore[arg-type]
-        for name in ("model", "loss", "optimizer", "schedule", "metrics", "predict", "train", "collate"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise SpecError(f"Recipe.{name} must be a function, got {value!r}")
+        for name in (*CALLS, "collate"):
+            if (value := getattr(self, name)) is not None:
+                check_function(f"Recipe.{name}", value, CALLS.get(name))
         check_ranking("Recipe", self)
         check_number("Recipe.clip_norm", self.clip_norm, low=0, above=True, optional=True)
         if self.train is None and self.loss is None:
@@ -128,6 +132,27 @@ class Recipe:
         check_number("Recipe.target_scale: the mean", mean, low=-math.inf)
         check_number("Recipe.target_scale: the standard deviation", std, low=0, above=True)
         return float(mean), float(std)
+
+
+#: Options of a Recipe that a hyperparameter of the same name sets.
+RECIPE_OPTIONS = ("clip_norm", "label_smoothing")
+
+
+def apply_recipe_options(recipe: Recipe, params: Mapping[str, Any]) -> Recipe:
+    """The recipe with the options that hyperparameters set.
+
+    Raises:
+        SpecError: a value is invalid, or the loss has no such option.
+    """
+    own = {name: params[name] for name in RECIPE_OPTIONS if name in params}
+    return dataclasses.replace(recipe, **own) if own else recipe
+
+
+def list_member_options(recipe: Any) -> frozenset[str]:
+    """The options of a Member that hyperparameters set: all but those for which the user has functions."""
+    own = has_own_loop(recipe)
+    functions = {name for name in ("optimizer", "schedule") if own or getattr(recipe, name) is not None}
+    return frozenset(MEMBER_FIELDS) - functions
 
 
 def has_own_loop(recipe: Any) -> bool:

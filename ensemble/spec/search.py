@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ensemble.events import Objective
 from ensemble.spec.objectives import check_direction, infer_mode
 from ensemble.spec.options import OBJECTIVES, PRUNERS, SAMPLERS, NamedOptions, resolve
-from ensemble.spec.search_space import Space, as_space
+from ensemble.spec.search_space import Space, as_space, warn_of_constants
 from ensemble.spec.validation import (
     SpecError,
     as_json_value,
@@ -54,9 +54,10 @@ class Search:
 
     Attributes:
         space: hyperparameter -> `choice(...)`, `uniform`, `loguniform`, `integer`, a distribution of Optuna, or a
-            fixed value, which is no list: `choice([8, 16])` is a list as the one value. Or a function
-            `space(trial)` that asks for values (`trial.suggest_float` ..., as in Optuna), by conditions if it
-            likes, and returns the hyperparameters; None: those that it asked for.
+            fixed value, which is no list. A name of an option of `Member`, from `seed` to `mixup`, of the
+            optimizer or the schedule sets that option. Or a function `space(trial)` that asks for values
+            (`trial.suggest_float` ..., as in Optuna), by conditions if it likes, but for a name always for the
+            same choices, and returns the hyperparameters; None: those that it asked for.
         trials: number of members that are trained in all. None: 20, or with a budget as many as that allows, up
             to 10,000.
         sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes, nsga2, nsga3 (of the two
@@ -129,6 +130,7 @@ class Search:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "space", as_space(self.space))
+        warn_of_constants(self.space)
         if self.budget is not None:
             check_budget("Search.budget", self.budget)
         if self.population is not None:
@@ -321,6 +323,19 @@ class Search:
         smallest = self.pruner_options.get("min_resource", 1)
         if smallest > epochs:
             raise SpecError(f"Search.pruner['min_resource'] is {smallest} epochs, but a trial has {epochs}")
+
+
+def check_population(search: Search, options: Collection[str], points: Iterable[Mapping[str, Any]]) -> None:
+    """Raise SpecError for options of members that a population cannot change between two generations."""
+    inherited = search.sampler_options.get("inherit", ())
+    for name in sorted({name for point in points for name in point} & set(options)) if search.population else ():
+        if name in ("seed", "epochs"):
+            raise SpecError(f"{name!r} is one for all generations of sampler 'pbt': give Ensemble({name}=...)")
+        if name not in inherited:
+            raise SpecError(
+                f"{name!r} stays as it is while a state of sampler 'pbt' is trained on: name it in 'inherit', "
+                f"{{'name': 'pbt', 'inherit': [{name!r}]}}"
+            )
 
 
 def read_further_objectives(given: object) -> tuple[dict[str, str], ...]:

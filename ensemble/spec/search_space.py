@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import random
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ensemble.spec.options import check_hyperparameters
+from ensemble.spec.foreign_spaces import find_meant_dimension, find_nested
 from ensemble.spec.validation import SpecError, as_json_value, as_python_scalar, check_number
 
 #: Number of random points of a space that stand for all of them, where something is checked of each.
 SAMPLE_COUNT = 8
+#: And where it costs nothing, so that rare branches of a function are seen, too.
+PROBES = 64
 
 #: A dict of dimensions and fixed values, or a function from a trial to the hyperparameters.
 Space = Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
@@ -39,6 +43,20 @@ class Dimension:
         shown = [*map(repr, self.values), *(f"{name}={value!r}" for name, value in options.items() if value)]
         return f"{self.kind}({', '.join(shown)})"
 
+    @property
+    def probes(self) -> tuple[Any, ...]:
+        """Values that stand for all: those of a choice, the outermost of an interval."""
+        if self.kind in ("choice", "integer") or self.step is not None or self.values[0] == self.values[1]:
+            return self.values
+        low, high = self.values
+        return math.nextafter(low, high), math.nextafter(high, low)  # an end is never drawn
+
+    def is_compatible(self, other: Dimension) -> bool:
+        """Whether Optuna takes both for one name: intervals may differ by their ends, choices by nothing."""
+        if "choice" in (self.kind, other.kind):
+            return self == other
+        return (self.kind == "integer", self.log) == (other.kind == "integer", other.log)
+
     def draw(self, rng: random.Random) -> Any:
         """A random value."""
         if self.kind == "choice":
@@ -57,21 +75,25 @@ def choice(*values: Any) -> Dimension:
     """One of the given values.
 
     Args:
-        values: JSON values, as all hyperparameters are. A class or a function stands for its name, which is what
-            the model gets: `choice(nn.ReLU, nn.GELU)` is `choice("ReLU", "GELU")`.
+        values: JSON values, as all hyperparameters are, or one list or tuple of them: `choice([8, 16])` is
+            `choice(8, 16)`, and `choice((8, 8), (16,))` has tuples for values. A class or a function stands for
+            its name, which is what the model gets: `choice(nn.ReLU, nn.GELU)` is `choice("ReLU", "GELU")`.
 
     Returns:
         A dimension of `Search.space`.
 
     Raises:
-        SpecError: there is no value, or two have one name; `Search` refuses those that are no JSON values.
+        SpecError: there is no value, or one is there twice; `Search` refuses those that are no JSON values.
     """
+    if len(values) == 1 and isinstance(values[0], list | tuple):
+        values = tuple(values[0])
     if not values:
         raise SpecError("choice() needs at least one value")
     named = tuple(value.__name__ if hasattr(value, "__name__") else value for value in values)
-    for name in named:
-        if isinstance(name, str) and named.count(name) > 1:
-            raise SpecError(f"choice(): {name!r} is the name of two values")
+    shown = [json.dumps(value, default=repr) for value in named]
+    for value, text in zip(named, shown, strict=True):
+        if shown.count(text) > 1:
+            raise SpecError(f"choice(): {value!r} is there twice (tuples and lists are the same in the records)")
     return Dimension("choice", named)
 
 
@@ -172,18 +194,16 @@ def _as_dimension(key: object, given: Any) -> Any:
     if type(key) is not str:
         raise SpecError(f"Search.space must have str for keys, got {key!r}")
     where = f"Search.space[{key!r}]"
-    if isinstance(given, list | tuple):
-        values = ", ".join(map(repr, given)) if given else "..."
-        raise SpecError(
-            f"{where} is {given!r:.60}, which is not clear: choice({values:.60}) tries each of them, "
-            f"choice({given!r:.60}) has all of them as one value; or give uniform(low, high), loguniform(low, "
-            "high) or integer(low, high)"
-        )
     if type(given).__module__ == "optuna.distributions":
         given = _from_optuna(given)
-    if not isinstance(given, Dimension):
-        return as_json_value(where, given)
-    return dataclasses.replace(given, values=tuple(as_json_value(where, value) for value in given.values))
+    if isinstance(given, Dimension):
+        if (nested := next(filter(None, (find_nested(key, value) for value in given.values)), None)) is not None:
+            raise SpecError(f"{where}: {nested}")
+        values = tuple(as_json_value(where, value, tuples=True) for value in given.values)
+        return dataclasses.replace(given, values=values)
+    if (meant := find_meant_dimension(key, given)) is not None:
+        raise SpecError(f"{where} is {' '.join(repr(given).split()):.80}, which is not clear: {meant}")
+    return as_json_value(where, given, tuples=True)
 
 
 def _from_optuna(given: Any) -> Dimension:
@@ -201,12 +221,15 @@ class DrawnTrial:
 
     Attributes:
         params: what was drawn.
+
+    Args:
+        asked: what earlier trials have asked for, by name; it grows.
     """
 
     number = 0
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
+    def __init__(self, rng: random.Random, asked: dict[str, Dimension]) -> None:
+        self._rng, self._asked = rng, asked
         self.params: dict[str, Any] = {}
 
     def suggest_float(
@@ -227,6 +250,12 @@ class DrawnTrial:
         """Nothing: nobody reads it."""
 
     def _draw(self, name: str, dimension: Dimension) -> Any:
+        before = self._asked.setdefault(name, dimension)
+        if not before.is_compatible(dimension):
+            raise SpecError(
+                f"{name!r} is asked for as {before} and as {dimension}, which no sampler can compare: give the "
+                f"two different names, such as {name + '_a'!r} and {name + '_b'!r}, and return one as {name!r}"
+            )
         return self.params.setdefault(name, dimension.draw(self._rng))
 
 
@@ -238,6 +267,8 @@ def read_params(space: Callable[[Any], Mapping[str, Any] | None], trial: Any) ->
     """
     try:
         made = space(trial)
+    except SpecError as error:
+        raise SpecError(f"Search.space(trial): {error}") from None
     except Exception as error:
         raise SpecError(f"Search.space(trial) raised {type(error).__name__}: {error}") from error
     if made is None:
@@ -248,44 +279,51 @@ def read_params(space: Callable[[Any], Mapping[str, Any] | None], trial: Any) ->
     return params
 
 
-def sample_space(space: Space, seed: int) -> Iterator[dict[str, Any]]:
-    """`SAMPLE_COUNT` random points of a space.
+def sample_space(space: Space, seed: int, count: int = SAMPLE_COUNT) -> Iterator[dict[str, Any]]:
+    """So many random points of a space.
 
     Raises:
-        SpecError: a function fails.
+        SpecError: a function fails, or asks for one name in ways that Optuna cannot combine.
     """
-    rng = random.Random(seed)
-    for _ in range(SAMPLE_COUNT):
+    rng, asked = random.Random(seed), dict[str, Dimension]()
+    for _ in range(count):
         if callable(space):
-            yield read_params(space, DrawnTrial(rng))
+            yield read_params(space, DrawnTrial(rng, asked))
         else:
             yield {
                 name: given.draw(rng) if isinstance(given, Dimension) else given for name, given in space.items()
             }
 
 
-def check_space(space: Space, optimizer: Mapping[str, Any] | None, schedule: Mapping[str, Any] | None) -> None:
-    """Check that the values of a search space are valid for the options that they override.
-
-    Of an interval both ends are checked, of a function a few random points.
-
-    Args:
-        optimizer, schedule: the trials' resolved options; None where none are declared.
+def list_probes(space: Space) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What stands for all points of a space: parts of points, with each value or end of an interval by itself, and
+    whole points.
 
     Raises:
-        SpecError: a value is invalid, or the learning rate is missing.
+        SpecError: a function fails, or asks for one name in ways that Optuna cannot combine.
     """
     if callable(space):
-        points, parts = list(sample_space(space, 0)), []
+        return [], list(sample_space(space, 0, PROBES))
+    values = {name: given.probes if isinstance(given, Dimension) else (given,) for name, given in space.items()}
+    parts = [{name: value} for name, candidates in values.items() for value in candidates]
+    return parts, [{name: candidates[0] for name, candidates in values.items()}]
+
+
+def warn_of_constants(space: Space) -> None:
+    """Warn of names that have one value only, and of a space that draws nothing."""
+    if callable(space):
+        points = list(sample_space(space, 0, PROBES))
+        single = dict(points[0]) if all(point == points[0] for point in points) else {}
+        names = len(single)
     else:
-        values = {
-            name: given.values if isinstance(given, Dimension) else (given,) for name, given in space.items()
-        }
-        points = [{name: candidates[0] for name, candidates in values.items()}]
-        parts = [{name: value} for name, candidates in values.items() for value in candidates]
-    try:
-        for partial, some in ((True, parts), (False, points)):
-            for params in some:
-                check_hyperparameters(optimizer, schedule, params, partial=partial)
-    except SpecError as error:
-        raise SpecError(f"Search.space: {error}") from None
+        values = {name: given.values for name, given in space.items() if isinstance(given, Dimension)}
+        single, names = {name: own[0] for name, own in values.items() if len({*map(repr, own)}) == 1}, len(values)
+    if len(single) == names:
+        warnings.warn(
+            "Search.space draws nothing, so that all trials differ by their seeds only: give choice(...), "
+            "uniform(low, high), loguniform(low, high) or integer(low, high), or members=seeds(n, {...})",
+            stacklevel=5,
+        )
+    elif single:
+        shown = ", ".join(f"{name}={value!r}" for name, value in single.items())
+        warnings.warn(f"Search.space has one value only for {shown}: nothing is searched there", stacklevel=5)

@@ -62,6 +62,8 @@ def list_options(cls: type) -> list[str]:
 def _describe_unknown_option(cls: type, name: str, valid: Sequence[str]) -> str:
     """One line about an option that a class does not have: the classes that have it, else as `unknown_name`."""
     what = f"{cls.__name__} has no option"
+    if (cls.__name__, name) == ("Member", "name"):
+        return f"{what} 'name': members have numbers; a hyperparameter tells them apart: {{'name': 'wide'}}"
     owners = [owner for owner, each in _OPTION_CLASSES.items() if name in list_options(each)]
     if not owners:
         return unknown_name(what, name, valid, f"help(ensemble.{cls.__name__})")
@@ -123,11 +125,12 @@ def check_loss_scale(where: str, value: object) -> None:
         check_number(where, value, low=0, above=True)
 
 
-def as_json_value(where: str, value: object) -> Any:
+def as_json_value(where: str, value: object, *, tuples: bool = False) -> Any:
     """A value as JSON preserves it: numpy scalars become Python scalars, tuples lists.
 
     Args:
         where: the name of the value, for error messages.
+        tuples: whether tuples stay tuples.
 
     Raises:
         SpecError: JSON would not give the same value back; the message names the key.
@@ -137,9 +140,10 @@ def as_json_value(where: str, value: object) -> Any:
         odd = next((key for key in value if type(key) is not str), None)
         if odd is not None:
             raise SpecError(f"{where} must have str for keys, got {odd!r}")
-        return {key: as_json_value(f"{where}[{key!r}]", item) for key, item in value.items()}
+        return {key: as_json_value(f"{where}[{key!r}]", item, tuples=tuples) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json_value(f"{where}[{i}]", item) for i, item in enumerate(value)]
+        items = [as_json_value(f"{where}[{i}]", item, tuples=tuples) for i, item in enumerate(value)]
+        return tuple(items) if tuples and isinstance(value, tuple) else items
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
     given = " ".join(repr(value).split())

@@ -17,7 +17,7 @@ from ensemble.spec.task import Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows
-from ensemble.train.job import LabelError
+from ensemble.train.job import LabelError, TrainingError
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import FirstCall, OutputError, explain_label_error, to_scaled_values
 from ensemble.train.predictions import (
@@ -96,6 +96,8 @@ class _SplitRows:
                 figures.update(self._measure_labelled(task, values, kept, batch))
         if recipe.metrics is not None:
             own = recipe.metrics(first.output(), batch)
+            if not isinstance(own, Mapping):
+                raise TrainingError(f"Recipe.metrics must return a dict, got {type(own).__name__}")
             self._names -= own.keys()
             figures.update(own)
         if self._wanted(figures) and values is not None:

@@ -81,6 +81,18 @@ class Ratio:
     is_root: bool = False
 
 
+def read_metric(name: str, value: Any) -> float:
+    """A metric as a number.
+
+    Raises:
+        TrainingError: it is none; the message names it.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TrainingError(f"the metric {name!r} must be a number, got {value!r:.60}") from None
+
+
 class Means:
     """Means over samples, or over what a `Ratio` counts, of values added batch by batch."""
 
@@ -105,7 +117,7 @@ class Means:
                     )
                 added: Tensor | float = value.detach().double().sum()
             else:
-                added = (value.detach().double() if isinstance(value, Tensor) else float(value)) * size
+                added = (value.detach().double() if isinstance(value, Tensor) else read_metric(name, value)) * size
             # stays on its device until the end: reading it back would wait for the GPU
             self._sums[name] = self._sums.get(name, 0.0) + added
             self._counts[name] = self._counts.get(name, 0) + size

@@ -5,6 +5,7 @@ So is a key that is read and was not declared.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ensemble.spec import unknown_name
@@ -40,12 +41,16 @@ def _record_all(method: Any) -> Any:
 
 
 class Hyperparameters(dict[str, Any]):
-    """A dict that records which of its keys were read; iterating reads all of them."""
+    """A dict that records which of its keys were read; iterating reads all of them.
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    Args:
+        used: keys that need not be read to have an effect.
+    """
+
+    def __init__(self, given: dict[str, Any], used: Iterable[str] = ()) -> None:
         super().__init__(given)
         self._given = list(given)
-        self._read: set[str] = set()
+        self._read: set[str] = set(used)
 
     @property
     def unused(self) -> list[str]:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangeOptions
 from ensemble.spec import Ensemble
+from ensemble.spec.recipe import list_member_options
 from ensemble.spec.task import Task
 from ensemble.store import RunDir
 from ensemble.train.compilation import compile_forward, release_caches
@@ -35,6 +36,7 @@ from ensemble.train.effects import Effects
 from ensemble.train.evaluator import Evaluator, Measure
 from ensemble.train.footprint import measure_footprint
 from ensemble.train.foreign_loop import EpochLoader, Fields, ForeignLoop
+from ensemble.train.gather import read_metric
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
@@ -79,7 +81,8 @@ class TrainContext:
         self._steps = TrainingSteps(state, self._life)
         self._foreign = ForeignLoop(state, self._life)
         own = self.identity = job.identity
-        self.params: dict[str, Any] = Hyperparameters(own.params)
+        params = ensemble.as_declared(own.params)
+        self.params: dict[str, Any] = Hyperparameters(params, used=list_member_options(ensemble.recipe))
         self.device, self.observer, self.comm = state.device, state.observer, comm
         self.rank, self.world = comm.rank, comm.world
         self.steps_per_epoch, self.splits = effects.steps_per_epoch, effects.splits
@@ -283,7 +286,7 @@ class TrainContext:
         if self._foreign.is_idle:
             return
         at = self._state.at
-        at.metrics, at.is_reported = {name: float(value) for name, value in metrics.items()}, True
+        at.metrics, at.is_reported = {name: read_metric(name, value) for name, value in metrics.items()}, True
 
     def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
         """The means of metrics over all samples of a split, of all ranks; empty where the ensemble has no such

@@ -41,7 +41,7 @@ def signature_of(ensemble: Ensemble, identity: Identity) -> tuple[str, int]:
     seen: list[Any] = [cost_options(identity), sorted(fields)]
     if not isinstance(ensemble.recipe, Recipe) or has_own_loop(ensemble.recipe):
         return hash_json([*seen, select_hyperparameters(identity)]), 0
-    model = build_without_memory(ensemble.recipe, identity.params)
+    model = build_without_memory(ensemble.recipe, ensemble.as_declared(identity.params))
     tensors = [*model.named_parameters(), *model.named_buffers()]
     text = _PRINTED.sub(lambda found: f"{found[1]}={'0' if float(found[2]) == 0 else 'some'}", repr(model))
     seen.append([text, [_describe_tensor(*each) for each in tensors]])

@@ -71,6 +71,7 @@ class Optimization:
         exchange: ExchangeOptions,
         identity: Identity | None = None,
     ) -> None:
+        _check_optimizer(optimizer)
         self.model = model.to(device)
         self.kept = BestWeights(self.model, identity)
         self._optimizer, self._schedule = optimizer, schedule
@@ -287,6 +288,15 @@ class Optimization:
     def close(self) -> None:
         """Remove the hooks from the model, and end the exchange."""
         self._exchange.close()
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if not hasattr(optimizer, "param_groups"):
+        raise TrainingError(
+            f"a member has one optimizer, maybe of several groups of parameters, got {type(optimizer).__name__}: "
+            "several that step by turns (a GAN) are not stepped by member.step(): take train= with "
+            "member.dataloader(), whose steps are its own, and register further ones by member.state(name, ...)"
+        )
 
 
 def _check_owned(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:

@@ -98,7 +98,7 @@ class TrialSession:
         assert job.profile is not None
         self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
         self._gpu, self._ready = gpu, PreparedBatches(ensemble, comm)
-        self.sizes: dict[str, tuple[int, int]] = {}  # member -> parameters, bytes of a checkpoint
+        self.sizes: dict[str, tuple[int, int, int]] = {}  # member -> see `_TrialEffects`
         self.evaluations: dict[str, dict[str, float] | None] = {}  # member -> see `Stopwatch.evaluation`
         self._reported_at = 0.0
         self._steps = 0  # that were timed last, if these were all
@@ -236,10 +236,11 @@ class _TrialEffects(Effects):
         steps: of its epoch; None: as many as it has.
 
     Attributes:
-        sizes: parameters of its model, bytes of the tensors of its checkpoint; known after its epoch.
+        sizes: parameters of its model, how many of them are trained, bytes of the tensors of its checkpoint; known
+            after its epoch.
     """
 
-    sizes = (0, 0)
+    sizes = (0, 0, 0)
 
     def __init__(
         self,
@@ -267,7 +268,9 @@ class _TrialEffects(Effects):
         parts = optimization.state_dict()
         if self._comm.rank == 0:
             self._rehearsed.save(0, Position(), parts)
-        self.sizes = sum(each.numel() for each in optimization.model.parameters()), self._rehearsed.bytes
+        parameters = list(optimization.model.parameters())
+        trained = sum(each.numel() for each in parameters if each.requires_grad)
+        self.sizes = sum(each.numel() for each in parameters), trained, self._rehearsed.bytes
         raise _Done
 
     def end_diverged(self, error: Diverged) -> None:

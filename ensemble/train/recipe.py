@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe, SpecError
+from ensemble.spec.functions import takes_steps_per_epoch
+from ensemble.spec.recipe import apply_recipe_options
 from ensemble.train.evaluation import evaluate, explaining_label_errors
 from ensemble.train.forward_errors import describe_error
+from ensemble.train.job import TrainingError
 from ensemble.train.kept_network import NotKept
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
@@ -32,7 +35,13 @@ FIRST_CALL_S = 120.0
 
 def train(recipe: Recipe, member: TrainContext) -> None:
     """Train one member by its recipe; evaluate it after each epoch, and save its predictions at the end."""
+    recipe = apply_recipe_options(recipe, member.params)
     model = build_model(recipe, member).to(member.device)
+    parameters = list(model.parameters())
+    if parameters and not any(each.requires_grad for each in parameters):
+        raise TrainingError(
+            f"none of the model's {len(parameters)} parameters is trained: requires_grad is False for all of them"
+        )
     optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
     schedule = _make_schedule(recipe, member, optimizer)
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
@@ -126,7 +135,8 @@ def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: T
 def _make_schedule(recipe: Recipe, member: TrainContext, optimizer: torch.optim.Optimizer) -> Any:
     """The recipe's schedule, or the declared one, or none."""
     if recipe.schedule is not None:
-        return recipe.schedule(optimizer, member.params, member.steps)
+        named = {"steps_per_epoch": member.steps_per_epoch} if takes_steps_per_epoch(recipe.schedule) else {}
+        return recipe.schedule(optimizer, member.params, member.steps, **named)
     own = member.identity
     if own.schedule is None:
         return None

@@ -32,13 +32,15 @@ class MeasuredSteps:
     Attributes:
         members: names of the members that have it.
         figures: of a `Profile`, for one worker.
-        parameters: of the model; checkpoint_bytes: tensors of a checkpoint.
+        parameters: of the model; trainable: how many of them are trained; checkpoint_bytes: tensors of a
+            checkpoint.
         evaluation: `evaluate_s` and `evaluate_cpu_s` of a batch of a split; None where none was evaluated.
     """
 
     members: list[str]
     figures: dict[str, Any]
     parameters: int
+    trainable: int
     checkpoint_bytes: int
     evaluation: dict[str, float] | None
 

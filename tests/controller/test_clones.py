@@ -146,6 +146,19 @@ def test_a_clone_may_change_what_others_of_the_run_have_or_its_optimizer_reads(t
     assert [m.params for m in state.members.values()][2:] == [{"n": 0, name: 0.5} for name in names]
 
 
+def test_a_hyperparameter_that_sets_an_option_is_changed_in_a_clone() -> None:
+    made = an_ensemble(members=[{"n": 0, "batch_size": 8, "optimizer": "adam", "lr": 0.1}])
+    parent = MemberState("member-0", 0, identity=made.identify(0).as_dict())
+    for changes in ({"params": {"batch_size": 16}}, {"batch_size": 16}):
+        clone = declare_clone(parent, changes, made, warm=False, known=())
+        identity = made.identify(1, clone)
+        assert identity.batch_size == identity.params["batch_size"] == 16 and identity.optimizer["name"] == "adam"
+    plain = an_ensemble(members=[{"n": 0}])
+    parent = MemberState("member-0", 0, identity=plain.identify(0).as_dict())
+    clone = declare_clone(parent, {"params": {"batch_size": 16}}, plain, warm=False, known=())
+    assert plain.identify(1, clone).batch_size == 16
+
+
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_a_search_learns_from_a_clone_and_the_study_shows_where_it_comes_from(
     is_resumed: bool, tmp_path: Path

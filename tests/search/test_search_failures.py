@@ -60,6 +60,7 @@ def test_an_impossible_proposal_fails_its_trial_and_not_the_run(tmp_path: Path) 
 def test_a_search_of_which_everything_fails_is_given_up(
     space: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ensemble = declared(space, 2 * FIRST_TRIALS, optimizer=WORDS)
     if why == "nesterov":
         whole = Ensemble.identify
 
@@ -69,7 +70,7 @@ def test_a_search_of_which_everything_fails_is_given_up(
             return whole(self, number, params)
 
         monkeypatch.setattr(Ensemble, "identify", identify)
-    state = run(tmp_path, declared(space, 2 * FIRST_TRIALS, optimizer=WORDS))
+    state = run(tmp_path, ensemble)
     assert [m.state for m in state.members.values()] == ["failed"] * FIRST_TRIALS
     assert state.ended is not None and state.ended.type == "run_stopped"
     assert re.match(

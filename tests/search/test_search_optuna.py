@@ -144,7 +144,7 @@ def test_a_step_that_does_not_lead_to_the_end_is_refused_and_values_between_step
 
 def test_a_class_or_a_function_stands_for_its_name() -> None:
     assert choice(RandomSampler, accuracy, 3) == choice("RandomSampler", "accuracy", 3)
-    with pytest.raises(SpecError, match="'accuracy' is the name of two"):
+    with pytest.raises(SpecError, match="'accuracy' is there twice"):
         choice(accuracy, "accuracy")
 
 

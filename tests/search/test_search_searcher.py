@@ -131,11 +131,12 @@ def test_a_grid_is_each_point_once() -> None:
         Searcher(Search({"lr": loguniform(0.1, 1)}, sampler="grid"), direction="max", epochs=2)
 
 
-def test_choices_may_be_lists_and_come_back_as_lists() -> None:
+def test_choices_may_be_lists_and_tuples_and_come_back_as_they_are() -> None:
     space = {"layers": choice([16, 16], (32,), None), "flag": choice(True, 1.5)}
     searcher = Searcher(Search(space, sampler="random"), direction="max", epochs=2)
     seen = [searcher.ask(number) for number in range(12)]
-    assert all(p["layers"] in ([16, 16], [32], None) and p["flag"] in (True, 1.5) for p in seen)
+    assert {repr(p["layers"]) for p in seen} == {"[16, 16]", "(32,)", "None"}
+    assert all(p["layers"] in ([16, 16], (32,), None) and p["flag"] in (True, 1.5) for p in seen)
 
 
 def test_a_sampler_whose_package_is_absent_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

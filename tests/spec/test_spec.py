@@ -90,7 +90,7 @@ def test_what_json_does_not_hold_is_refused_by_its_key(params: dict[Any, Any], s
 def test_a_search_space_holds_what_members_may_have() -> None:
     low: Any = np.int64(1)
     space = Search({"sizes": choice((3, 4), np.int64(5)), "n": integer(low, 2), "mode": low}).space
-    assert space["sizes"].values == ([3, 4], 5) and type(space["sizes"].values[1]) is int
+    assert space["sizes"].values == ((3, 4), 5) and type(space["sizes"].values[1]) is int
     assert type(space["n"].values[0]) is int and type(space["mode"]) is int
 
 

@@ -25,7 +25,7 @@ class Data:
     def loader(self): ...
     def __len__(self): return 8
 def model(params): return HIDDEN * params["width"]
-def spec(): return Ensemble(name="digits", recipe=Recipe(model=model, loss=model), members=[{}], train=Data())
+def spec(): return Ensemble(name="digits", recipe=Recipe(model=model, loss=len), members=[{}], train=Data())
 """
 
 
@@ -352,7 +352,7 @@ def test_modules_beside_the_spec_file_are_found_from_wherever_a_run_is_gone_on_w
         "from pipelines import Pipeline, sources\n"
         "def spec():\n"
         "    train = Pipeline(sources.arrays(x=np.zeros((4, 2), np.float32)))\n"
-        "    return Ensemble(name='n', recipe=Recipe(model=model, loss=model), members=[{}], train=train)\n"
+        "    return Ensemble(name='n', recipe=Recipe(model=model, loss=len), members=[{}], train=train)\n"
     )
     create = (
         "import sys; from ensemble.spec.spec_file import load_spec; from ensemble.store import RunDir;"

@@ -58,6 +58,7 @@ def member_row(run: RunProjection, member: MemberState) -> list[Any]:
     train_s, waited_s, sync_s = (add_up(member, name) for name in ("train_s", "waited_s", "sync_s"))
     left_s = member_left_s(state, member) if state.ended is None and not run.is_lost else None
     failed = member.reason if member.error else None
+    params = {"seed": own.get("seed"), **own.get("params", {})}
     row = {
         "id": member.id,
         "number": member.number,
@@ -70,7 +71,7 @@ def member_row(run: RunProjection, member: MemberState) -> list[Any]:
         "metric": rounded(metric(member, state.objective), DIGITS),
         "further": [rounded(member.value_of(each), DIGITS) for each in state.further_objectives],
         "metrics": {name: rounded(value, DIGITS) for name, value in member.metrics.items()},
-        "params": {name: _plain(value) for name, value in own.get("params", {}).items()},
+        "params": {name: _plain(value) for name, value in params.items()},
         "options": _describe_options(own),
         "workers": own.get("workers", 1),
         "node": member.node,

@@ -12,7 +12,7 @@ from ensemble.reporting.dashboard.rows import ADVICE
 from ensemble.reporting.dashboard.tables import list_versions
 from ensemble.reporting.dashboard.tiles import describe_tiles
 from ensemble.reporting.model_figures import list_figures, read_task
-from ensemble.reporting.ranking import cost_origin, front_members, other_metrics, varied_parameters
+from ensemble.reporting.ranking import cost_origin, differ_by_seed, front_members, other_metrics, varied_parameters
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections import packing
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
@@ -86,6 +86,7 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
     ranking = (state.objective, state.direction)
     head = describe_head(directory, run)
     is_driven = state.ended is None and run.driver is None and state.started is not None
+    by_seed = ["seed"] if differ_by_seed(members) else []
     found = {
         **head,
         "run_id": state.run_id,
@@ -104,8 +105,8 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
         "benefit": dict(zip(("text", "tone"), describe_benefit(state.combined, ranking), strict=True)),
         "metrics": [state.objective, *other_metrics(state)],
         "figures": _name_figures(state),
-        "params": list(dict.fromkeys(name for member in members for name in member.identity.get("params", {}))),
-        "varied": varied_parameters(members),
+        "params": [*dict.fromkeys(name for m in members for name in m.identity.get("params", {})), *by_seed],
+        "varied": [*varied_parameters(members), *by_seed],
         "facts": [dict(zip(("label", "text", "tone"), fact, strict=True)) for fact in _facts(run)],
         "totals": _totals(run, is_driven=is_driven),
         "failures": _group_failures(state),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -176,6 +177,8 @@ def describe_quality(state: RunState) -> list[Line]:
     combined = state.combined or NOT_COMBINED
     if combined.reason and not combined.members:
         return [("combined", f"none: {combined.reason}")]
+    if (why := _explain_unfinished(state)) is not None:
+        return [("combined", f"none: {why}")]
     benefit, _ = describe_benefit(combined, (state.objective, state.direction))
     reason = [f"by {combined.method}: {combined.reason}"] if combined.reason else []
     shared = [describe_overlap(row) for row in state.header.overlap or ()]
@@ -190,6 +193,17 @@ def describe_quality(state: RunState) -> list[Line]:
             lines.append(f"{field}, {_word(name)}: {', '.join(words)}")
     lines += describe_selective(combined), describe_shifted_metrics(combined)
     return [("" if at else "combined", line) for at, line in enumerate(filter(None, lines))]
+
+
+def _explain_unfinished(state: RunState) -> str | None:
+    """Why an ended run has no finished member; None where it has one, or goes on."""
+    states = Counter(member.state for member in state.members.values())
+    if state.ended is None or not states or states["finished"]:
+        return None
+    why = [f"no member finished ({', '.join(f'{many} {name}' for name, many in states.items())})"]
+    if states["pruned"]:
+        why.append("the search's pruner, or its stop=, ended them: pruner='none' or more epochs lets them finish")
+    return "; ".join(why)
 
 
 def describe_selective(combined: Combined) -> str:

@@ -403,7 +403,13 @@ def test_numbers_that_json_lacks_and_hostile_names_do_no_harm() -> None:
             event["metrics"] = {**event["metrics"], hostile: float("nan")}
     document = plain(make_view(events).state_document())
     row = dict(zip(COLUMNS, document["members"]["rows"]["member-0"], strict=True))
-    assert row["params"] == {hostile: "nan", "lr": "inf", "shape": [1, 2], "of": {"a": [1.0]}}
+    assert row["params"] == {
+        "seed": row["params"]["seed"],
+        hostile: "nan",
+        "lr": "inf",
+        "shape": [1, 2],
+        "of": {"a": [1.0]},
+    }
     assert row["metrics"][hostile] is None
 
 

@@ -1,0 +1,81 @@
+"""Options that a search chooses, in real trials: each trains as a member that is declared with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from event_dicts import fold, read_events
+
+import ensemble
+from ensemble import Ensemble, Member, Recipe, Search, choice
+from ensemble.store import RunState
+from pipelines import Pipeline, sources
+
+
+def model(params: dict[str, Any]) -> Any:
+    from torch import nn
+
+    if "sizes" in params:
+        assert isinstance(params["sizes"], tuple), params
+    return nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.1), nn.Linear(4, 2))
+
+
+RECIPE = Recipe(model=model, loss="cross_entropy")
+
+
+def declare(recipe: Recipe = RECIPE, **options: Any) -> Ensemble:
+    rng = np.random.default_rng(0)
+    rows, labels = rng.normal(size=(32, 3)).astype("float32"), rng.integers(0, 2, 32)
+    train = Pipeline(sources.arrays(x=rows, label=labels), seed=0)
+    return Ensemble(name="options", recipe=recipe, train=train, valid=train, **options)
+
+
+def run(path: Path, declared: Ensemble) -> RunState:
+    ensemble.submit(declared, path, "inline").wait()
+    state = fold(read_events(path / "events.jsonl"))
+    assert {member.state for member in state.members.values()} == {"finished"}, state
+    return state
+
+
+SPACE = {
+    "batch_size": choice(8, 16),
+    "epochs": choice(1, 3),
+    "optimizer": choice("sgd", "adam"),
+    "lr": choice(0.1, 0.01),
+    "seed": choice(5, 6),
+    "accumulate": choice(1, 2),
+    "precision": choice("fp32", "bf16"),
+    "clip_norm": choice(None, 0.1),
+    "label_smoothing": choice(0.0, 0.2),
+    "averaging": choice("none", "ema"),
+    "sizes": choice((4, 4), (5,)),
+}
+
+
+def ask(trial: Any) -> dict[str, Any]:
+    return {name: trial.suggest_categorical(name, SPACE[name].values) for name in SPACE if name != "sizes"}
+
+
+@pytest.mark.parametrize("way", ["dict", "function", "listed"])
+def test_a_trial_trains_as_a_member_that_is_declared_with_its_options(tmp_path: Path, way: str) -> None:
+    rng = np.random.default_rng(2)
+    if way == "listed":
+        rows = [{name: space.values[rng.integers(2)] for name, space in SPACE.items()} for _ in range(3)]
+        state = run(tmp_path / "searched", declare(members=rows))
+    else:
+        search = Search(SPACE if way == "dict" else ask, trials=3, sampler="random", pruner="none", seed=1)
+        state = run(tmp_path / "searched", declare(search=search))
+    assert len({member.identity["batch_size"] for member in state.members.values()}) == 2
+    for name, member in state.members.items():
+        options = {key: value for key, value in member.params.items() if key not in ("lr", "sizes")}
+        recipe = dataclasses.replace(RECIPE, **{key: options.pop(key) for key in ("clip_norm", "label_smoothing")})
+        alone = run(tmp_path / name, declare(recipe, members=[Member({"lr": member.params["lr"]}, **options)]))
+        assert alone.members["member-0"].weights_sha256 == member.weights_sha256 is not None
+        assert member.epoch == member.params["epochs"]
+    events = read_events(tmp_path / "searched" / "events.jsonl")
+    assert "unused_hyperparameters" not in {event["type"] for event in events}
+    ensemble.load(tmp_path / "searched")  # its models are made of recorded hyperparameters

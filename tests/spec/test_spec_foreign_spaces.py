@@ -1,0 +1,97 @@
+"""Entries of a search space as other libraries write them are refused with the line that was meant."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ensemble.spec import Search, SpecError, choice, loguniform
+
+LR = loguniform(0.001, 1)
+
+
+def check(given: Any, meant: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        Search({"x": given, "y": choice(1, 2)})
+    assert meant in str(caught.value) and str(caught.value).startswith("Search.space['x']")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"values": [1, 2]}, "write choice(1, 2)"),
+        ({"grid_search": [1, 2]}, "write choice(1, 2)"),
+        ({"min": 1, "max": 8}, "write integer(1, 8)"),
+        ({"min": 0.1, "max": 8}, "write uniform(0.1, 8)"),
+        ({"distribution": "log_uniform_values", "min": 1e-4, "max": 0.1}, "write loguniform(0.0001, 0.1)"),
+        ({"distribution": "log_uniform", "min": -9, "max": -1}, "write loguniform(0.00012341, 0.367879)"),
+        ({"distribution": "q_uniform", "min": 0, "max": 10, "q": 2}, "write uniform(0, 10, step=2)"),
+        ({"distribution": "normal", "mu": 0, "sigma": 1}, "write choice(...), uniform(low, high)"),
+        ({"value": 3}, "write 3"),
+        ({"lr": LR}, "write 'x.lr': loguniform(0.001, 1) beside the others"),
+        (choice({"lr": LR}, {"lr": 1}), "write 'x.lr': loguniform(0.001, 1) beside the others"),
+        ([1, 2], "choice(1, 2) tries each of them"),
+        (np.arange(2), "choice(0, 1) tries each of them"),
+        (range(1, 9, 2), "write integer(1, 7, step=2)"),
+        (Fraction(1, 2), "give choice(...)"),
+    ],
+)
+def test_what_is_no_dimension_is_answered_with_one(given: Any, meant: str) -> None:
+    check(given, meant)
+
+
+def test_objects_of_ray_tune_are_answered_with_ours() -> None:
+    tune = pytest.importorskip("ray.tune")
+    check(tune.choice([1, 2]), "write choice(1, 2)")
+    check(tune.uniform(0, 1), "write uniform(0, 1)")
+    check(tune.loguniform(1e-4, 1), "write loguniform(0.0001, 1)")
+    check(tune.randint(1, 8), "write integer(1, 7)")
+    check(tune.lograndint(1, 8), "write integer(1, 7, log=True)")
+    check(tune.quniform(0, 10, 2), "write uniform(0, 10, step=2)")
+    check(tune.randn(0, 1), "write choice(...), uniform(low, high)")
+
+
+def test_expressions_of_hyperopt_are_answered_with_ours() -> None:
+    hp = pytest.importorskip("hyperopt").hp
+    check(hp.choice("a", [1, 2]), "write choice(1, 2)")
+    check(hp.loguniform("a", -9, -1), "write loguniform(0.00012341, 0.367879)")
+    check(hp.randint("a", 8), "write integer(0, 7)")
+    check(hp.uniformint("a", 1, 8), "write integer(1, 8)")
+
+
+def ask(trial: Any) -> dict[str, Any]:
+    deep = trial.suggest_categorical("depth", [2, 4, 6]) == 6
+    return {"width": trial.suggest_categorical("width", [32, 64] if deep else [8, 16])}
+
+
+def ask_in_two_kinds(trial: Any) -> None:
+    trial.suggest_float("width", 1, 2) if trial.suggest_int("n", 0, 1) else trial.suggest_int("width", 1, 2)
+
+
+def ask_in_intervals(trial: Any) -> None:
+    trial.suggest_int("width", 1, 8 if trial.suggest_int("n", 0, 1) else 4)
+
+
+def test_choices_that_depend_on_another_choice_are_refused_with_the_way_out() -> None:
+    way_out = "give the two different names, such as 'width_a' and 'width_b'"
+    with pytest.raises(SpecError, match=rf"'width' is asked for as choice\(.*and as choice\(.*{way_out}"):
+        Search(ask)
+    with pytest.raises(SpecError, match=rf"'width' is asked for as .*{way_out}"):
+        Search(ask_in_two_kinds)
+    Search(ask_in_intervals)  # Optuna takes that
+
+
+def test_what_is_not_searched_is_said_when_it_is_declared() -> None:
+    with pytest.warns(
+        UserWarning, match=r"Search.space has one value only for x=8, z=1: nothing is searched there"
+    ):
+        Search({"x": choice([8]), "y": choice(1, 2), "z": loguniform(1, 1)})
+    for nothing in ({"x": choice(8), "lr": 0.1}, {"lr": 0.1}, lambda trial: {"lr": 0.1}):
+        with pytest.warns(UserWarning, match=r"Search.space draws nothing, .* members=seeds\(n, "):
+            Search(nothing)
+    for twice in ((8, 8), ([1, 2], (1, 2)), ("a", "a")):
+        with pytest.raises(SpecError, match="is there twice"):
+            choice(*twice)
