@@ -42,6 +42,8 @@ class PipelineDescription(ABC):
     """A source and the stages applied to each of its records; `Pipeline` documents the arguments.
 
     Attributes:
+        is_set: whether all samples are prepared before one is read: if the first cannot be, the next one shows the
+            fields, and all that cannot be are named together.
         poison_records: the records known to crash or hang this process; all copies that prepare the same samples
             share them.
     """
@@ -78,7 +80,7 @@ class PipelineDescription(ABC):
         self._inferred: Inferred | None = None
         # Identify this object and the pipelines that it was mapped from: one token per number of stages.
         self._tokens: tuple[str, ...] = (uuid.uuid4().hex,)
-        self._is_cut = False
+        self._is_cut = self.is_set = False
         self.poison_records = PoisonRecords()
 
     def map(
@@ -396,10 +398,10 @@ class PipelineDescription(ABC):
             PipelineError: a stage draws random numbers, or the pipeline has `sampling`.
         """
         check_repeatable(self)
-        if not self.shuffle:
+        if self.is_set:
             return self
         ordered = self._copy()
-        ordered.shuffle = False
+        ordered.shuffle, ordered.is_set = False, True
         ordered._inferred = self._inferred
         return ordered
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,35 @@ class SampleError(PipelineError):
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own pickling would call the class with the finished message as its only argument.
         return type(self), (self.index, self.where, self.reason)
+
+
+class BadRecords(SampleError):
+    """Several records of a set cannot be read or prepared.
+
+    Args:
+        errors: of the first of them, which are named.
+        further: where the others are, as `Source.where` says.
+
+    Attributes:
+        count: how many cannot.
+    """
+
+    def __init__(self, errors: Sequence[SampleError], further: Sequence[str] = ()) -> None:
+        first = errors[0]
+        super().__init__(first.index, first.where, first.reason)
+        self.count, self._made_of = len(errors) + len(further), (list(errors), list(further))
+        more = f"; and {len(further):,} more{_describe_common(further)}" if further else ""
+        self.args = (f"{self.count:,} records: {'; '.join(map(str, errors))}{more}",)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_of
+
+
+def _describe_common(places: Sequence[str]) -> str:
+    """In which file or folder all of these are, as the end of a phrase; empty where in none."""
+    common = os.path.commonprefix(list(places))
+    common = common[: max(common.rfind(mark) for mark in "/:") + 1].rstrip(":/")
+    return f", all in {common}" if common else ""
 
 
 class DataOutOfReach(PipelineError):
@@ -81,6 +111,9 @@ class SamplesDiffer(PipelineError):
         super().__init__(message)
         self.finding = finding
 
+
+MOST_RECORDS = 10
+"""Bad records that an error names."""
 
 MOST_NAMES = 12
 """Valid names that an error lists; of more, the nearest and where all of them are found."""

@@ -53,6 +53,7 @@ from ensemble.store.packs import finish_removal
 from ensemble.store.verification import FileCheck
 from ensemble.train.kernel_caches import remove_empty
 from ensemble.user_code.fingerprint import Code, code_of
+from pipelines.errors import PipelineError
 
 log = logging.getLogger(__name__)
 
@@ -221,7 +222,8 @@ class Controller:
         """Train all members to their end, then combine and report; or stop on request. Closes everything.
 
         Raises:
-            ClusterLostError: the run was stopped because of that.
+            PipelineError: it was stopped because records on which members are evaluated cannot be prepared.
+            ClusterLostError: it was stopped because of that.
         """
         try:
             self.handle([])
@@ -233,6 +235,8 @@ class Controller:
             raise
         finally:
             self._close()
+        if self.session.unusable_data is not None:
+            raise PipelineError(self.session.unusable_data)
         if self._cluster_lost is not None:
             raise ClusterLostError(
                 f"{self._cluster_lost}; {format_command('resume', self.run_dir.path)} continues the run"

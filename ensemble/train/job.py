@@ -41,6 +41,10 @@ class LabelError(TrainingError):
     """The label of a sample is not a class of the model."""
 
 
+class UnusableData(TrainingError):
+    """Records of a split on which members are evaluated cannot be prepared."""
+
+
 class Diverged(TrainingError):
     """The loss is NaN or infinite."""
 
