@@ -196,6 +196,15 @@ class PipelineDescription(ABC):
         shorter._declared = self._declared
         return shorter
 
+    def renew(self) -> Self:
+        """Returns the same pipeline, whose source is made anew where a file was changed since: see `Source.renew`."""
+        if (source := self.source.renew()) is self.source:
+            return self
+        other = self._copy()
+        other.source, other.poison_records = source, PoisonRecords()
+        other._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
+        return other
+
     def number_classes(self, field: str, names: Sequence[str]) -> Self:
         """Returns the same pipeline, in whose records the classes of a field have the numbers of `names`.
 

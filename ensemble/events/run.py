@@ -69,6 +69,8 @@ class RunStarted(Event):
             too.
         energy: `intensity_g_per_kwh`, `pue`, `price_per_kwh`, `currency`.
         more_epochs: `epochs`, `members`: *member*: epochs before, `notes`.
+        changed_splits: *split*: how what members are evaluated on has changed; those that had finished do it again.
+        accepts_data: whether members go on with other training data than before, in this start or an earlier one.
         further_objectives: of a search, beside `objective`: `name`, `mode` of each.
         second_objective: the only one of these, minimized, in logs of earlier versions.
         budget: of a search: `trials`, `hours`, `cpu_hours`, `energy_kj`, those that are limited.
@@ -97,6 +99,8 @@ class RunStarted(Event):
     pid: int | None = None
     resumed: bool = False
     more_epochs: MoreEpochs | None = None
+    changed_splits: dict[str, str] = {}
+    accepts_data: bool = False
     limits: Json = {}
     priority: int = 0
     share_weight: float = 1.0

@@ -123,6 +123,7 @@ class Job:
             checkpoint (`ensemble.comm.autotune.plan.ExchangePlan` as a dict): it has the same sums, on whatever
             hosts.
         profile: what to measure; `identity` is then no member's. None: train.
+        accepts_data: whether its checkpoint may be of other training data.
         files: what the declaration and the code of the run are (`ensemble.store.RunState.files`), so that not each
             worker reads the whole log for it. None: it does.
     """
@@ -145,6 +146,7 @@ class Job:
     local_world: int | None = None
     exchange_plan: dict[str, Any] | None = None
     files: dict[str, list[str]] | None = None
+    accepts_data: bool = False
 
     def as_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values).

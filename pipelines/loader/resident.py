@@ -226,7 +226,10 @@ def _raise_failures(pipeline: PipelineDescription, columns: Columns, failed: Seq
     Raises:
         SampleError: of the only one, or `BadRecords`.
     """
-    alone, where = {name: column[:1].copy() for name, column in columns.items() if name != OK}, pipeline.source.where
+    alone, where = (
+        {name: column[:1].copy() for name, column in columns.items() if name != OK},
+        pipeline.source.where,
+    )
     errors = []
     for bad in failed[:MOST_RECORDS]:
         try:

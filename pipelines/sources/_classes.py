@@ -165,6 +165,13 @@ class ClassNumbers(Source):
     def where(self, index: int) -> str:
         return self.source.where(index)
 
+    def stamp_records(self) -> npt.NDArray[np.uint64] | None:
+        return self.source.stamp_records()
+
+    def identify_records(self, indices: Any) -> Any:
+        alone = self.source.identify_records(indices)
+        return None if alone is None else [alone, self.describe_numbering()]
+
     def identity(self) -> Any:
         whole = self.source.identity()
         if whole is None:

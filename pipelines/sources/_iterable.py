@@ -70,6 +70,9 @@ class IterableRecords(FileRecords):
             raise
         super().__init__([File.of(self._path)], [offsets])
 
+    def renew(self) -> IterableRecords:
+        return self  # a spool that is gone is written again, and its records are compared
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_owner": None}
 

@@ -13,8 +13,9 @@ from event_dicts import read_events
 from PIL import Image
 
 import ensemble
-from ensemble.cli import main
+from ensemble.cli.parser import main
 from ensemble.spec.spec_file import load_spec
+from ensemble.store import StoreError
 from pipelines import PipelineError
 
 SPEC = """
@@ -29,7 +30,7 @@ def images(folder, **options):
     read = Pipeline(sources.image_folder({path!r} + "/" + folder), seed=0, **options)
     return read.map(stages.decode_jpeg("image")).map(stages.scale("image"))
 
-def spec(sharing="auto", skip=(), members=2, train=0):
+def spec(sharing="auto", skip='', members=2, train=0):
     splits = {{name: images(name, **({{"on_error": "skip", "max_skipped": 1.0}} if name in skip else {{}}))
               for name in ("train", "valid", "test")}}
     return Ensemble(
@@ -106,3 +107,95 @@ def test_all_damaged_records_are_named_before_anything_trains_and_replacing_them
     result = ensemble.resume(frame.run).wait()
     assert [row["state"] for row in result.members] == ["finished"] * 2
     assert result.combined is not None and result.combined["split"] == "test"
+
+
+def predictions(frame: Frame, split: str) -> dict[str, str]:
+    """The digest of the last predictions of each member."""
+    return {event["member"]: event["predictions"][split] for event in frame.events("finished")}
+
+
+@pytest.mark.parametrize("command", ["resume", "run"])
+def test_data_to_evaluate_on_that_were_replaced_are_evaluated_again_and_nothing_is_trained(
+    frame: Frame, command: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = frame.submit()
+    kept = {split: predictions(frame, split) for split in ("valid", "test")}
+    weights = {event["member"]: event["weights_sha256"] for event in frame.events("finished")}
+    combined = frame.events("combined")[-1]["metrics"]
+    write_image(frame.image("valid", 1), 77)
+    words = [str(frame.run)] if command == "resume" else [str(frame.spec), "--run-dir", str(frame.run)]
+    assert main([command, *words, "--executor", "inline"]) == 0
+    said = capsys.readouterr().err + caplog.text
+    assert re.search(r"valid has changed: 1 of its 12 records changed \(.*valid/b/001.jpg\)", said), said
+    assert "evaluated on it again, and not trained" in said
+    assert len(frame.events("epoch")) == 4, "those of the first start"
+    assert {event["member"]: event["weights_sha256"] for event in frame.events("finished")} == weights
+    assert not set(kept["valid"].values()) & set(predictions(frame, "valid").values())
+    assert kept["test"] == predictions(frame, "test")
+    after = frame.events("finished")[-1]["metrics"]
+    assert after["loss"] != next(row["metrics"]["loss"] for row in reversed(before.members))
+    assert len(frame.events("combined")) == 2 and frame.events("combined")[-1]["metrics"] != combined, (
+        "calibrated anew"
+    )
+    assert main([command, *words, "--executor", "inline"]) == 0
+    assert len(frame.events("run_started")) == 2, "nothing is left to be done"
+
+
+def test_other_training_data_ask_to_be_accepted_and_rows_of_other_parts_do_not_count(frame: Frame) -> None:
+    text = frame.spec.read_text().replace(
+        "def spec(",
+        "def split(sharing='auto', train=0):\n    declared = spec(sharing)\n"
+        "    whole = sources.image_folder(%r).split(0.5)\n    decode = lambda part: Pipeline(part).map(stages.decode_jpeg('image'))"
+        ".map(stages.scale('image'))\n    import dataclasses\n    return dataclasses.replace(declared, train=decode(whole[0]), "
+        "valid=decode(whole[1]))\n\ndef spec(" % str(frame.data / "train"),
+    )
+    frame.spec.write_text(
+        text.replace("def spec(", "def plain(")
+        .replace("def split(", "def spec(")
+        .replace("= spec(sh", "= plain(sh")
+    )
+    frame.submit()
+    declared = load_spec(str(frame.spec), [])
+    parts = [[pipe.source.where(index) for index in range(2)] for pipe in (declared.train, declared.valid)]
+    write_image(Path(parts[1][0]), 78)
+    ensemble.resume(frame.run).wait()
+    assert len(frame.events("epoch")) == 4 and list(frame.events("run_started")[-1]["changed_splits"]) == ["valid"]
+    write_image(Path(parts[0][1]), 79)
+    with pytest.raises(
+        StoreError, match=rf"1 of its 16 records changed \({re.escape(parts[0][1])}\).*--accept-data"
+    ):
+        ensemble.resume(frame.run, epochs=3)
+    ensemble.resume(frame.run, epochs=3, accept_data=True).wait()
+    assert len(frame.events("epoch")) == 6
+    ensemble.resume(frame.run, epochs=4).wait()
+    assert len(frame.events("epoch")) == 8, "what was accepted stays so"
+
+
+def test_a_dry_run_names_damaged_records_and_says_what_it_has_not_read(
+    frame: Frame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(frame.spec), "--executor", "inline", "--run-dir", str(frame.run), "--dry-run"]
+    assert main(words) == 0
+    assert "not read: the 32 of train records (--dry-run full reads all)" in capsys.readouterr().out
+    damage(frame.image("train", 7))
+    assert main(words) == 0 and main([*words, "full"]) == 2
+    assert str(frame.image("train", 7)) in capsys.readouterr().err
+    damage(*(frame.image("test", number) for number in range(11)))
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"test: 11 records: sample 0 ({frame.image('test', 0)})" in said
+        and f"; and 1 more, all in {frame.data}/test/b" in said
+    )
+    assert main([*words, "--set", "skip=test"]) == 0
+    assert "11 of 12 records of test cannot be prepared and are left out" in capsys.readouterr().out
+
+
+def test_a_damaged_training_record_ends_members_in_the_first_epoch_and_touches_no_weight(frame: Frame) -> None:
+    damage(frame.image("train", 7))
+    result = frame.submit()
+    assert [row["state"] for row in result.members] == ["failed"] * 2
+    assert not frame.events("epoch", "checkpoint")
+    assert str(frame.image("train", 7)) in frame.events("failed")[0]["error"]
+    write_image(frame.image("train", 7), 5)
+    assert [row["state"] for row in ensemble.resume(frame.run).wait().members] == ["finished"] * 2
