@@ -343,9 +343,12 @@ class PipelineDescription(ABC):
         """Returns a function (epoch, start, stop) -> indices of the samples there, int64 [stop - start]."""
         if self.sampling is not None:
             return self.sampling
+        order: Callable[[int, int, int], Indices]
+        order = functools.partial(epoch_indices, len(self), self.seed, shuffle=bool(self.shuffle))
         if self.shuffle == "blocks":
-            return BlockOrder(self.source.groups, self.seed, self.shuffle_window)
-        return functools.partial(epoch_indices, len(self), self.seed, shuffle=bool(self.shuffle))
+            order = BlockOrder(self.source.groups, self.seed, self.shuffle_window)
+        is_endless = getattr(self.source, "is_endless", False)
+        return functools.partial(_go_on, order, len(self)) if is_endless else order
 
     @property
     def token(self) -> str:
@@ -413,6 +416,11 @@ class PipelineDescription(ABC):
         ordered.shuffle, ordered.is_set = False, True
         ordered._inferred = self._inferred
         return ordered
+
+
+def _go_on(order: Callable[[int, int, int], Indices], n: int, epoch: int, start: int, stop: int) -> Indices:
+    """The records of an epoch of a source without an end, which follow those of the epoch before."""
+    return order(epoch, start, stop) + epoch * n
 
 
 def _derive_tokens(tokens: Sequence[str], change: str) -> tuple[str, ...]:

@@ -138,14 +138,12 @@ class Data:
         from pipelines.errors import SampleError, TooManySkipped
 
         bad = []
-        usual, self.on_resident_wait = self.on_resident_wait, self.on_wait
         for split in PREDICTED_SPLITS:
             try:
                 if getattr(self._ensemble, split) is not None:
                     self._resident(split)
             except (SampleError, TooManySkipped) as error:
                 bad.append(f"{split}: {error}")
-        self.on_resident_wait = usual
         if bad:
             raise UnusableData(f"{WHAT_IS_BAD}: {'; '.join(bad)}. {REMEDY}")
 

@@ -39,10 +39,13 @@ class Source(ABC):
         kind: the name of the function that makes such a source.
         is_fork_safe: whether forked processes may go on with the source that they inherit, with its open files and
             caches; else they make a pickled copy.
+        is_endless: whether records go on after the first `len(source)`, which are those of epoch 0: epoch e has the
+            records from `e * len(source)` on.
     """
 
     kind: str
     is_fork_safe = False
+    is_endless = False
 
     @abstractmethod
     def __len__(self) -> int:

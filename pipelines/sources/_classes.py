@@ -106,6 +106,7 @@ class ClassNumbers(Source):
     def __init__(self, source: Source, field: str, names: Sequence[str]) -> None:
         self.source, self.field, self.classes = source, field, tuple(names)
         self.kind, self.is_fork_safe = source.kind, source.is_fork_safe and is_ours(type(source))
+        self.is_endless = source.is_endless
         self._known = source.find_class_names(field)  # None: they are texts
         self._numbers = {name: number for number, name in enumerate(self.classes)}
 
