@@ -197,7 +197,7 @@ class PipelineDescription(ABC):
         return shorter
 
     def renew(self) -> Self:
-        """Returns the same pipeline, whose source is made anew where a file was changed since: see `Source.renew`."""
+        """Returns the same pipeline, its source made anew where a file has changed: see `Source.renew`."""
         if (source := self.source.renew()) is self.source:
             return self
         other = self._copy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +66,10 @@ class BadRecords(SampleError):
 
 def _describe_common(places: Sequence[str]) -> str:
     """In which file or folder all of these are, as the end of a phrase; empty where in none."""
-    common = os.path.commonprefix(list(places))
+    low, high = min(places), max(places)
+    common = low[
+        : next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), None)
+    ]
     common = common[: max(common.rfind(mark) for mark in "/:") + 1].rstrip(":/")
     return f", all in {common}" if common else ""
 

@@ -188,7 +188,8 @@ def check_edits(now: Code, run_dir: RunDir, *, accept: bool) -> None:
 
 def explain_evaluation(changed: Mapping[str, str]) -> str:
     """What follows from data that members are evaluated on and that have changed (`describe_changed_splits`)."""
-    return f"{'; '.join(changed.values())}; members that have finished are evaluated on it again, and not trained"
+    then = "members are evaluated on it from now on, and those that have finished again, without training"
+    return f"{'; '.join(changed.values())}; {then}"
 
 
 def explain_changed_splits(state: RunState, ensemble: Ensemble) -> str | None:

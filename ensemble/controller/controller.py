@@ -212,8 +212,8 @@ class Controller:
             raise
 
     def _find_changed_splits(self) -> dict[str, str]:
-        """The changed data for which members that have finished are evaluated again; the state is as that leaves it."""
-        if not any(member.state == "finished" for member in self.state.members.values()):
+        """The changed data for which finished members are evaluated again; the state is as that leaves it."""
+        if not any(member.checkpoint for member in self.state.members.values()):
             return {}
         found = describe_changed_splits(self.state.header.data, training_data(self.ensemble), self.ensemble)
         if found:

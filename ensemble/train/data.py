@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 WHAT_IS_BAD = "records on which members are to be evaluated cannot be prepared, so that nothing was trained"
 REMEDY = (
-    'Replace the files and resume the run; or leave such records out, as Pipeline(on_error="skip") does, at most as '
-    "many as its max_skipped= says"
+    'Replace the files and resume the run; or leave such records out: Pipeline(on_error="skip"), at most '
+    "max_skipped= of them"
 )
 
 
@@ -130,7 +130,7 @@ class Data:
         self._residents: dict[str, Resident | StreamedSet] = {}
 
     def prepare_splits(self) -> None:
-        """Prepare the splits on which the member is evaluated, before it trains; one that memory does not hold later.
+        """Prepare the splits on which the member is evaluated; one that memory does not hold is read later.
 
         Raises:
             UnusableData: records of some cannot be prepared; it names those of all splits.

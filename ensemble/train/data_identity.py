@@ -89,10 +89,10 @@ def describe_changed_records(
     before: Mapping[str, Any], now: Mapping[str, Any], ensemble: Ensemble, split: str
 ) -> str:
     """How many records of a split are others than before, and which, as the end of a message; "" if not known."""
-    known = [(data.get("records") or {}).get(split) for data in (before, now)]
-    if None in known or len(known[0]) != len(known[1]):
-        return ""
+    known = [(data.get("records") or {}).get(split, "") for data in (before, now)]
     then, here = (np.frombuffer(base64.b64decode(text), "<u4") for text in known)
+    if len(then) != len(here):
+        return ""
     changed, source = np.flatnonzero(then != here).tolist(), getattr(ensemble, split).source
     step = -(-len(source) // MOST_STAMPS)
     if not changed:

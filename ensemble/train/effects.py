@@ -52,7 +52,7 @@ class Effects:
         self.data.on_finding = functools.partial(reporter.event, "sample_difference")
 
     def open(self, inbox: Inbox, at: Position | None) -> None:
-        """Prepare the other splits and begin to read the stream, without the records at which earlier attempts died.
+        """Prepare the other splits, then read the stream; without records at which earlier attempts died.
 
         Args:
             at: where; None: no epoch is left to be trained.

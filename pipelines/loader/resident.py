@@ -226,11 +226,8 @@ def _raise_failures(pipeline: PipelineDescription, columns: Columns, failed: Seq
     Raises:
         SampleError: of the only one, or `BadRecords`.
     """
-    alone, where = (
-        {name: column[:1].copy() for name, column in columns.items() if name != OK},
-        pipeline.source.where,
-    )
-    errors = []
+    alone = {name: column[:1].copy() for name, column in columns.items() if name != OK}
+    where, errors = pipeline.source.where, []
     for bad in failed[:MOST_RECORDS]:
         try:
             Preparer(pipeline).fill(alone, 0, 0, bad, bad + 1)
@@ -325,7 +322,7 @@ def resident(
         address: of the feeder; None where there is none.
         key: the name under which the feeder was given the pipeline, such as "valid".
         pipeline: the same pipeline, built again; fingerprints are compared.
-        on_wait: called every second while the feeder still prepares the set, and now and then while this process does.
+        on_wait: called every second while the feeder still prepares the set; now and then while this process does.
         verify: whether samples are prepared here, too, and compared (`attach`): two before the set is read; then
             one for each 2,000 that are read. If one of the first differs, the set is prepared here.
 

@@ -39,8 +39,7 @@ class Source(ABC):
         kind: the name of the function that makes such a source.
         is_fork_safe: whether forked processes may go on with the source that they inherit, with its open files and
             caches; else they make a pickled copy.
-        is_endless: whether records go on after the first `len(source)`, which are those of epoch 0: epoch e has the
-            records from `e * len(source)` on.
+        is_endless: whether records go on after the first `len(source)`: epoch e has those from `e * len(source)` on.
     """
 
     kind: str
@@ -119,7 +118,7 @@ class Source(ABC):
         """Announces the records that are read next, int64 [n]: a source may prefetch their groups."""
 
     def stamp_records(self) -> npt.NDArray[np.uint64] | None:
-        """Returns a number for each record that is another one when the record is; None where all change together."""
+        """Returns a number for each record that changes with it, uint64 [n]; None where all change together."""
         return None
 
     def identify_records(self, indices: Indices) -> Any:

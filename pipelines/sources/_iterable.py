@@ -118,14 +118,15 @@ class IterableRecords(FileRecords):
         epoch, place = divmod(index, self._length)
         try:
             with _lock:
-                if epoch not in self._epochs:
+                while epoch not in self._epochs:
                     path = self._write_missing(epoch)
                     for number in [each for each in self._epochs if abs(each - epoch) > 1]:
                         self._epochs.pop(number)[0].close()
-                    self._epochs[epoch] = open(path, "rb", buffering=0), np.load(f"{path}.npy")  # noqa: SIM115
-            file, offsets = self._epochs[epoch]
-            start, end = offsets[place : place + 2].tolist()
-            return decode(read_exactly(file.fileno(), end - start, start))
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile by who is two epochs further
+                        self._epochs[epoch] = open(path, "rb", buffering=0), np.load(f"{path}.npy")  # noqa: SIM115
+                file, offsets = self._epochs[epoch]
+                start, end = offsets[place : place + 2].tolist()
+                return decode(read_exactly(file.fileno(), end - start, start))
         except (PipelineError, OSError) as error:
             raise SampleError(index, self.where(index), str(error)) from error
 
@@ -143,7 +144,7 @@ class IterableRecords(FileRecords):
                 self._open.drop(0)
 
     def _write_missing(self, epoch: int) -> str:
-        """Writes the file of an epoch where it is missing, and checks each record of the first one; returns its path.
+        """Writes the file of an epoch where it is missing, and checks the records of the first; returns its path.
 
         Later epochs but the last two are removed: a process that needs one again reads the stream again up to it.
 
