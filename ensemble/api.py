@@ -251,7 +251,12 @@ def submit(
         frozen = declaration.load(made.data, is_in_process=runner.in_process)
         del declaration, ensemble  # they hold memory for as long as the run takes
         frozen = apply_limits(frozen, limits, priority, share_weight)
-        more = {"checked": checked, "notify": receivers, "mirror": mirror, "accepts_data": accept_data}
+        more: dict[str, Any] = {
+            "checked": checked,
+            "notify": receivers,
+            "mirror": mirror,
+            "accepts_data": accept_data,
+        }
         return _start(made, frozen, code, runner, on_event, **more)
     except BaseException:
         release_arrays(made.data)
@@ -354,7 +359,7 @@ def resume(
     check_data(state, ensemble, known.path, accepts=accept_data)
     check_code(state, code, known, accept=accept_code)
     check_edits(code, known, accept=accept_code)
-    more = {"checked": checked, "notify": receivers, "mirror": mirror, "accepts_data": accept_data}
+    more: dict[str, Any] = {"checked": checked, "notify": receivers, "mirror": mirror, "accepts_data": accept_data}
     return _start(known, ensemble, code, runner, on_event, more_epochs, **more)
 
 

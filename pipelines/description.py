@@ -196,9 +196,9 @@ class PipelineDescription(ABC):
         shorter._declared = self._declared
         return shorter
 
-    def renew(self) -> Self:
+    def renew(self, known: dict[int, Any]) -> Self:
         """Returns the same pipeline, its source made anew where a file has changed: see `Source.renew`."""
-        if (source := self.source.renew()) is self.source:
+        if not hasattr(self.source, "renew") or (source := self.source.renew(known)) is self.source:
             return self
         other = self._copy()
         other.source, other.poison_records = source, PoisonRecords()

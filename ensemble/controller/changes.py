@@ -309,12 +309,15 @@ def check_data(
         return
     now = training_data(ensemble)
     changed = describe_difference(before, now)
+    if in_progress and not changed:  # it is evaluated on these
+        changed = "; ".join(describe_changed_splits(before, now, ensemble).values())
     if changed:
         changed += describe_changed_records(before, now, ensemble, "train")
         moved = f"; {moves}" if (moves := describe_moves(before, now)) else ""
         text = f"{path}: {changed}{moved}{_describe_settings(state)}"
         if not accepts:
-            raise StoreError(f"{text}; --accept-data goes on with them (accept_data=True in Python), {_ANEW}")
+            accept = "" if in_progress else "--accept-data goes on with them (accept_data=True in Python), "
+            raise StoreError(f"{text}; {accept}{_ANEW}")
         log.warning("%s, and is accepted: members that have not ended go on with other data than they began", text)
     why = why_unsure(before, now)
     if why is not None:

@@ -62,8 +62,8 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
 
 def renew_data(ensemble: Ensemble) -> Ensemble:
     """The declaration with its sources made anew where their files have changed; itself where none has."""
-    splits = ((split, getattr(ensemble, split)) for split in ("train", *PREDICTED_SPLITS))
-    pairs = ((split, pipe, pipe.renew()) for split, pipe in splits if hasattr(pipe, "renew"))
+    splits, known = ((split, getattr(ensemble, split)) for split in ("train", *PREDICTED_SPLITS)), dict[int, Any]()
+    pairs = ((split, pipe, pipe.renew(known)) for split, pipe in splits if hasattr(pipe, "renew"))
     renewed = {split: new for split, pipe, new in pairs if new is not pipe}
     return dataclasses.replace(ensemble, **renewed) if renewed else ensemble
 

@@ -39,7 +39,7 @@ class Source(ABC):
         kind: the name of the function that makes such a source.
         is_fork_safe: whether forked processes may go on with the source that they inherit, with its open files and
             caches; else they make a pickled copy.
-        is_endless: whether records go on after the first `len(source)`: epoch e has those from `e * len(source)` on.
+        is_endless: whether records go on after the first `len(source)`: epoch e has those from `e * len(self)` on.
     """
 
     kind: str
@@ -125,14 +125,21 @@ class Source(ABC):
         """Returns the `identity` of some of the records, in which the others have no part; None: none is known."""
         return None
 
-    def renew(self) -> Source:
+    def renew(self, known: dict[int, Source]) -> Source:
         """Returns the source, made anew where a file was changed after its records were indexed.
+
+        Args:
+            known: by their ids, sources of which others are parts, and what they are now; it is filled.
 
         Raises:
             PipelineError: a file cannot be read any more, or another number of records than before is in them.
         """
         inner = getattr(self, "source", None)
-        if not (is_ours(type(self)) and isinstance(inner, Source)) or (new := inner.renew()) is inner:
+        if not (is_ours(type(self)) and isinstance(inner, Source)):
+            return self
+        if id(inner) not in known:
+            known[id(inner)] = inner.renew(known)
+        if (new := known[id(inner)]) is inner:
             return self
         if len(new) != len(inner):
             raise PipelineError(

@@ -57,7 +57,7 @@ class FilesSource(Source):
         if not self._firsts[-1]:
             raise PipelineError(f"{self.kind}(): {', '.join(file.path for file in files)}: holds no {what}")
 
-    def renew(self) -> Source:
+    def renew(self, known: dict[int, Source]) -> Source:
         if not any(file.was_changed() for file in self.files if type(file) is File):
             return self
         folder, given, named = self._made_by

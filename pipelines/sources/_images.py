@@ -101,7 +101,7 @@ class ImageFolder(Source):
     def find_class_names(self, field: str) -> ClassNames | None:
         return ClassNames((self.classes,)) if field == "label" and self.classes else None
 
-    def renew(self) -> Source:
+    def renew(self, known: dict[int, Source]) -> Source:
         new = ImageFolder(self.path, *self._made_by)
         return self if np.array_equal(new._stamps, self._stamps) else new
 

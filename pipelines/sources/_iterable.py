@@ -29,6 +29,7 @@ import numpy.typing as npt
 from pipelines.checks import check_flag, check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
+from pipelines.sources._base import Source
 from pipelines.sources._file_records import FileRecords
 from pipelines.sources._files import File, check_names, read_exactly
 from pipelines.sources._recent import ThreadLock
@@ -72,7 +73,7 @@ class IterableRecords(FileRecords):
             raise
         super().__init__([File.of(self._path)], [offsets])
 
-    def renew(self) -> IterableRecords:
+    def renew(self, known: dict[int, Source]) -> Source:
         return self  # a spool that is gone is written again, and its records are compared
 
     def __getstate__(self) -> dict[str, Any]:
