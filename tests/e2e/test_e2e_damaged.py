@@ -189,3 +189,11 @@ def test_a_damaged_training_record_ends_members_in_the_first_epoch_and_touches_n
     assert str(frame.image("train", 7)) in frame.events("failed")[0]["error"]
     write_image(frame.image("train", 7), 5)
     assert [row["state"] for row in ensemble.resume(frame.run).wait().members] == ["finished"] * 2
+
+
+def test_damaged_records_are_left_out_where_that_is_declared_later(frame: Frame) -> None:
+    damage(frame.image("test", 0))
+    with pytest.raises(PipelineError, match="test: sample 0"):
+        frame.submit()
+    assert [row["state"] for row in frame.submit(skip="test").members] == ["finished"] * 2
+    assert not frame.events("failed")
