@@ -48,17 +48,14 @@ class BadRecords(SampleError):
     Args:
         errors: of the first of them, which are named.
         further: where the others are, as `Source.where` says.
-
-    Attributes:
-        count: how many cannot.
     """
 
     def __init__(self, errors: Sequence[SampleError], further: Sequence[str] = ()) -> None:
         first = errors[0]
         super().__init__(first.index, first.where, first.reason)
-        self.count, self._made_of = len(errors) + len(further), (list(errors), list(further))
+        self._made_of = list(errors), list(further)
         more = f"; and {len(further):,} more{_describe_common(further)}" if further else ""
-        self.args = (f"{self.count:,} records: {'; '.join(map(str, errors))}{more}",)
+        self.args = (f"{len(errors) + len(further):,} records: {'; '.join(map(str, errors))}{more}",)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._made_of

@@ -99,10 +99,10 @@ def describe_changed_records(
         return ""
     named = ", ".join(source.where(place * step) for place in changed[:MOST_NAMED])
     more = ", ..." if len(changed) > MOST_NAMED else ""
-    what = (
-        f"{len(changed):,} of its {len(source):,} records" if step == 1 else f"records in {len(changed):,} places"
-    )
-    return f": {what} changed ({'' if step == 1 else 'near '}{named}{more})"
+    what, near = f"{len(changed):,} of its {len(source):,} records", ""
+    if step > 1:
+        what, near = f"records in {len(changed):,} places", "near "
+    return f": {what} changed ({near}{named}{more})"
 
 
 def describe_changed_splits(
@@ -120,9 +120,7 @@ def describe_changed_splits(
             found[split] = f"{split} is new"
         elif samples != count:
             found[split] = f"{split} had {samples:,} samples, has {count:,}"
-        elif (earlier != fingerprint and split not in unsure) or numbering[0].get(split) != numbering[1].get(
-            split
-        ):
+        elif (earlier != fingerprint and split not in unsure) or len({each.get(split) for each in numbering}) > 1:
             records = describe_changed_records(before, now, ensemble, split)
             found[split] = f"{split} has changed{records or ' (its source, classes or stages)'}"
     return found
