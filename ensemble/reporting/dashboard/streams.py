@@ -25,8 +25,8 @@ MOST_SHOWN = 6  # groups drawn in full, unless more than that are active
 
 
 class StreamRates:
-    """Samples a second of each (node, cohort), between reports of its feeder that are `LEAST_S` apart, and what all
-    its feeders in turn have counted: each counts from zero.
+    """Samples a second of each (node, cohort), between reports of its feeder that are `LEAST_S` apart; and what
+    all its feeders in turn have counted: each counts from zero.
     """
 
     def __init__(self) -> None:
