@@ -31,10 +31,9 @@ from ensemble.schedule import (
     pack,
     revise,
 )
-from ensemble.schedule.cpu_sharing import LEAST_SHARE, share_cores
 from ensemble.schedule.needs import compute_need, uses_gpus
 from ensemble.schedule.placement import has_node
-from ensemble.schedule.profiles import MemoryCap, estimate_capacity, rate_member, rate_members
+from ensemble.schedule.profiles import MemoryCap, estimate_capacity, plan_core_shares, rate_members
 from ensemble.schedule.selection import is_selected
 from ensemble.spec import Ensemble, Identity
 
@@ -235,29 +234,22 @@ class Planner:
         """Divide the cores so that all members, running ones included, have the same epoch time."""
         running = {one.member: one.identity for one in cluster.running}
         together = [*waiting, *(one for one in running.values() if one.member in self._shares)]
-        profiles = [self._profiler.find_profile(one) for one in together]
-        measured = [one for one in profiles if one is not None]
-        if not measured:
-            return {}
-        slowest = min(measured, key=lambda one: min(one.samples_per_s.values()))
-        # a member that could not be measured is assumed to be as slow as the slowest
-        known = [(one, profile or slowest) for one, profile in zip(together, profiles, strict=True)]
         fixed = sum(
             one.cpus_per_worker * one.workers for one in running.values() if one.member not in self._shares
         )
         selections = {compute_need(one).selection for one in (*together, *running.values())}
         usable = [node for node in cluster.nodes if any(is_selected(each, node) for each in selections)]
-        found = share_cores(
-            [
-                rate_member(one, profile, self._ensemble.samples, one.member in running or self._has_begun(one))
-                for one, profile in known
-            ],
-            cores=max(LEAST_SHARE, sum(node.cpus for node in usable) - fixed),
+        found = plan_core_shares(
+            [(one, self._profiler.find_profile(one)) for one in together],
+            self._ensemble.samples,
+            cores=sum(node.cpus for node in usable) - fixed,
             widest=_max_workers_per_node(cluster, on_gpus=False),
-            prepare_s=max(profile.prepare_s for _, profile in known) * self._ensemble.samples,
+            begun={one.member for one in together if one.member in running or self._has_begun(one)},
         )
+        if found is None:
+            return {}
         self._shares, self._flotillas = dict(found.cpus), {}
-        self._log("planned", concurrent=[one.member for one, _ in known], pace_s=found.pace_s)
+        self._log("planned", concurrent=[one.member for one in together], pace_s=found.pace_s)
         return found.workers
 
     def _plan_flotillas(self, waiting: Sequence[Identity], cluster: ClusterSnapshot) -> Mapping[str, int]:

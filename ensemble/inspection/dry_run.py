@@ -91,6 +91,7 @@ def dry_run(
     notes = _list_notes(ensemble, executor, state, code)
     notes += [*_check_start_weights(ensemble, identities), *_read_data(ensemble, identities[0], full=full)]
     with _make_folder() as folder, _open_meter(ensemble, notes) as meter:
+        imports = 1 if executor == "inline" else 2
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, meter)
         estimate_members(groups, power)
         run = estimate_run(
@@ -99,8 +100,9 @@ def dry_run(
             node,
             prepare_s,
             power,
-            startup=_measure_startup(Path(folder), imports=1 if executor == "inline" else 2),
-            is_serial=executor == "inline",
+            startup=_measure_startup(Path(folder), imports),
+            imports=imports,
+            executor=executor,
             shares=stream is None,
         )
     return DryRun(
@@ -269,6 +271,7 @@ def _measure(
         first = members[0]
         row: dict[str, Any] = _describe_group(ensemble, members) | {"error": None, "_members": list(members)}
         batch = -(-first.batch_size // first.workers)
+        began = time.monotonic()
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints
                 measured = measure_here(ensemble, [dataclasses.replace(first, batch_size=batch)], folder, steps_s)[
@@ -276,6 +279,7 @@ def _measure(
                 ]
             row |= _read_figures(measured.figures) | {"_figures": measured.figures}
             row |= {name: getattr(measured, name) for name in ("parameters", "trainable", "checkpoint_bytes")}
+            row |= {"measuring_s": time.monotonic() - began}
             row |= {
                 "_evaluation": measured.evaluation,
                 "evaluate_s": (measured.evaluation or {}).get("evaluate_s"),
@@ -283,7 +287,8 @@ def _measure(
             prepared.append(measured.figures["prepare_s"])
         except (Exception, SystemExit) as error:
             log.debug("a step of %s failed", first.member, exc_info=True)
-            row |= dict.fromkeys((*FIGURES, "evaluate_s", "parameters", "trainable", "checkpoint_bytes"))
+            missing = ("evaluate_s", "parameters", "trainable", "checkpoint_bytes", "measuring_s")
+            row |= dict.fromkeys((*FIGURES, *missing))
             row |= {"error": " ".join(f"{type(error).__name__}: {error}".split()), "_figures": None}
         rows.append(row)
     return rows, max(prepared, default=None), _read_power(meter)

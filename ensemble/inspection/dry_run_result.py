@@ -39,12 +39,13 @@ class DryRun:
             `params` (of the first), `varied` (other hyperparameters in the group), `workers`, `parameters`,
             `trainable` (parameters), `checkpoint_bytes`, `batch_size`, `steps` (of an epoch), `epochs`,
             `evaluations` (batches of splits that it evaluates in a run); measured: `step_s`, `evaluate_s` (of a
-            batch, None where the first epoch evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`; estimated
-            of one member: `seconds`, `cpu_s`, `energy_j`; `error`: why nothing was measured, as its first steps
-            failed.
+            batch, None where the first epoch evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`,
+            `measuring_s`; estimated of one member: `seconds`, `cpu_s`, `energy_j`; `error`: why nothing was
+            measured, as its first steps failed.
         run: estimated of the run: `startup_s` and `startup_cpu_s` (measured: one process with its imports, for
-            each that imports them), `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that train at
-            one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
+            each that imports them), `overhead_s` and `overhead_cpu_s` (of measuring, and what is typical of the
+            run and its members beside steps), `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that
+            train at one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
         notes: what to know of the figures.
     """
 

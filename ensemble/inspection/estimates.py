@@ -4,8 +4,8 @@ A member alone takes steps x epochs x the measured seconds of a step, and those 
 after each epoch and every split at the end. A run is played through with the packing of
 the schedule (`ensemble.schedule.pack`): members start where they have room; those that train at one time on CPUs
 share the cores, so that all of them slow down where together they keep more cores busy than there are. The imports
-of processes and the preparation of all splits come on top of that. Checkpoints, the combination, the report,
-waiting for data and the exchange between workers are not in it.
+of processes, the preparation of all splits, measuring, and the overheads of members and of the run come on top of
+that. Waiting for data and the exchange between workers are not in it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ Table = list[dict[str, Any]]
 MOST_PLAYED = 400
 """Members of a run that is played through; of more, the time is the work divided by the room."""
 
+#: Seconds and CPU-seconds of what no trial step shows, in units of the imports of one process, which tell how fast
+#: a machine is: of a run (feeder, combination, report), more of one on Ray (its start and end), and of a member
+#: (its start, checkpoints, reports). Measured on runs of small models.
+OVERHEADS = {"run": (1.0, 1.0), "ray": (2.5, 2.0), "member": (0.05, 0.15)}
+
 HOW = (
-    "steps x epochs x seconds of a step and evaluations, measured alone on this machine, members packed as the "
-    "schedule does, and the imports of processes; without checkpoints, combination, report and the exchange "
-    "between workers"
+    "steps x epochs x seconds of a step and evaluations, measured alone on this machine; members measured and "
+    "packed as the schedule does; the imports of processes, and typical overheads of a run and its members; "
+    "without the exchange between workers"
 )
 
 
@@ -66,7 +71,8 @@ def estimate_run(
     power: dict[str, Any],
     *,
     startup: tuple[float, float],
-    is_serial: bool,
+    imports: int,
+    executor: str,
     shares: bool,
 ) -> dict[str, Any]:
     """What all members take together on one node.
@@ -75,19 +81,20 @@ def estimate_run(
         groups: rows after `estimate_members`; of a search, of a few of its trials.
         prepare_s: CPU-seconds of preparing a sample.
         startup: seconds and CPU-seconds until the processes of the run have begun.
-        is_serial: whether members train one after the other.
+        imports: how many processes import libraries in that time, one after the other.
         shares: whether each sample is prepared once for all members.
     """
     from ensemble.schedule.needs import resolve_devices
 
-    unknown: dict[str, Any] = dict.fromkeys(("seconds", "cpu_s", "energy_j", "memory_gb", "at_once"))
+    names = ("seconds", "cpu_s", "energy_j", "memory_gb", "at_once", "overhead_s", "overhead_cpu_s")
+    unknown: dict[str, Any] = dict.fromkeys(names)
     begun = {"startup_s": startup[0], "startup_cpu_s": startup[1]}
     unknown |= {**begun, "origin": "unavailable", "energy_origin": "unavailable"}
     if any(row["_figures"] is None for row in groups):
         failed = next(row for row in groups if row["_figures"] is None)
         return unknown | {"how": f"the steps of {failed['members'][0]} could not be measured"}
     devices = resolve_devices(ensemble.devices, has_gpus=bool(node.gpus))
-    known = _apply_profiles(groups, node, devices)
+    known = _apply_profiles(ensemble, groups, node, devices)
     samples = ensemble.samples
     epochs = [identity.epochs for identity, _ in known]
     scale = ensemble.search.expected_trials / len(known) if ensemble.search is not None else 1.0
@@ -98,19 +105,27 @@ def estimate_run(
     cpu_s = scale * sum(row["cpu_s"] for _, row in known) + prepare_cpu_s
     on_cpu = not any(row["gpu_memory_gb"] for row in groups)
     played = known * max(1, round(scale))
-    if is_serial:
+    more_s, more_cpu_s = _sum_overheads(executor, len(played), startup, imports)
+    measuring_s = scale * sum(row["measuring_s"] for row in _select_measured(ensemble, groups, node, devices))
+    if executor == "inline":
         seconds, at_once, memory_gb = sum(row["seconds"] for _, row in played) + prepare_cpu_s, 1, 0.0
         memory_gb = max(row["memory_gb"] for _, row in played)
     elif len(played) <= MOST_PLAYED:
         seconds, at_once, memory_gb = _play(played, node, devices, prepare_cpu_s, on_cpu=on_cpu)
     else:
         seconds, at_once, memory_gb = _divide(played, node, devices, cpu_s, on_cpu=on_cpu)
-    seconds += startup[0]
-    energy_j = _estimate_energy(power, [row for _, row in played], prepare_cpu_s + startup[1], seconds)
+    overhead_s, overhead_cpu_s = more_s + measuring_s, more_cpu_s + measuring_s
+    seconds += startup[0] + overhead_s
+    cpu_s += startup[1] + overhead_cpu_s
+    energy_j = _estimate_energy(
+        power, [row for _, row in played], prepare_cpu_s + startup[1] + overhead_cpu_s, seconds
+    )
     return {
         **begun,
+        "overhead_s": overhead_s,
+        "overhead_cpu_s": overhead_cpu_s,
         "seconds": seconds,
-        "cpu_s": cpu_s + startup[1],
+        "cpu_s": cpu_s,
         "energy_j": energy_j,
         "memory_gb": memory_gb,
         "at_once": at_once,
@@ -120,23 +135,57 @@ def estimate_run(
     }
 
 
-def _apply_profiles(groups: Table, node: Node, devices: str) -> list[tuple[Identity, dict[str, Any]]]:
-    """Each member with what was measured in the place of what it left open, and its row."""
+def _select_measured(ensemble: Ensemble, groups: Table, node: Node, devices: str) -> Table:
+    """The groups of which the run itself measures a member, one after the other."""
+    from ensemble.schedule.profiles import select_unmeasured
+
+    members = [identity for row in groups for identity in row["_members"]]
+    coming = 0 if ensemble.search is None else ensemble.search.expected_trials
+    measured = {one.member for one in select_unmeasured(members, [node], devices, {}, coming)}
+    return [row for row in groups if measured & {identity.member for identity in row["_members"]}]
+
+
+def _sum_overheads(executor: str, members: int, startup: tuple[float, float], imports: int) -> tuple[float, float]:
+    """Seconds and CPU-seconds of what no trial step shows (`OVERHEADS`)."""
+    counts = {"run": 1, "ray": int(executor == "ray"), "member": members}
+    seconds, cpu_s = (sum(counts[name] * OVERHEADS[name][i] for name in counts) for i in (0, 1))
+    return seconds * startup[0] / imports, cpu_s * startup[1] / imports
+
+
+def _apply_profiles(
+    ensemble: Ensemble, groups: Table, node: Node, devices: str
+) -> list[tuple[Identity, dict[str, Any]]]:
+    """Each member with what was measured in the place of what it left open, as the planner does, and its row."""
     from ensemble.schedule import Profile, apply_profile
-    from ensemble.schedule.profiles import MemoryCap
+    from ensemble.schedule.needs import uses_gpus
+    from ensemble.schedule.profiles import MemoryCap, plan_core_shares
 
     cap = MemoryCap([node], devices)
-    found = []
+    profiles: list[tuple[Identity, Profile, dict[str, Any]]] = []
     for row in groups:
         figures = row["_figures"]
         by_width = {
             name: {1: figures[name]} for name in ("step_s", "samples_per_s", "cpus", "gpus") if name in figures
         }
-        rest = {name: figures[name] for name in ("memory_gb", "gpu_memory_gb", "gpu_size_gb") if name in figures}
+        rest = {
+            name: figures[name]
+            for name in ("prepare_s", "memory_gb", "gpu_memory_gb", "gpu_size_gb")
+            if name in figures
+        }
         profile = Profile.from_dict({"shape": "", "device": "cpu", "members": row["members"], **by_width, **rest})
-        for identity in row["_members"]:
-            found.append((apply_profile(identity, profile, identity.workers, cap), row))
-    return found
+        profiles += [(identity, profile, row) for identity in row["_members"]]
+    members = [apply_profile(identity, profile, identity.workers, cap) for identity, profile, _ in profiles]
+    on_gpus = any(uses_gpus(one, devices) for one in members) and bool(node.gpus)
+    if ensemble.search is None and not on_gpus and all("cpus_per_worker" in one.auto for one in members):
+        shares = plan_core_shares(
+            [(identity, profile) for identity, profile, _ in profiles],
+            ensemble.samples,
+            cores=node.cpus,
+            widest=max(1, int(node.cpus)),
+        )
+        assert shares is not None
+        members = [replace(one, cpus_per_worker=shares.cpus[one.member]) for one in members]
+    return [(one, row) for one, (_, _, row) in zip(members, profiles, strict=True)]
 
 
 def _play(

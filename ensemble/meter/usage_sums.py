@@ -30,6 +30,11 @@ def list_energies(use: Use) -> list[tuple[str, str, int, Origin]]:
     return [(kind, method, ticks, origin) for (kind, method), (ticks, origin) in use.items() if method]
 
 
+#: Seconds of an interval from which on its mean power counts for a peak: in a shorter one, such as the last of a
+#: run, what was spent before and read late is no power.
+LEAST_PEAK_S = 0.5
+
+
 @dataclass
 class NodeTotal:
     """What one node used while its meter ran.
@@ -38,7 +43,7 @@ class NodeTotal:
         energy, idle: ticks of all its energy, and of the idle energy in it; None where that was never known.
         origin: of the energy: measured, estimated or unavailable.
         metered_s: seconds that were metered.  unread_s: seconds of which its meter has no reading.
-        peak_watts: the highest mean power of an interval.
+        highest_watts: the highest mean power of an interval that is long enough (`LEAST_PEAK_S`).
         sources: names of the power sources.
     """
 
@@ -48,7 +53,7 @@ class NodeTotal:
     origin: Origin = "unavailable"
     metered_s: float = 0.0
     unread_s: float = 0.0
-    peak_watts: float | None = None
+    highest_watts: float | None = None
     sources: list[str] = field(default_factory=list)
 
     @property
@@ -60,6 +65,11 @@ class NodeTotal:
     def idle_j(self) -> float | None:
         """Joules of idle energy."""
         return None if self.idle is None else from_ticks(self.idle)
+
+    @property
+    def peak_watts(self) -> float | None:
+        """The highest mean power of an interval; that of all time where each was too short."""
+        return self.mean_watts if self.highest_watts is None else self.highest_watts
 
     @property
     def mean_watts(self) -> float | None:
@@ -79,8 +89,8 @@ class NodeTotal:
         if interval.idle is not None:
             self.idle = (self.idle or 0) + interval.idle
         self.metered_s += interval.length_s
-        if interval.length_s > 0:
-            self.peak_watts = max(from_ticks(energy) / interval.length_s, self.peak_watts or 0.0)
+        if interval.length_s >= LEAST_PEAK_S:
+            self.highest_watts = max(from_ticks(energy) / interval.length_s, self.highest_watts or 0.0)
         if interval.source not in self.sources:
             self.sources.append(interval.source)
 
@@ -92,8 +102,8 @@ class Sums:
     Attributes:
         uses: by owner and node.
         nodes: by name.
-        peaks: highest mean power of an interval in watts, by ("member", name), ("role", name) or ("run", ""), and
-            node.
+        peaks: highest mean power of an interval of `LEAST_PEAK_S` in watts, by ("member", name), ("role", name) or
+            ("run", ""), and node.
         metered: stretches of time in which some node was metered, in order, not overlapping: [start, end].
     """
 
@@ -128,7 +138,7 @@ class Sums:
             of_member = [] if owner.member is None else [("member", owner.member)]
             for key in (("role", owner.role), *of_run, *of_member):
                 energies[key] = energies.get(key, 0) + ticks
-        for (what, name), ticks in energies.items() if interval.length_s > 0 else ():
+        for (what, name), ticks in energies.items() if interval.length_s >= LEAST_PEAK_S else ():
             now_w = from_ticks(ticks) / interval.length_s
             self.peaks[what, name, node] = max(now_w, self.peaks.get((what, name, node), 0.0))
         for part in interval.parts:

@@ -18,7 +18,7 @@ from ensemble.reporting.ranking import best_member, metric, rank_members
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections import quality
 from ensemble.reporting.status import describe_lost_controller, status_head
-from ensemble.reporting.time_left import TimeLeftEstimator, fraction_done, member_epochs
+from ensemble.reporting.time_left import TimeLeft, TimeLeftEstimator, fraction_done, member_epochs
 
 if TYPE_CHECKING:
     from ensemble.store import MemberState, RunDir, RunState
@@ -70,7 +70,7 @@ class LiveView:
     def _draw(self) -> None:
         assert self._state is not None
         self._drawn_at = time.monotonic()
-        content = progress_html(self._state, self._estimator.left_s(self._state))
+        content = progress_html(self._state, self._estimator.estimate(self._state))
         display = sys.modules["IPython"].display
         try:
             if self._handle is None:
@@ -81,11 +81,11 @@ class LiveView:
             log.debug("the progress could not be shown: %s", error, exc_info=True)
 
 
-def progress_html(state: RunState, left_s: float | None = None) -> str:
+def progress_html(state: RunState, left: TimeLeft | None = None) -> str:
     """The head line of a run and a table of its members, those in training first."""
     order = {"running": 0, "placed": 1, "failed": 2, "waiting": 4}
     members = sorted(state.members.values(), key=lambda member: (order.get(member.state, 3), member.number))
-    return _describe(head_line(state, left_s), state, sorted(members[:SHOWN], key=lambda member: member.number))
+    return _describe(head_line(state, left), state, sorted(members[:SHOWN], key=lambda member: member.number))
 
 
 def run_html(run_dir: RunDir) -> str:

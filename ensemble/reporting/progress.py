@@ -17,7 +17,7 @@ from ensemble.reporting.ranking import metric
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import ATTEMPTS
 from ensemble.reporting.tables import Column, lay_out
-from ensemble.reporting.time_left import TimeLeftEstimator, fraction_done, member_epochs, member_left_s
+from ensemble.reporting.time_left import TimeLeft, TimeLeftEstimator, fraction_done, member_epochs, member_left_s
 from ensemble.store.member import ENDED
 
 if TYPE_CHECKING:
@@ -95,10 +95,10 @@ class Progress:
     def _draw(self, now: float) -> None:
         assert self._state is not None
         self._drawn, self.is_drawn = now, True
-        self._view.draw(self._state, self._estimator.left_s(self._state))
+        self._view.draw(self._state, self._estimator.estimate(self._state))
 
 
-def head_line(state: RunState, left_s: float | None) -> str:
+def head_line(state: RunState, left: TimeLeft | None) -> str:
     """Name, members by state, elapsed and left, best value, total rate: one line."""
     run = RunProjection(state)
     parts = [f"{run.counts['finished']}/{run.counts.total()} finished"]
@@ -106,18 +106,14 @@ def head_line(state: RunState, left_s: float | None) -> str:
     if state.combining and state.ended is None:
         parts.append(f"combining {text.count(state.combining, 'member')}")
     times = [text.clock(state.wall_s)]
-    if left_s is not None and state.ended is None:
-        times.append(_format_left(left_s))
+    if left is not None and state.ended is None:
+        times.append(str(left))
     more = [f"{text.number(run.samples_per_s)} samples/s"] if run.samples_per_s else []
     if run.best is not None:
         more.append(f"best {run.best.id} {state.objective} {text.score(run.best_value)}")
     if state.waits_for:
         more.append(f"waits for {state.waits_for}")
     return " · ".join([state.name or "run", ", ".join(parts), *times, *more])
-
-
-def _format_left(seconds: float) -> str:
-    return f"about {text.clock(seconds)} left"
 
 
 class _Table:
@@ -132,11 +128,11 @@ class _Table:
         self._failures: dict[str, int] = {}
         self._said: dict[str, str] = {}
 
-    def draw(self, state: RunState, left_s: float | None) -> None:
+    def draw(self, state: RunState, left: TimeLeft | None) -> None:
         self._live.begin()
         self._print_failures(state)
         console = self._live.console
-        self._live.draw(table(state, left_s, console.height - 8, console.width))
+        self._live.draw(table(state, left, console.height - 8, console.width))
 
     def _print_failures(self, state: RunState) -> None:
         """Prints what failed since the last drawing, as lines that stay above the table."""
@@ -153,7 +149,7 @@ class _Table:
 
 
 def table(
-    state: RunState, left_s: float | None, rows: int = 30, width: int | None = None
+    state: RunState, left: TimeLeft | None, rows: int = 30, width: int | None = None
 ) -> list[tuple[str, str]]:
     """The head line over a table of at most `rows` members; what does not fit is counted below it.
 
@@ -161,8 +157,8 @@ def table(
         Lines with their styles.
     """
     shown, left_out = _select_members(state, max(3, rows))
-    lines = [*((line, "bold") for line in _fold_head(head_line(state, left_s), width)), ("", "")]
-    left = [member_left_s(state, member) for member in shown]
+    lines = [*((line, "bold") for line in _fold_head(head_line(state, left), width)), ("", "")]
+    members_left = [member_left_s(state, member) for member in shown]
     rates = [text.number(m.samples_per_s) if m.state == "running" else "" for m in shown]
     columns = [
         Column("member", [member.id for member in shown]),
@@ -171,7 +167,7 @@ def table(
         Column("", ["━" * round(BAR * fraction_done(state, member)) for member in shown], spare=3),
         Column(state.objective, [text.score(metric(m, state.objective)) for m in shown], is_number=True),
         Column("samples/s", rates, is_number=True, spare=2),
-        Column("left", ["" if s is None else text.clock(s) for s in left], is_number=True, spare=1),
+        Column("left", ["" if s is None else text.clock(s) for s in members_left], is_number=True, spare=1),
     ]
     lines += zip(lay_out(columns, width), ["dim", *(STYLES[member.state] for member in shown)], strict=True)
     if left_out:
@@ -218,7 +214,7 @@ class _Lines:
         self._said: dict[str, str] = {}
         self._begun = self._ended = self._measuring = self._combining = False
 
-    def draw(self, state: RunState, left_s: float | None) -> None:
+    def draw(self, state: RunState, left: TimeLeft | None) -> None:
         at = text.clock(state.wall_s)
         lines: list[str] = []
         if not self._begun and state.name:
@@ -229,7 +225,7 @@ class _Lines:
             lines.append(f"measuring a few steps of {text.count(len(state.measuring), 'member')}")
         self._measuring = bool(state.measuring)
         changes = [change for member in state.members.values() for change in self._collect_changes(state, member)]
-        tail = f"; {_format_left(left_s)}" if left_s is not None and state.ended is None else ""
+        tail = f"; {left}" if left is not None and state.ended is None else ""
         if len(changes) <= BURST:
             for kind, member, what, _ in changes:
                 what = what or _describe_failure(state.members[member], self._said)

@@ -16,7 +16,7 @@ from ensemble.meter import Ledger, ledger
 from ensemble.meter.ledger_rows import Total
 from ensemble.reporting.ranking import best_member, finite_or_none, metric
 from ensemble.reporting.sections.time_to_solution import TimeToSolution, measure_time_to_solution
-from ensemble.reporting.time_left import epochs_done_and_left
+from ensemble.reporting.time_left import count_epochs
 from ensemble.store.event_handlers import fold
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class RunProjection:
     @cached_property
     def done(self) -> float:
         """The share of the epochs of all members that are trained, 0 to 1."""
-        done, left = epochs_done_and_left(self.state)
+        done, left, _ = count_epochs(self.state)
         return done / (done + left) if done + left else 0.0
 
     @property

@@ -18,7 +18,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.schedule.cpu_sharing import MemberRate
+from ensemble.schedule.cpu_sharing import LEAST_SHARE, CpuSharing, MemberRate, share_cores
 from ensemble.schedule.flotilla.model import Capacity, RatedMember, interpolate_rate
 from ensemble.schedule.memory_grants import add_margin, compute_gpu_share
 from ensemble.schedule.needs import Node, compute_need, uses_gpus
@@ -286,6 +286,32 @@ def rate_member(identity: Identity, profile: Profile, samples: int, begun: bool 
         cpus={width: profile.cpus.get(width, identity.cpus_per_worker) for width in widths},
         has_open_width=free,
     )
+
+
+def plan_core_shares(
+    members: Sequence[tuple[Identity, Profile | None]],
+    samples: int,
+    *,
+    cores: float,
+    widest: int,
+    begun: Container[str] = (),
+) -> CpuSharing | None:
+    """Divide the cores so that members that train at one time have the same epoch time; None: none was measured.
+
+    Args:
+        samples: of an epoch.
+        cores: that they have together.
+        widest: maximum number of workers of one member.
+        begun: members that keep their width.
+    """
+    measured = [profile for _, profile in members if profile is not None]
+    if not measured:
+        return None
+    # a member that could not be measured is assumed to be as slow as the slowest
+    slowest = min(measured, key=lambda one: min(one.samples_per_s.values()))
+    rates = [rate_member(one, profile or slowest, samples, one.member in begun) for one, profile in members]
+    prepare_s = max((profile or slowest).prepare_s for _, profile in members) * samples
+    return share_cores(rates, cores=max(LEAST_SHARE, cores), widest=widest, prepare_s=prepare_s)
 
 
 def estimate_capacity(nodes: Sequence[Node], waiting: Sequence[Identity], devices: str = "auto") -> Capacity:

@@ -483,6 +483,17 @@ def test_mean_and_peak_watts_are_of_the_time_that_a_member_held_its_place() -> N
     assert book.run.mean_w == 10.0
 
 
+def test_power_that_is_logged_late_or_of_an_instant_is_no_peak() -> None:
+    """The driver was busy for three seconds: their readings are logged at once, a last one is of a millisecond."""
+    events = [started(0.0), NODE, *placed(0.0, "member-0"), usage(0.0, 1, 0.0, member="member-0")]
+    late = [power(4.0 + until / 1000, 10.0, until=until, parts=[part(10.0)]) for until in (1.0, 2.0, 3.0, 4.0)]
+    last = power(4.006, 1.3, interval_s=0.001, until=4.001, parts=[part(1.3)])
+    book = ledger([*events, usage(4.0, 1, 4.0, member="member-0"), *late, last])
+    assert book.total.energy_j == pytest.approx(41.3)
+    peaks = {book.total.peak_w, book.member("member-0").peak_w, *(node.peak_watts for node in book.nodes)}
+    assert peaks == {10.0}
+
+
 def test_an_estimate_stays_an_estimate_beside_a_measured_gpu() -> None:
     parts = [
         {"name": "cpu", "kind": "cpu", "device": None, "energy_j": 5.0, "origin": "estimated"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 from pathlib import Path
 
@@ -251,13 +253,29 @@ def test_an_estimate_of_a_container_says_so_and_is_of_its_cpu_time(
     monkeypatch.setenv("ENSEMBLE_WATTS_PER_CORE", "4")
     write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 5000000"})
     busy = find_busy_time(procfs(tmp_path, ZEROS), tmp_path / "cgroup")
-    estimate = open_estimate(busy)
+    estimate = open_estimate(busy, itertools.count(step=10.0).__next__)
     assert isinstance(estimate, PowerSource) and "of this container" in estimate.name
     meter = PowerMeter("n0", [estimate], energy=UNMEASURED, busy=busy)
     meter.start()
     write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 7000000"})
     sample = meter.sample()[0]
     assert (sample["busy_s"], sample["energy_j"]) == (2.0, 8.0)
+
+
+def test_cpu_time_that_is_reported_late_makes_no_power_that_cannot_be(tmp_path: Path) -> None:
+    clock, cores, watts = [100.0], os.cpu_count() or 1, 5.0
+    write(tmp_path / "cgroup", **{"cpu.stat": "usage_usec 0"})
+    busy = find_busy_time(procfs(tmp_path, ZEROS), tmp_path / "cgroup")
+    estimate = open_estimate(busy, lambda: clock[0])
+    assert isinstance(estimate, PowerSource)
+    write(tmp_path / "cgroup", **{"cpu.stat": f"usage_usec {int(3e6 * cores)}"})  # of three seconds, all at once
+    energies = []
+    for seconds in (0.01, 1.0, 1.0, 1.0, 1.0):
+        clock[0] += seconds
+        (reading,) = estimate.read()
+        energies.append(reading.energy_j)
+        assert reading.energy_j <= cores * seconds * watts * (1 + 1e-9)
+    assert sum(energies) == pytest.approx(3.0 * cores * watts) and energies[-1] == 0.0
 
 
 def test_beside_a_measure_of_the_host_a_containers_busy_time_is_not_reported(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import itertools
+import random
 from typing import Any
 
 import pytest
@@ -12,10 +15,12 @@ from event_dicts import apply_event, fold
 from ensemble.reporting import Progress
 from ensemble.reporting.progress import table
 from ensemble.reporting.time_left import (
+    TimeLeft,
     TimeLeftEstimator,
-    epochs_done_and_left,
+    count_epochs,
     expect_epochs,
     fraction_done,
+    member_epochs,
     member_left_s,
 )
 from ensemble.store import RunState
@@ -215,54 +220,82 @@ def test_redraws_are_limited_so_that_watching_costs_little() -> None:
     assert 5 < draws <= 2 + 5 / 0.25
 
 
-def test_time_left_is_measured_from_the_first_look_so_that_a_resume_does_not_flatter_it() -> None:
-    pace = TimeLeftEstimator()
-    assert pace.left_s(fold(runs.list_run(until=5.0))) is None
-    early = fold(runs.list_run(until=5.0))
-    late = fold(runs.list_run(until=15.0))
-    left = pace.left_s(late)
-    done = epochs_done_and_left(late)[0] - epochs_done_and_left(early)[0]
-    assert left == pytest.approx(epochs_done_and_left(late)[1] * (late.updated - early.updated) / done)
+def estimates(events: list[dict[str, Any]]) -> list[tuple[RunState, TimeLeft]]:
+    """The state after each event, where time left is estimated then, with the bounds."""
+    estimator, state, found = TimeLeftEstimator(), RunState(), []
+    for event in events:
+        apply_event(state, event)
+        if (left := estimator.estimate(state)) is not None:
+            found.append((copy.deepcopy(state), left))
+    return found
+
+
+def test_what_was_trained_before_the_first_look_does_not_count_as_pace() -> None:
+    estimator = TimeLeftEstimator()
+    early, late = fold(runs.list_run(until=5.0)), fold(runs.list_run(until=12.0))
+    assert estimator.estimate(early) is None
+    left = estimator.estimate(late)
+    pace = (count_epochs(late).done - count_epochs(early).done) / (late.updated - early.updated)
+    assert left is not None and left.least_s < count_epochs(late).left / pace < left.most_s
 
 
 def test_time_left_is_never_below_that_of_the_slowest_member_that_runs() -> None:
     events = [e for e in runs.list_run() if e.get("member") in (None, "member-0", "member-3")]
-    events = [events[0] | {"members": 2}, *events[1:]]
-    state, pace, seen = RunState(), TimeLeftEstimator(), 0
-    for event in events:
-        apply_event(state, event)
-        left = pace.left_s(state)
-        slowest = max((member_left_s(state, m) or 0.0 for m in state.members.values()), default=0.0)
-        seen += left is not None
-        assert left is None or left >= slowest
-    assert seen > 20
+    bounds = estimates([events[0] | {"members": 2}, *events[1:]])
+    assert len(bounds) > 20
+    for state, left in bounds:
+        assert left.most_s >= max(member_left_s(state, member) or 0.0 for member in state.members.values())
 
 
 def test_start_up_does_not_count_as_pace_and_nothing_is_said_of_time_left_before_anything_was_trained() -> None:
     late = 100.0  # seconds that a start takes, before a second or so of training
     events = [e | {"t": e["t"] + late} if e["t"] > runs.START + 0.3 else e for e in runs.list_run()]
-    state, pace, told = RunState(), TimeLeftEstimator(), []
-    for event in events:
-        apply_event(state, event)
-        left = pace.left_s(state)
-        trained = any(m.step or m.epoch for m in state.members.values())
-        assert trained or left is None
-        told += [left] if left is not None else []
-    assert told[0] < late
+    bounds = estimates(events)
+    assert all(any(m.step or m.epoch for m in state.members.values()) for state, _ in bounds)
+    assert bounds[0][1].most_s < late
 
 
 def test_no_time_left_is_told_of_a_run_whose_members_have_all_ended() -> None:
     events = [e for e in runs.list_run() if e["type"] != "run_finished"]
-    shown = played(events, io.StringIO())
-    assert "about 0:00 left" not in shown
-    assert TimeLeftEstimator((runs.START, 0.0)).left_s(fold(events)) is None
+    assert "0:00 left" not in played(events, io.StringIO())
+    assert TimeLeftEstimator((runs.START, 0.0, 0)).estimate(fold(events)) is None
+
+
+def test_bounds_of_the_end_only_narrow_until_something_happens() -> None:
+    """Members of ten epochs, two at a time, whose epochs take 0.7 to 1.3 s: what is shown never rises."""
+    state, estimator, rng = fold(runs.list_run(until=9.0)), TimeLeftEstimator(), random.Random(0)
+    work = list(state.members.values())
+    for member in work:
+        member.state, member.epoch, member.step, member.history = "waiting", 0, 0, []
+        member.identity["epochs"] = 10
+    shown, now = [], float(state.updated or 0.0)
+    while running := [member for member in work if member.epoch < 10][:2]:
+        now += rng.uniform(0.7, 1.3)
+        for member in running:
+            member.samples_per_s, member.epoch = 100.0, member.epoch + 1
+            member.state = "finished" if member.epoch == 10 else "running"
+        state.updated = now
+        shown.append((now, estimator.estimate(state)))
+    bounds = [(at, left) for at, left in shown if left is not None]
+    assert all(later.most_s <= earlier.most_s for (_, earlier), (_, later) in itertools.pairwise(bounds))
+    assert all(left.least_s <= now - at <= left.most_s for at, left in bounds)
+    assert str(bounds[0][1]).endswith(" left") and " to " in str(bounds[0][1])
+
+
+def test_a_members_first_step_is_no_pace() -> None:
+    state = fold(runs.list_run(until=9.0))
+    member = next(m for m in state.members.values() if m.state == "running")
+    member.history, member.epoch, member.steps, member.samples_per_s = [], 0, 100, 2.0
+    member.step = 1
+    assert member_left_s(state, member) is None
+    member.step = 50
+    left = (member_epochs(state, member) - 0.5) * 100 * member.identity["batch_size"] / 2.0
+    assert member_left_s(state, member) == pytest.approx(left)
 
 
 def test_work_left_counts_members_not_yet_placed_and_nothing_of_those_that_ended() -> None:
-    done, left = epochs_done_and_left(fold(runs.list_run()))
-    assert (done, left) == (7 * 6 + 4, 0)
-    done, left = epochs_done_and_left(fold(runs.just_started()))
-    assert (done, left) == (0, 4 * 3)
+    assert count_epochs(fold(runs.list_run())) == (7 * 6 + 4, 0, 0)
+    assert count_epochs(fold(runs.just_started())) == (0, 4 * 3, 4 * 3)
     running = fold(runs.list_run(until=9.0))
     assert all(0 <= fraction_done(running, member) <= 1 for member in running.members.values())
     assert member_left_s(running, running.members["member-0"]) > 0
@@ -281,9 +314,9 @@ def test_trials_to_come_are_not_taken_to_be_as_short_as_those_that_were_pruned_f
 
 def test_work_left_of_a_search_counts_trials_to_come() -> None:
     events = runs.search_run(trials=24)
-    _, left = epochs_done_and_left(fold(events))
+    left = count_epochs(fold(events)).left
     events[0] = events[0] | {"members": 34}
-    _, more = epochs_done_and_left(fold(events))
+    more = count_epochs(fold(events)).left
     lasted = [m.epoch for m in fold(events).members.values() if m.state in ("finished", "pruned")]
     assert more - left == pytest.approx(10 * sum(lasted) / len(lasted), rel=0.1)
 

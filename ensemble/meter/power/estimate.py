@@ -8,6 +8,9 @@ EPYC 9654 360 W / 96 = 3.8; EPYC 7763 280 W / 64 = 4.4; Xeon 8480+ 350 W / 56 = 
 The middle of these is near 5 W. A "core" is what the kernel counts as a CPU: with two hardware threads a core, or
 on a laptop, the truth may well be half or twice that. Who knows better sets ``ENSEMBLE_WATTS_PER_CORE``.
 
+CPU time is reported late and in clock ticks: what is more than all cores can have spent since the last reading is
+counted in the next ones, so that no interval has more power than all cores busy.
+
 It covers the host, or this container where only its own CPU time can be seen (`ensemble.meter.power.busy_time`).
 """
 
@@ -15,6 +18,8 @@ from __future__ import annotations
 
 import math
 import os
+import time
+from collections.abc import Callable
 
 from ensemble.meter.power.busy_time import BusyTime, find_busy_time
 from ensemble.meter.power.common import Absent, PowerError, PowerSource, Reading
@@ -54,11 +59,14 @@ def node_busy_s() -> float:
     return busy.read()
 
 
-def open_estimate(busy: BusyTime | Absent | None = None) -> PowerSource | Absent:
+def open_estimate(
+    busy: BusyTime | Absent | None = None, clock: Callable[[], float] = time.monotonic
+) -> PowerSource | Absent:
     """Returns the estimate; absent only where the system does not report its CPU time.
 
     Args:
         busy: whose CPU time it is made from, by default the widest scope that can be seen. A container's is named.
+        clock: seconds, for the length of intervals.
 
     Raises:
         SpecError: see `watts_per_core`.
@@ -68,17 +76,20 @@ def open_estimate(busy: BusyTime | Absent | None = None) -> PowerSource | Absent
     if isinstance(busy, Absent):
         return Absent("estimate", f"the system does not report its CPU time: {busy.reason}")
     try:
-        last_s = busy.read()
+        counted_s = busy.read()
     except OSError as error:
         return Absent("estimate", f"the system does not report its CPU time: {error}")
+    cores, last_read = os.cpu_count() or 1, clock()
 
     def read() -> list[Reading]:
-        nonlocal last_s
+        nonlocal counted_s, last_read
         try:
             now_s = busy.read()
         except OSError as error:
             raise PowerError(f"the CPU time cannot be read: {error}") from None
-        busy_s, last_s = max(0.0, now_s - last_s), now_s
+        elapsed_s = clock() - last_read
+        busy_s = max(0.0, min(now_s - counted_s, cores * elapsed_s))
+        counted_s, last_read = counted_s + busy_s, last_read + elapsed_s
         return [Reading("cpu", "cpu", busy_s * watts)]
 
     of = "" if busy.scope == "host" else " of this container"

@@ -152,14 +152,14 @@ class PowerMeter:
             meter has no row of that time); interval_s; busy_s (CPU-seconds of *all* processes of the node, None
             where they cannot be seen); parts: list of {name, kind, device, energy_j, origin, idle_j}, which sum to
             energy_j exactly. idle_j is the part of energy_j that is idle, None where that is not known. `until`:
-            unix time at which the interval ended, where that is not now.
+            unix time at which the interval ended: the event may be logged later.
         """
         # The names are those of the sources about to be read: one that fails now is replaced for the next time.
         source, held = self.source, self._held
         interval_s, busy_s, parts, whole = self._read_sources()
         if held is None:
             self._add_rest(parts, whole)
-            events = [self._compose(source, interval_s, busy_s, parts)]
+            events = [self._compose(source, interval_s, busy_s, parts) | {"until": self._now()}]
         else:
             held.add(self._now(), interval_s, busy_s, parts)
             held.add_rows(_list_rows(whole))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.meter.origin import from_ticks
+from ensemble.meter.usage_sums import LEAST_PEAK_S
 
 if TYPE_CHECKING:
     from ensemble.events import Power
@@ -51,6 +52,8 @@ class PowerSeries:
         )
         points = self._points.setdefault(node, [])
         points.append(point)
+        if length < LEAST_PEAK_S:  # of so short a time it is no power: the mean with that before
+            points[-2:] = _halve(points[-2:], GAP_S)
         self._sources.setdefault(node, {})[event.source or ""] = None
         if len(points) > 2 * MOST:
             self._points[node] = _halve(points, GAP_S)

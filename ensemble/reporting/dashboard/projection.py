@@ -242,8 +242,8 @@ class RunView:
 
     def _describe_run(self) -> dict[str, Any]:
         began = self._clock()
-        left_s = self._estimator.left_s(self.state)
-        found = describe_run(self.run_dir.path.name, self.project(), left_s)
+        left = self._estimator.estimate(self.state)
+        found = describe_run(self.run_dir.path.name, self.project(), left)
         for failure in found["failures"]:
             key = (failure["members"][0], failure["attempt"])
             if key not in self._excerpts:

@@ -23,6 +23,7 @@ from ensemble.reporting.sections.training import group_causes, summarize_budget
 from ensemble.reporting.status import status_gpus
 
 if TYPE_CHECKING:
+    from ensemble.reporting.time_left import TimeLeft
     from ensemble.store.state import RunState
 
 MOST_CAUSES = 20  # of failures
@@ -75,12 +76,12 @@ def describe_head(directory: str, run: RunProjection, *, with_used: bool = True)
     }
 
 
-def describe_run(directory: str, run: RunProjection, left_s: float | None) -> dict[str, Any]:
+def describe_run(directory: str, run: RunProjection, left: TimeLeft | None) -> dict[str, Any]:
     """Returns the `run` section of the document.
 
     Args:
         directory: see `describe_head`.
-        left_s: seconds left, where they can be told.
+        left: time left, where it can be estimated.
     """
     state, members = run.state, run.state.members.values()
     ranking = (state.objective, state.direction)
@@ -100,7 +101,7 @@ def describe_run(directory: str, run: RunProjection, left_s: float | None) -> di
         "declared": state.declared,
         "samples": (state.header.data or {}).get("samples"),  # of the training data, in an epoch
         "ended": None if state.ended is None else state.ended.t,
-        "left_s": left_s if is_driven else None,
+        "left": str(left) if left is not None and is_driven else None,
         "combined": None if state.combined is None else {name: getattr(state.combined, name) for name in COMBINED},
         "benefit": dict(zip(("text", "tone"), describe_benefit(state.combined, ranking), strict=True)),
         "metrics": [state.objective, *other_metrics(state)],

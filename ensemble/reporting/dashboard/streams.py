@@ -20,16 +20,18 @@ SUMS = (*COUNTS, "skipped", "restarts", "sent_bytes")
 FIELDS = ("workers", "capacity", "ring_bytes", "members", "detached", "cache")
 ADDED_UP = (*SUMS, "workers", "members", "detached", "prepared_per_s", "consumed_per_s")
 LEVELS = ("workers", "ring", "link", "waiting")
+LEAST_S = 0.5  # between two reports of which there is a rate: they may be logged together
 MOST_SHOWN = 6  # groups drawn in full, unless more than that are active
 
 
 class StreamRates:
-    """Samples a second of each (node, cohort), between its feeder's last two reports, and what all its feeders in
-    turn have counted: each counts from zero.
+    """Samples a second of each (node, cohort), between reports of its feeder that are `LEAST_S` apart; and what
+    all its feeders in turn have counted: each counts from zero.
     """
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, int], Feeder] = {}
+        self._rated: dict[tuple[str, int], Feeder] = {}  # from which on the next rate is
         self.rates: dict[tuple[str, int], dict[str, float]] = {}
         self.totals: dict[tuple[str, int], dict[str, int]] = {}
 
@@ -37,6 +39,7 @@ class StreamRates:
         """Reads the counts of a `feeder` event."""
         if isinstance(event, RunStarted):
             self._last.clear()
+            self._rated.clear()
             self.rates.clear()
         if not isinstance(event, Feeder):
             return
@@ -47,9 +50,11 @@ class StreamRates:
         total = self.totals.setdefault(key, dict.fromkeys(SUMS, 0))
         for name in SUMS:
             total[name] += (getattr(event, name) or 0) - (getattr(before, name, 0) or 0)
-        if before is None or event.t <= before.t:
+        if before is None:
+            self._rated[key] = event
+        if (seconds := event.t - self._rated[key].t) < LEAST_S:
             return
-        seconds = event.t - before.t
+        before, self._rated[key] = self._rated[key], event
         grown = {name: getattr(event, name) - getattr(before, name) for name in COUNTS}
         if min(grown.values()) >= 0:
             self.rates[key] = {name: round(many / seconds, 2) for name, many in grown.items()}

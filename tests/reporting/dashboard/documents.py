@@ -312,7 +312,7 @@ def _make_state(
         "updated": now,
         "ended": now if ended else None,
         "wall_s": 300.0,
-        "left_s": None if ended else 412.0,
+        "left": None if ended else "about 6:50 left",
         "done": 1.0 if ended else 0.42,
         "counts": counts,
         "best": best,

@@ -96,7 +96,7 @@ class Page:
 
     def comparable(self) -> Any:
         """All of it but guesses of the time left, which depend on what was seen when."""
-        run = {name: value for name, value in self.state["run"].items() if name != "left_s"}
+        run = {name: value for name, value in self.state["run"].items() if name != "left"}
         curves = {name: curve for name, curve in self.curves.items() if curve["epoch"]}
         return plain({**self.state, "run": run, "curves": curves})
 
@@ -264,7 +264,7 @@ def test_of_a_run_that_nobody_drives_nothing_runs() -> None:
     run = change["run"]
     assert "running" not in run["counts"]
     assert run["counts"]["interrupted"] == before["run"]["counts"]["running"]
-    assert (run["left_s"], run["totals"]["watts"], run["totals"]["samples_per_s"]) == (None, None, None)
+    assert (run["left"], run["totals"]["watts"], run["totals"]["samples_per_s"]) == (None, None, None)
     view.driver = None
     change = view.take_change()
     assert change is not None

@@ -72,7 +72,7 @@ class Overview {
   drawProgress({ run }) {
     const done = run.done ?? 0; // rounded down: not 100 % before its end
     setText(this.percent, `${done < 0.01 ? share(done) : `${Math.floor(100 * done)} %`} done`);
-    const left = run.ended !== null ? `in ${duration(run.wall_s)}` : run.left_s === null || run.driver ? "" : `about ${duration(run.left_s)} left`;
+    const left = run.ended !== null ? `in ${duration(run.wall_s)}` : run.driver ? "" : run.left ?? "";
     setText(this.left, left);
     const counts = JSON.stringify(run.counts);
     if (counts !== this.counts) {
