@@ -77,6 +77,5 @@ def _time_forward(state: TrainState, model: torch.nn.Module, function: Predict |
 
 def _make_forward(state: TrainState, sample: Batch) -> Predict:
     """`f(model, batch)` of a Recipe: its predict, or else what its loss calls the model with."""
-    recipe, seen = state.ensemble.recipe, state.observer.find(sample)
-    assert isinstance(recipe, Recipe)
+    recipe, seen = state.recipe, state.observer.find(sample)
     return recipe.predict or (lambda model, batch: compute_outputs(recipe, model, batch, seen))

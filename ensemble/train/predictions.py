@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ensemble.spec import Recipe
 from ensemble.spec.losses import find_wrong_label
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task, as_task, find_known
 from ensemble.train.batchnorm import has_batch_statistics
@@ -16,7 +15,6 @@ from ensemble.train.call import Observation, find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first
-from ensemble.train.job import TrainingError
 from ensemble.train.outputs import OutputError, compute_outputs, compute_values
 from ensemble.train.state import TrainState
 
@@ -44,10 +42,6 @@ def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predi
     Args:
         function: what predicts; None: `Recipe.predict`, or what the outputs of the model say.
     """
-    if function is None and not isinstance(state.ensemble.recipe, Recipe):
-        raise TrainingError(
-            "member.predict_all() needs a function f(model, batch), or a Recipe that has the model"
-        )
     if state.data.find_held_out(split) is not None and has_batch_statistics(state.optimization.model):
         state.reporter.log(
             "the running statistics of batch normalization are of all training samples, those of the fold that is "
@@ -87,10 +81,9 @@ def _predict_batch(
     Raises:
         OutputError: there is no task, or the outputs are not what it needs.
     """
-    recipe: Any = state.ensemble.recipe
-    observer = state.observer
+    recipe, observer = state.recipe, state.observer
     if function is not None:
-        declared = as_task("Recipe.task", getattr(recipe, "task", None))
+        declared = as_task("Recipe.task", recipe.task)
         return function(model, batch), declared or observer.find(batch).task or CLASSIFICATION
     if recipe.predict is None and observer.find(batch) == Observation():  # of a checkpoint before there was one
         with observer.watching(model, batch):

@@ -10,6 +10,7 @@ from torch import Tensor
 from ensemble.spec.losses import NamedLoss
 from ensemble.train.accumulation import MicroBatches
 from ensemble.train.data import describe_not_finite
+from ensemble.train.first_look import look
 from ensemble.train.job import Diverged, TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.mixup import MixedBatch, mix
@@ -117,6 +118,8 @@ class TrainingSteps:
             state.gpu_busy.end()
         is_epoch_over = at.step + 1 == state.steps_per_epoch
         if not self._has_stepped or is_epoch_over:
-            self._has_stepped = True
+            is_first, self._has_stepped = not self._has_stepped, True
             state.observer.agree(is_epoch_over=is_epoch_over)
+            if is_first and state.global_step == 0:
+                look(state, batch)
         self._life.end_step(result, batch.global_size)
