@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pipelines import Batch
 
 UNCOMBINED = "there will be no combined model"
-#: By how much the loss of a sample may change with its neighbours, in parts of the largest: kernels round otherwise.
+#: By how much the loss of a sample may change with its neighbours, in parts of the largest: kernels round.
 ROUNDING = 0.02
 #: Values between 0 and 1 of which scores are not so by chance.
 ENOUGH = 16
@@ -164,12 +164,13 @@ def _explain_scores(task: Task, outputs: Any, seen: Observation) -> Iterator[str
                 "makes predictions nearly uniform: leave it out, as a cross-entropy takes scores; or declare "
                 "Recipe.predict, which returns the model's outputs"
             )
-    elif task.kind in ("classification", "multilabel") and scores.numel() >= ENOUGH:
-        if bool(((scores > 0) & (scores < 1)).all()):
-            yield (
-                "the model's outputs are all between 0 and 1, as those of a sigmoid, and one is applied to them "
-                "again: leave it out, as binary_cross_entropy_with_logits takes scores; or declare Recipe.predict"
-            )
+        return
+    is_scored = task.kind in ("classification", "multilabel") and scores.numel() >= ENOUGH
+    if is_scored and bool(((scores > 0) & (scores < 1)).all()):
+        yield (
+            "the model's outputs are all between 0 and 1, as those of a sigmoid, and one is applied to them "
+            "again: leave it out, as binary_cross_entropy_with_logits takes scores; or declare Recipe.predict"
+        )
 
 
 def _compare_with_halves(recipe: Recipe, model: nn.Module, batch: Batch, target: Tensor | None) -> Iterator[str]:
@@ -194,6 +195,7 @@ def _explain_spread(recipe: Recipe, target: Tensor) -> Iterator[str]:
     known = target[find_known(target)].double()
     if recipe.target_scale is None and len(known) > 1 and (spread := float(known.std())) > WIDE:
         yield (
-            f"the target {recipe.target!r} has a standard deviation of {spread:.3g} in the first batch, and networks "
-            f"learn numbers of about 1: declare Recipe(target_scale=({float(known.mean()):.3g}, {spread:.3g}))"
+            f"the target {recipe.target!r} has a standard deviation of {spread:.3g} in the first batch, and "
+            f"networks learn numbers of about 1: declare "
+            f"Recipe(target_scale=({float(known.mean()):.3g}, {spread:.3g}))"
         )

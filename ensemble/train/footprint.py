@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ensemble.spec import Recipe
 from ensemble.spec.search import FOOTPRINTS
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.job import TrainingError

@@ -161,7 +161,7 @@ def check_scores(outputs: Any) -> Tensor:
 
 
 def take_logits(outputs: Any) -> Any:
-    """The `logits` of outputs that have them as an attribute, as those of Transformers' models; else the outputs."""
+    """The `logits` of outputs that have them as an attribute, as Transformers' models do; else the outputs."""
     import torch
 
     logits = None if isinstance(outputs, torch.Tensor) else getattr(outputs, "logits", None)

@@ -429,6 +429,14 @@ class TrainContext:
         """
         self._state.reporter.log(text)
 
+    def remark(self, text: str) -> None:
+        """Let the run's status and page show a sentence about the member (rank 0 does), once."""
+        self._state.remark(text)
+
+    def describe_sample(self, split: str, index: int) -> str:
+        """A sample by its number in a split, and where its record lies: the file, and the row."""
+        return self._state.data.describe_sample(split, index)
+
     @property
     def is_over(self) -> bool:
         """Whether all epochs are trained, or the member has stopped early: only its predictions may be left."""

@@ -12,11 +12,11 @@ The functions leave the model's mode and the gradient mode to the caller, who us
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.task import CLASSIFICATION, NUMBERS, Task, as_task, find_known
+from ensemble.spec.task import CLASSIFICATION, IGNORED, NUMBERS, Task, as_task, find_known
 from ensemble.train.call import Call, Observation, find_call, find_target
 from ensemble.train.infer_task import (
     PREDICT,
@@ -115,7 +115,8 @@ def compute_outputs(
         return seen.call.call(model, _with_target(recipe.target, batch, seen))
     if recipe.loss is None:
         raise OutputError(
-            f"it is not known how the train function calls the model; {PREDICT}, or give member.predict_all(function)"
+            f"it is not known how the train function calls the model; {PREDICT}, "
+            "or give member.predict_all(function)"
         )
     batch = _with_target(recipe.target, batch, seen)
     with watch_call(model, batch) as first:
@@ -285,7 +286,7 @@ def _shape_points(points: Tensor, seen: Observation | None) -> Tensor:
 
 
 def explain_label_error(
-    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, Tensor], split: str
+    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, Tensor], describe_sample: Callable[[int], str]
 ) -> str | None:
     """The first label of this batch for which the model has no class, as an error message; None if there is none.
 
@@ -308,9 +309,12 @@ def explain_label_error(
     if classes < 2 or not len(wrong):
         return None
     at = tuple(wrong[0].tolist())
+    label, remedy = int(target[at]), ""
+    if label in (-1, 255):  # as public benchmarks mark what has no label
+        remedy = f"; where {label} is no class, let a stage replace it by {IGNORED}, torch's ignore_index"
     return (
-        f"Ensemble.{split}: sample {int(batch['index'][at[0]])} has the label {int(target[at])} in "
-        f"{recipe.target!r}, and the model has the classes 0 ... {classes - 1}"
+        f"{describe_sample(int(batch['index'][at[0]]))} has the label {label} in {recipe.target!r}, and the "
+        f"model has the classes 0 ... {classes - 1}{remedy}"
     )
 
 

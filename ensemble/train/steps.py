@@ -110,7 +110,8 @@ class TrainingSteps:
         try:
             result = state.optimization.end(batch, state.throughput.synchronizing())
         except Diverged as error:
-            where = f"epoch {at.epoch}, step {at.step}{describe_not_finite(batch)}"
+            found = describe_not_finite(batch, lambda index: state.data.describe_sample("train", index))
+            where = f"epoch {at.epoch}, step {at.step}{found}"
             state.effects.end_diverged(Diverged(f"{error}, {where}"))
             at.step += 1
             return

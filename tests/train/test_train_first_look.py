@@ -20,6 +20,7 @@ from ensemble.reporting import RunProjection  # noqa: E402
 from ensemble.reporting.sections.notices import collect_notices  # noqa: E402
 from ensemble.reporting.sections.quality import describe_failed_combination  # noqa: E402
 from ensemble.reporting.status import status_notes  # noqa: E402
+from ensemble.spec import SpecError  # noqa: E402
 from ensemble.store import RunDir, read_events  # noqa: E402
 from pipelines import Pipeline, sources  # noqa: E402
 
@@ -39,14 +40,13 @@ class Parts(nn.Module):
 
 def run(folder: Path, recipe: Any, label: Any = LABEL, **options: Any) -> RunProjection:
     pipe = Pipeline(sources.arrays(x=X, label=label), seed=0)
+    options = {"train": pipe, "valid": pipe, "epochs": 1, "seed": 0, **options}
     declared = Ensemble(
         name="looked",
         recipe=recipe,
-        train=pipe,
-        valid=pipe,
         members=[Member({"lr": 0.01})],
         batch_size=20,
-        **{"epochs": 1, "seed": 0, **options},
+        **options,
     )
     ensemble.submit(declared, folder, "inline").wait()
     return RunProjection.from_events(read_events(RunDir(folder).events))
@@ -145,7 +145,7 @@ def test_the_logits_of_an_output_object_are_its_scores(tmp_path: Path) -> None:
 
 def plain(member: Any) -> None:
     model = Parts(lambda s, x: s)
-    model, optimizer = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
     for _ in member.epochs():
         for batch in member.batches():
             member.backward(entropy()(model, batch))
@@ -157,3 +157,27 @@ def plain(member: Any) -> None:
 def test_a_plain_train_function_predicts_by_what_it_calls_its_model_with(tmp_path: Path) -> None:
     ran = run(tmp_path / "run", plain, objective="own", mode="max")
     assert remarks(ran) == [] and ran.state.combined is not None and ran.state.combined.members == ["member-0"]
+
+
+def test_a_member_that_only_guesses_is_remarked(tmp_path: Path) -> None:
+    dead = Recipe(model=lambda params: Parts(lambda s, x: s * 0), loss="cross_entropy", inputs=("x",))
+    balanced = np.arange(60) % 3
+    assert "learnt nothing so far" in " ".join(remarks(run(tmp_path / "run", dead, balanced)))
+
+
+@pytest.mark.parametrize("wrong", [-1, 255])
+def test_a_label_that_is_no_class_is_named_by_its_row_and_with_the_remedy(tmp_path: Path, wrong: int) -> None:
+    label = LABEL.copy()
+    label[44] = wrong
+    train, valid = sources.arrays(x=X, label=label).split(0.5, seed=0)
+    splits = {"train": Pipeline(train), "valid": Pipeline(valid)}
+    with pytest.raises(SpecError, match=r"row 44\).*ignore_index"):
+        run(tmp_path / "run", Recipe(model=scores, loss="cross_entropy"), **splits)
+
+
+def test_nan_in_the_validation_data_is_named_with_row_and_field(tmp_path: Path) -> None:
+    x = X.copy()
+    x[7, 0] = np.nan
+    valid = Pipeline(sources.arrays(x=x, label=LABEL))
+    ran = run(tmp_path / "run", Recipe(model=scores, loss="cross_entropy"), valid=valid)
+    assert "'x' of sample 7 (arrays(x, label):row 7)" in " ".join(ran.state.members["member-0"].remarks)

@@ -94,7 +94,7 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
 
 
 def describe_failed_combination(state: RunState) -> str | None:
-    """Why members that finished could not be combined, for an error or for what they predict; None where they were,
+    """Why members that finished could not be combined, by an error or by what they predict; None where they were,
     or where a run asks for no combination that is possible (it has no validation split, they predict nothing).
     """
     combined = state.combined or NOT_COMBINED
