@@ -182,7 +182,8 @@ class _SplitRows:
         if is_guess and not is_early and figures.get("accuracy", 1.0) < 1.5 / self._classes:
             member.remark(
                 f"it has learnt nothing so far: a constant guess among {self._classes} classes has the loss "
-                f"{guess:.3g} and the accuracy {1 / self._classes:.3g}; try another learning rate, look at inputs and labels"
+                f"{guess:.3g} and the accuracy {1 / self._classes:.3g}; try another learning rate, and look at "
+                "the inputs and the labels"
             )
 
     def _wanted(self, figures: Mapping[str, Any]) -> list[str | Callable[..., float]]:

@@ -398,9 +398,6 @@ class TrainContext:
             function: `f(model, batch) -> values [b, ...]`, laid out by the task (`ensemble.spec.task`), called
                 without gradients, in the member's precision, the model in evaluation mode. None: `Recipe.predict`;
                 or what follows from the outputs of the model, where training called it with fields of the batch.
-
-        Raises:
-            TrainingError: no function is given, and the ensemble has no Recipe.
         """
         self._end_loop()
         for split in self.splits:
