@@ -123,7 +123,7 @@ def _explain_outputs(
             call = f"model({', '.join(names)})"
             line = f'; write Recipe(predict=lambda model, batch: {call}{path}{end}, task="{task}")'
     why = "the model returned several parts" if line else seen.reason
-    yield f"{UNCOMBINED}: {why}{line}; --accept-code then takes it for members that are trained"
+    yield f"{UNCOMBINED}: {why}{line}"
 
 
 def _find_scores(outputs: Any, target: Tensor) -> str | None:
