@@ -35,7 +35,7 @@ WIDE = 100.0
 
 def look(state: TrainState, batch: Batch) -> None:
     """Remark what the first batch of a member shows."""
-    if state.comm.rank != 0 or len(batch["index"]) == 0:
+    if state.effects.is_measured or state.comm.rank != 0 or len(batch["index"]) == 0:
         return
     with _undisturbed(state) as model, state.precision.autocast():
         for text in _list_remarks(state, model, batch):

@@ -217,7 +217,7 @@ class _TrialEffects(Effects):
         sizes: parameters of its model, bytes of the tensors of its checkpoint; known after its epoch.
     """
 
-    sizes = (0, 0)
+    sizes, is_measured = (0, 0), True
 
     def __init__(
         self,
