@@ -29,6 +29,7 @@ from ensemble.events.members import (
     Paused,
     Placed,
     Pruned,
+    Remark,
     Resumed,
     Started,
     StepsDone,
@@ -78,7 +79,7 @@ SECTIONS: dict[str, tuple[type[Event], ...]] = {
     "Members": (
         MemberDeclared, Placed, DeviceChanged, Started, ExchangeMeasured, StepsDone, Epoch, Checkpoint,
         CheckpointReduced, Packed, Damaged, Moved, MadeWay, Paused, Resumed, Finished, Pruned, Stopped, Cancelled,
-        Failed, Cost, UnusedHyperparameters,
+        Failed, Cost, Remark, UnusedHyperparameters,
     ),
     "Data": (Feeder, FeederLost, FeederRestarted, SharingEnded, SampleDifference, BadRecord),
     "Nodes and packing": (

@@ -316,6 +316,16 @@ class Cost(AttemptEvent):
     energy_origin: Origin = "unavailable"
 
 
+class Remark(AttemptEvent):
+    """The member has found what its user should know: why it will not be combined, what may not be meant.
+
+    Attributes:
+        text: a sentence.
+    """
+
+    text: str
+
+
 class UnusedHyperparameters(AttemptEvent):
     """The recipe never read these hyperparameters.
 

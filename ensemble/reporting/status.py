@@ -13,7 +13,12 @@ from ensemble.reporting.ranking import differ_by_seed, finite_or_none, other_met
 from ensemble.reporting.run_projection import NOTHING, RunProjection
 from ensemble.reporting.sections.cost import FULL, describe_energy, knows_full_joules
 from ensemble.reporting.sections.feeders import bottleneck_lines, pipeline_lines
-from ensemble.reporting.sections.notices import describe_early_stop, describe_quarantine, describe_unusable
+from ensemble.reporting.sections.notices import (
+    describe_early_stop,
+    describe_quarantine,
+    describe_remarks,
+    describe_unusable,
+)
 from ensemble.reporting.sections.quality import describe_figures, describe_quality
 from ensemble.reporting.sections.time_to_solution import summarize
 from ensemble.reporting.sections.training import group_causes, summarize_budget
@@ -118,6 +123,7 @@ def status_notes(run: RunProjection, width: int | None = None) -> list[str]:
         *([ATTEMPTS] if any(member.attempts > 1 for member in state.members.values()) else []),
         *_list_failures(state),
         *_list_early_stops(state),
+        *describe_remarks(state),
         *status_gpus(state),
         *([f"waits for {state.waits_for}"] if state.waits_for else []),
         *(f"bottleneck: {line}" for line in bottleneck_lines(state)),

@@ -21,6 +21,7 @@ from ensemble.reporting.ranking import (
 )
 from ensemble.reporting.run_projection import NOTHING, RunProjection
 from ensemble.reporting.sections import Line, cost, exchange, feeders, quality, time_to_solution, training
+from ensemble.reporting.sections.notices import describe_remarks
 from ensemble.reporting.status import ATTEMPTS
 from ensemble.reporting.tables import Column, fit, lay_out
 from ensemble.store.files import format_command
@@ -82,6 +83,7 @@ def summary_lines(run: RunProjection, run_dir: RunDir | Path | None = None) -> l
     state, lines = run.state, list[Line]()
     if any(member.attempts > 1 for member in state.members.values()):
         lines.append(("state", ATTEMPTS))
+    lines += [("notice", remark) for remark in describe_remarks(state)]
     lines += [line for summarize in SUMMARIES for line in summarize(state, run.ledger)]
     where = None if run_dir is None else os.fspath(run_dir)
     if where is not None:

@@ -372,6 +372,8 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.kept, member.early_stopping = event.kept, event.early_stopping
             member.constraints = event.constraints
             run.decision_events.append(event)
+        case events.Remark():
+            member.remarks += [event.text] if event.text not in member.remarks else []
         case events.Cost():
             member.cost = event
             run.decision_events.append(event)

@@ -110,6 +110,7 @@ class MemberState:
         predictions: the digest of its saved predictions, by split; None where the log has none.
         is_alone: whether it prepares its own batches because shared ones were not those of its pipeline.
         kept: which evaluation has the weights that are kept, and the value of the objective; None: the last.
+        remarks: sentences of `remark` events, each once.
         early_stopping: why it ended before its last epoch, and the best evaluation; None where it did not.
         constraints: by how much a finished trial violates those of the search; None where it has none.
         is_packed: whether its small files are in a pack (`ensemble.store.packs`).
@@ -150,6 +151,7 @@ class MemberState:
     reason: str | None = None
     kept: dict[str, Any] | None = None
     early_stopping: dict[str, Any] | None = None
+    remarks: list[str] = field(default_factory=list)
     constraints: dict[str, float] | None = None
     cost: events.Cost | None = None
     spans: list[Span] = field(default_factory=list)

@@ -73,7 +73,7 @@ def as_stored_target(task: Task, target: torch.Tensor | None) -> torch.Tensor | 
     return labels if bool((labels != labels.round()).any()) else labels.long()
 
 
-def describe_not_finite(batch: Mapping[str, Any]) -> str:
+def describe_not_finite(batch: Mapping[str, Any], describe: Callable[[int], str]) -> str:
     """Which fields of a batch hold NaN or infinity, and in which sample, to be put behind a message; "" if none.
 
     A target that takes no part may be among them.
@@ -89,7 +89,7 @@ def describe_not_finite(batch: Mapping[str, Any]) -> str:
         wrong = (~torch.isfinite(values)).reshape(len(values), -1).any(dim=1)
         if bool(wrong.any()):
             index = batch["index"][wrong][0].item() if "index" in batch else int(wrong.nonzero()[0])
-            found.append(f"{name!r} of sample {index}")
+            found.append(f"{name!r} of {describe(int(index))}")
     return f"; NaN or infinity is in {', '.join(found)}" if found else ""
 
 
@@ -399,6 +399,10 @@ class Data:
                 verify=self._verify_with(split) if self._comm.rank == 0 else False,
             )
         return self._residents[split]
+
+    def describe_sample(self, split: str, index: int) -> str:
+        """A sample by its number in the split, and where its record lies."""
+        return f"sample {index} ({self.pipeline(split).source.where(index)})"
 
     def pipeline(self, split: str) -> Pipeline:
         """The pipeline of a split.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from ensemble.spec.losses import NamedLoss
 from ensemble.spec.split_metrics import KNOWN, compute, name_of
 from ensemble.spec.task import Task, find_known
 from ensemble.train.call import find_target
-from ensemble.train.data import as_stored_target
+from ensemble.train.data import as_stored_target, describe_not_finite
 from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows
 from ensemble.train.job import LabelError, TrainingError
 from ensemble.train.member import TrainContext
@@ -33,12 +34,15 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def explaining_label_errors(recipe: Recipe, model: nn.Module, batch: Batch, split: str) -> Iterator[None]:
+def explaining_label_errors(
+    recipe: Recipe, member: TrainContext, model: nn.Module, batch: Batch, split: str
+) -> Iterator[None]:
     """Raise a LabelError, which is not retried, where a loss in the block fails because a label is no class."""
     try:
         yield
     except (IndexError, RuntimeError) as error:
-        why = explain_label_error(recipe, model, batch, split)
+        describe = partial(member.describe_sample, split)
+        why = explain_label_error(recipe, model, batch, lambda index: f"Ensemble.{split}: {describe(index)}")
         if why is None:
             raise
         raise LabelError(why) from error
@@ -53,7 +57,7 @@ def evaluate(recipe: Recipe, member: TrainContext) -> dict[str, float]:
     """
 
     def compute_loss(model: nn.Module, batch: Batch) -> dict[str, Any]:
-        with explaining_label_errors(recipe, model, batch, "train"):
+        with explaining_label_errors(recipe, member, model, batch, "train"):
             return {"loss": recipe.loss(model, batch)}
 
     member.renew_statistics(compute_loss)
@@ -79,17 +83,22 @@ class _SplitRows:
         self._is_measured, self._missing = False, ""  # whether some batch has predictions; why some has none
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
+        self._classes = 0  # of a classification
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Loss, figures of the task, and the recipe's own metrics of one batch: see `TrainContext.evaluate`."""
         recipe, observer = self._recipe, self._member.observer
-        with observer.watching(model, batch) as first, explaining_label_errors(recipe, model, batch, "valid"):
+        with (
+            observer.watching(model, batch) as first,
+            explaining_label_errors(recipe, self._member, model, batch, "valid"),
+        ):
             losses = recipe.loss(model, batch)
         target = find_target(batch, recipe.target)
         figures: dict[str, Any] = {"loss": average_losses(recipe, losses, target)}
         values, task = self._predict(model, batch, first)
         kept = None if target is None or task is None else as_stored_target(task, target)
         if values is not None and task is not None:
+            self._classes = values.shape[-1] if task.kind == "classification" else 0
             why = explain_layout(task, values, kept)
             self._missing, self._is_measured = self._missing or why or "", self._is_measured or why is None
             if why is None and kept is not None:
@@ -112,7 +121,8 @@ class _SplitRows:
             LabelError: a label of several is not in 0 ... 1.
         """
         if (wrong := find_wrong_stored_label(task, target)) is not None:
-            raise LabelError(f"Ensemble.valid: sample {int(batch['index'][wrong[0]])} {wrong[1]}")
+            where = self._member.describe_sample("valid", int(batch["index"][wrong[0]]))
+            raise LabelError(f"Ensemble.valid: {where} {wrong[1]}")
         if (why := explain_labels(task, target)) is not None:
             self._shape_mismatch = self._shape_mismatch or why
             return {}
@@ -158,7 +168,25 @@ class _SplitRows:
             self._member.log(f"no figures of the predictions on 'valid': {why}")
         dropped = {name for each in shares for name in each[3]} if self._shape_mismatch else set()
         kept = {name: value for name, value in figures.items() if name not in dropped}
+        self._remark(kept)
         return kept, missing if is_measured else ""
+
+    def _remark(self, figures: Mapping[str, float]) -> None:
+        """Remark NaN among the samples, and a member that has learnt no more than a constant guess."""
+        member, loss = self._member, figures.get("loss", 0.0)
+        if loss != loss:
+            describe = partial(member.describe_sample, "valid")
+            found = (describe_not_finite(batch, describe) for batch in member.batches("valid"))
+            member.remark(f"the loss of Ensemble.valid is NaN{next(filter(None, found), '')}")
+        own, guess = member.identity, math.log(max(self._classes, 1))
+        is_early = member.position["epoch"] + 1 < min(2, own.epochs)
+        is_guess = bool(guess) and abs(loss - guess) < 0.01 * guess
+        if is_guess and not is_early and figures.get("accuracy", 1.0) < 1.5 / self._classes:
+            member.remark(
+                f"it has learnt nothing so far: a constant guess among {self._classes} classes has the loss "
+                f"{guess:.3g} and the accuracy {1 / self._classes:.3g}; try another learning rate, and look at "
+                "the inputs and the labels"
+            )
 
     def _wanted(self, figures: Mapping[str, Any]) -> list[str | Callable[..., float]]:
         """The metrics of the split that are to be computed, beside these figures."""

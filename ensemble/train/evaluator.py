@@ -158,7 +158,7 @@ class Evaluator:
                 "member.predictions() comes after the end of member.epochs(): only then are the weights known "
                 "that are kept"
             )
-        declared = as_task("task", task) or as_task("Recipe.task", getattr(state.ensemble.recipe, "task", None))
+        declared = as_task("task", task) or as_task("Recipe.task", state.recipe.task)
         declared = declared or (state.observer.seen or Observation()).task
         record = find_first(state.comm, None if declared is None else declared.as_record())
         what = CLASSIFICATION if record is None else Task.from_record(record)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ensemble.spec import Recipe
 from ensemble.spec.search import FOOTPRINTS
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.job import TrainingError
@@ -77,6 +76,5 @@ def _time_forward(state: TrainState, model: torch.nn.Module, function: Predict |
 
 def _make_forward(state: TrainState, sample: Batch) -> Predict:
     """`f(model, batch)` of a Recipe: its predict, or else what its loss calls the model with."""
-    recipe, seen = state.ensemble.recipe, state.observer.find(sample)
-    assert isinstance(recipe, Recipe)
+    recipe, seen = state.recipe, state.observer.find(sample)
     return recipe.predict or (lambda model, batch: compute_outputs(recipe, model, batch, seen))

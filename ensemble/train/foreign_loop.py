@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.spec.sample_weights import needs_weighing
 from ensemble.store import weights_sha256
 from ensemble.train.evaluator import Evaluator
+from ensemble.train.first_look import look
 from ensemble.train.gather import gather_json
 from ensemble.train.job import StopTraining, TrainingError
 from ensemble.train.lifecycle import Lifecycle
@@ -142,6 +143,8 @@ class ForeignLoop:
             is_last = at.step + 1 == state.steps_per_epoch
             if at.step == 0 or is_last:
                 state.observer.agree(is_epoch_over=is_last)
+            if state.global_step == 0:
+                look(state, batch)
             command = state.poll_command() if state.comm.world == 1 else None
             if command == "stop" and not is_last:  # only the loop knows its state: a resume begins the epoch anew
                 raise StopTraining("stopped")

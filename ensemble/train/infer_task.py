@@ -151,12 +151,21 @@ def fit_points(outputs: tuple[int, ...], target: tuple[int, ...]) -> int | None:
 
 
 def check_scores(outputs: Any) -> Tensor:
-    """The outputs, which must be a tensor [b, ...] of floats; raises OutputError."""
+    """The outputs, which must be a tensor [b, ...] of floats, or have one as `logits`; raises OutputError."""
     import torch
 
+    outputs = take_logits(outputs)
     if not isinstance(outputs, torch.Tensor) or not outputs.is_floating_point() or outputs.dim() == 0:
         raise OutputError(f"the model returned {describe(outputs)}, not numbers [b, ...]; {PREDICT}")
     return outputs
+
+
+def take_logits(outputs: Any) -> Any:
+    """The `logits` of outputs that have them as an attribute, as Transformers' models do; else the outputs."""
+    import torch
+
+    logits = None if isinstance(outputs, torch.Tensor) else getattr(outputs, "logits", None)
+    return logits if isinstance(logits, torch.Tensor) else outputs
 
 
 def describe(value: Any) -> str:

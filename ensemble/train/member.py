@@ -407,9 +407,6 @@ class TrainContext:
             function: `f(model, batch) -> values [b, ...]`, laid out by the task (`ensemble.spec.task`), called
                 without gradients, in the member's precision, the model in evaluation mode. None: `Recipe.predict`;
                 or what follows from the outputs of the model, where training called it with fields of the batch.
-
-        Raises:
-            TrainingError: no function is given, and the ensemble has no Recipe.
         """
         self._end_loop()
         for split in self.splits:
@@ -437,6 +434,14 @@ class TrainContext:
             text: the line, without its end; several lines are allowed.
         """
         self._state.reporter.log(text)
+
+    def remark(self, text: str) -> None:
+        """Let the run's status and page show a sentence about the member (rank 0 does), once."""
+        self._state.remark(text)
+
+    def describe_sample(self, split: str, index: int) -> str:
+        """A sample by its number in a split, and where its record lies: the file, and the row."""
+        return self._state.data.describe_sample(split, index)
 
     @property
     def is_over(self) -> bool:

@@ -23,6 +23,7 @@ from ensemble.spec import Recipe
 from ensemble.spec.task import find_known
 from ensemble.train.call import Observation, find_target
 from ensemble.train.gather import gather_json
+from ensemble.train.infer_task import take_logits
 from ensemble.train.outputs import FirstCall, observe, watch_call
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ class Observer:
     """What is known of one member, on one of its ranks.
 
     Attributes:
-        seen: what all ranks know; None before the first step, and of a train function.
+        seen: what all ranks know; None before the first step.
     """
 
-    def __init__(self, recipe: Any, comm: Communicator) -> None:
+    def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         self._recipe, self._comm = recipe, comm
         self.seen: Observation | None = None
         self._own: Observation | None = None  # since the ranks have agreed
@@ -49,8 +50,6 @@ class Observer:
     @property
     def is_settled(self) -> bool:
         """Whether there is nothing left to find out; the same on all ranks."""
-        if not isinstance(self._recipe, Recipe):
-            return True
         seen = self.seen
         return seen is not None and not seen.is_open and (seen.task or seen.reason) is not None
 
@@ -135,7 +134,7 @@ class Observer:
 
 def _lay_out(target: Tensor | None, first: FirstCall) -> Any:
     """Shapes and dtypes of a step, but for its number of samples; None where they are not those of tensors."""
-    outputs = first.output() if first.is_seen else None
+    outputs = take_logits(first.output()) if first.is_seen else None
     if target is None or not isinstance(outputs, Tensor) or outputs.shape[:1] != target.shape[:1]:
         return None
     return target.dtype, target.shape[1:], outputs.dtype, outputs.shape[1:]

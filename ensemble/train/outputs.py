@@ -12,11 +12,11 @@ The functions leave the model's mode and the gradient mode to the caller, who us
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.task import CLASSIFICATION, NUMBERS, Task, as_task, find_known
+from ensemble.spec.task import CLASSIFICATION, IGNORED, NUMBERS, Task, as_task, find_known
 from ensemble.train.call import Call, Observation, find_call, find_target
 from ensemble.train.infer_task import (
     PREDICT,
@@ -26,6 +26,7 @@ from ensemble.train.infer_task import (
     find_class_axis,
     fit_points,
     is_shown_in_part,
+    take_logits,
 )
 from ensemble.train.infer_task import OutputError as OutputError
 from ensemble.train.infer_task import infer_task as infer_task
@@ -61,7 +62,7 @@ class FirstCall:
 
         made = FirstCall()
         made.is_seen, made.call = self.is_seen, self.call
-        made._output = torch.empty_like(self._output, device="meta")
+        made._output = torch.empty_like(take_logits(self._output), device="meta")
         return made
 
     def output(self) -> Any:
@@ -113,7 +114,10 @@ def compute_outputs(
             raise OutputError(f"the model is called with the field {lacking[0]!r}, and the batch has {has}")
         return seen.call.call(model, _with_target(recipe.target, batch, seen))
     if recipe.loss is None:
-        raise OutputError(f"it is not known how Recipe.train calls the model; {PREDICT}")
+        raise OutputError(
+            f"it is not known how the train function calls the model; {PREDICT}, "
+            "or give member.predict_all(function)"
+        )
     batch = _with_target(recipe.target, batch, seen)
     with watch_call(model, batch) as first:
         try:
@@ -162,7 +166,7 @@ def observe(
         if recipe.predict is not None:
             task = task if values is None else infer_task(recipe, target, values)
         elif first is not None:
-            outputs = first.output()
+            outputs = take_logits(first.output())
             task = infer_task(recipe, target, outputs)
             if task.kind == "classification":
                 whole = None if target is None else tuple(target.shape)
@@ -282,7 +286,7 @@ def _shape_points(points: Tensor, seen: Observation | None) -> Tensor:
 
 
 def explain_label_error(
-    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, Tensor], split: str
+    recipe: Recipe, model: torch.nn.Module, batch: Mapping[str, Tensor], describe_sample: Callable[[int], str]
 ) -> str | None:
     """The first label of this batch for which the model has no class, as an error message; None if there is none.
 
@@ -296,8 +300,8 @@ def explain_label_error(
         return None
     try:
         with torch.no_grad():
-            outputs = compute_outputs(recipe, model, batch)
-            axis = find_class_axis(tuple(check_scores(outputs).shape), tuple(target.shape))
+            outputs = check_scores(compute_outputs(recipe, model, batch))
+            axis = find_class_axis(tuple(outputs.shape), tuple(target.shape))
     except Exception:  # a failure before the model returned has nothing to do with labels
         return None
     classes = 0 if axis == 0 else int(outputs.shape[axis])
@@ -305,9 +309,12 @@ def explain_label_error(
     if classes < 2 or not len(wrong):
         return None
     at = tuple(wrong[0].tolist())
+    label, remedy = int(target[at]), ""
+    if label in (-1, 255):  # as public benchmarks mark what has no label
+        remedy = f"; where {label} is no class, let a stage replace it by {IGNORED}, torch's ignore_index"
     return (
-        f"Ensemble.{split}: sample {int(batch['index'][at[0]])} has the label {int(target[at])} in "
-        f"{recipe.target!r}, and the model has the classes 0 ... {classes - 1}"
+        f"{describe_sample(int(batch['index'][at[0]]))} has the label {label} in {recipe.target!r}, and the "
+        f"model has the classes 0 ... {classes - 1}{remedy}"
     )
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from ensemble.spec import Recipe
 from ensemble.spec.losses import find_wrong_label
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task, as_task, find_known
 from ensemble.train.call import Observation, find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first
-from ensemble.train.job import TrainingError
 from ensemble.train.outputs import OutputError, compute_outputs, compute_values
 from ensemble.train.state import TrainState
 
@@ -43,10 +41,6 @@ def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predi
     Args:
         function: what predicts; None: `Recipe.predict`, or what the outputs of the model say.
     """
-    if function is None and not isinstance(state.ensemble.recipe, Recipe):
-        raise TrainingError(
-            "member.predict_all() needs a function f(model, batch), or a Recipe that has the model"
-        )
     rows: list[Rows] = []
     why, task, is_foreign = None, None, False  # whether some targets are of another kind than the task's
     try:
@@ -81,10 +75,9 @@ def _predict_batch(
     Raises:
         OutputError: there is no task, or the outputs are not what it needs.
     """
-    recipe: Any = state.ensemble.recipe
-    observer = state.observer
+    recipe, observer = state.recipe, state.observer
     if function is not None:
-        declared = as_task("Recipe.task", getattr(recipe, "task", None))
+        declared = as_task("Recipe.task", recipe.task)
         return function(model, batch), declared or observer.find(batch).task or CLASSIFICATION
     if recipe.predict is None and observer.find(batch) == Observation():  # of a checkpoint before there was one
         with observer.watching(model, batch):

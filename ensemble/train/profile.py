@@ -240,7 +240,7 @@ class _TrialEffects(Effects):
             after its epoch.
     """
 
-    sizes = (0, 0, 0)
+    sizes, is_measured = (0, 0, 0), True
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         for batch in member.batches():
             for part in member.parts(batch):
                 member.observer.begin(model, part)
-                with member.autocast(), explaining_label_errors(recipe, model, part, "train"):
+                with member.autocast(), explaining_label_errors(recipe, member, model, part, "train"):
                     losses = compute_losses(recipe, member, model, part)
                 member.observer.end()
                 member.backward(losses)

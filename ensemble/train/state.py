@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ensemble.comm import Communicator
-from ensemble.spec import Ensemble
+from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.recipe import has_own_loop
 from ensemble.train.accumulation import MicroBatches
 from ensemble.train.checkpoint import Position
@@ -29,7 +29,8 @@ class TrainState:
         identity: of the member; `job` and `ensemble` say the rest.
         reporter, data: of its `effects`.
         device, precision: of its model and batches.
-        observer: what is known of a Recipe's model.
+        recipe: the declared one; of a train function one that declares nothing else.
+        observer: what is known of its model.
         target: the field of the target.
         is_own_loop: whether its training loop is the user's.
         collate: `f(batch)` or `f(batch, rng)`, applied to each batch; None: nothing is.
@@ -48,13 +49,15 @@ class TrainState:
         self.job, self.identity, self.ensemble, self.comm, self.inbox = job, job.identity, ensemble, comm, inbox
         self.effects, self.reporter, self.data = effects, effects.reporter, effects.data
         self.steps_per_epoch = effects.steps_per_epoch
-        recipe = ensemble.recipe
+        declared: Any = ensemble.recipe
+        recipe = declared if isinstance(declared, Recipe) else Recipe(model=declared, train=declared)
+        self.recipe, self._remarked = recipe, set[str]()
         self.device = torch.device(job.device)
         self.precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
         self.observer = Observer(recipe, comm)
-        self.target: str = getattr(recipe, "target", "label")
+        self.target: str = recipe.target
         self.is_own_loop = has_own_loop(recipe)
-        self.collate: Any = getattr(recipe, "collate", None)
+        self.collate: Any = recipe.collate
         self.prepared: Optimization | None = None
         self.own, self.steps_elsewhere = OwnStates(), False
         self.at, self.selection, self.throughput = Position(), Selection(), Throughput()
@@ -101,6 +104,13 @@ class TrainState:
     def report_progress(self) -> None:
         """Emit a progress event, at most once a second. A silent member would be taken to hang."""
         self.reporter.progress(self.describe_progress)
+
+    def remark(self, text: str) -> None:
+        """Let the run's status and page show a line about the member, once."""
+        if text not in self._remarked:
+            self._remarked.add(text)
+            self.reporter.log(text)
+            self.reporter.event("remark", text=text)
 
     def poll_command(self) -> Command | None:
         """The next command to this rank, if any; only rank 0 gets commands."""

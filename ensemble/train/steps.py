@@ -11,6 +11,7 @@ from ensemble.spec.losses import NamedLoss
 from ensemble.spec.sample_weights import needs_weighing
 from ensemble.train.accumulation import MicroBatches
 from ensemble.train.data import describe_not_finite
+from ensemble.train.first_look import look
 from ensemble.train.job import Diverged, TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.mixup import MixedBatch, mix
@@ -110,7 +111,8 @@ class TrainingSteps:
         try:
             result = state.optimization.end(batch, state.throughput.synchronizing())
         except Diverged as error:
-            where = f"epoch {at.epoch}, step {at.step}{describe_not_finite(batch)}"
+            found = describe_not_finite(batch, lambda index: state.data.describe_sample("train", index))
+            where = f"epoch {at.epoch}, step {at.step}{found}"
             state.effects.end_diverged(Diverged(f"{error}, {where}"))
             at.step += 1
             return
@@ -118,6 +120,8 @@ class TrainingSteps:
             state.gpu_busy.end()
         is_epoch_over = at.step + 1 == state.steps_per_epoch
         if not self._has_stepped or is_epoch_over:
-            self._has_stepped = True
+            is_first, self._has_stepped = not self._has_stepped, True
             state.observer.agree(is_epoch_over=is_epoch_over)
+            if is_first and state.global_step == 0:
+                look(state, batch)
         self._life.end_step(result, batch.global_size)

@@ -637,9 +637,10 @@ def test_a_label_that_is_seen_to_be_no_class_before_training_is_a_mistake_of_the
     """Members that do not all fit with a whole core each are measured first."""
     (tmp_path / "labelled.py").write_text(LABELS)
     settings = ("--set", f"members={(os.cpu_count() or 1) + 1}", "--set", f"{split}=4")
-    where = ("--run-dir", tmp_path / "run")
-    done = launch("run", tmp_path / "labelled.py", "--executor", "local", *settings, *where)
+    folder = ("--run-dir", tmp_path / "run")
+    done = launch("run", tmp_path / "labelled.py", "--executor", "local", *settings, *folder)
     assert done.returncode == 2, done.stderr
-    said = f"Ensemble.{split}: sample 3 has the label 3 in 'label', and the model has the classes 0 ... 2"
+    where = "sample 3 (arrays(x, label):row 3)"
+    said = f"Ensemble.{split}: {where} has the label 3 in 'label', and the model has the classes 0 ... 2"
     assert done.stderr.splitlines()[-1] == f"ensemble: {said}"
     assert not any(m.attempts for m in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values())

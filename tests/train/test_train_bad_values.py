@@ -61,7 +61,8 @@ def test_a_wrong_label_among_the_validation_data_is_named_where_the_loss_takes_a
     wrong[7, 1] = 7
     recipe = Recipe(model=linear, loss=own_loss, target="y", task="multilabel")
     failed = failure(tmp_path, recipe, Pipeline(sources.arrays(x=X, y=wrong)), x=X, y=LABELS)
-    assert failed["error"].startswith("Ensemble.valid: sample 7 has the label 7: labels") and not failed["retry"]
+    says = "Ensemble.valid: sample 7 (arrays(x, y):row 7) has the label 7: labels"
+    assert failed["error"].startswith(says) and not failed["retry"]
 
 
 def test_labels_of_another_kind_in_other_splits_fail_no_member(tmp_path: Path) -> None:

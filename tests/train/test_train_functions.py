@@ -117,10 +117,17 @@ def test_averages_that_a_train_function_evaluates_by_hand_have_statistics_of_the
     built_in = finished(tmp_path / "recipe", NORM, **options)
     told = finished(tmp_path / "told", own_evaluation(True), **options)
     seen = finished(tmp_path / "seen", Recipe(model=NORM.model, train=own_evaluation(False)), **options)
-    assert told["weights_sha256"] == seen["weights_sha256"] == built_in["weights_sha256"]
+    plain = finished(tmp_path / "plain", own_evaluation(False), **options)
+    assert (
+        plain["weights_sha256"] == told["weights_sha256"] == seen["weights_sha256"] == built_in["weights_sha256"]
+    )
 
 
-def test_averages_of_a_model_that_nobody_can_call_are_trained_on_and_that_is_said(tmp_path: Path) -> None:
+def test_averages_of_a_model_that_nobody_can_call_are_trained_on_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = cases.loss
+    monkeypatch.setattr(cases, "loss", lambda model, batch: whole(model, {**batch, "x": batch["x"] + 0}))
     finished(tmp_path, own_evaluation(False), **BY_HAND)
     log = RunDir(tmp_path).log("member-0").read_text()
     assert log.count("call member.validate_with(measure) before the loop") == 1

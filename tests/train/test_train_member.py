@@ -354,8 +354,10 @@ def test_a_label_that_is_no_class_is_named_with_its_split_and_not_tried_again(
     odd = Pipeline(sources.arrays(x=x, label=labels))
     usual = Pipeline(sources.arrays(x=x, label=np.arange(20) % 3))
     outcome, events = train(tmp_path, **({"train": usual, "valid": usual} | {split: odd}))
-    says = f"Ensemble.{split}: sample 7 has the label {label} in 'label', and the model has the classes 0 ... 2"
-    assert failure(outcome, events) == says
+    where, classes = "sample 7 (arrays(x, label):row 7)", "and the model has the classes 0 ... 2"
+    says = f"Ensemble.{split}: {where} has the label {label} in 'label', {classes}"
+    remedy = "" if label == 3 else "; where -1 is no class, let a stage replace it by -100, torch's ignore_index"
+    assert failure(outcome, events) == says + remedy
     assert of(events, "failed")[0]["retry"] is False
 
 

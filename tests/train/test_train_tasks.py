@@ -326,8 +326,8 @@ def test_a_label_without_a_class_at_a_step_is_named(tmp_path: Path) -> None:
     target = cases.padded_steps(np.random.default_rng(0).normal(size=(12, 6)))
     target[7, 0] = 5
     end = failed(*cases.train_on(cases.CASES["steps"].recipe, tmp_path, target)[:2])
-    says = "Ensemble.train: sample 7 has the label 5 in 'label', and the model has the classes 0 ... 2"
-    assert end["error"] == says
+    says = " has the label 5 in 'label', and the model has the classes 0 ... 2"
+    assert end["error"] == f"Ensemble.train: sample 7 (arrays(x, label):row 7){says}"
 
 
 def test_a_train_function_of_a_recipe_has_its_call_and_task_seen(tmp_path: Path) -> None:

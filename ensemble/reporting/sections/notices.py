@@ -6,7 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ensemble.events as events
 from ensemble.events import Event
@@ -15,6 +15,9 @@ from ensemble.reporting.sections.training import group_causes
 from ensemble.spec import hyperparameters
 from ensemble.spec.splits import describe_overlap
 from ensemble.store.verification import describe_hole
+
+if TYPE_CHECKING:
+    from ensemble.store import RunState
 
 MOST_NAMED = 12  # of those of whom a notice says the same
 MOST_SAID = 80  # characters of an error that is said in full elsewhere
@@ -96,6 +99,13 @@ def describe_early_stop(member: str, epochs: int, stop: Mapping[str, Any]) -> st
     why = f"{best['metric']} has not improved for {patience}"
     value = f"{text.score(best['value'])} in epoch {best['epoch'] + 1}"
     return f"{member}: stopped early after {epochs} of {stop['epochs']} epochs: {why} (best: {value})"
+
+
+def describe_remarks(state: RunState) -> list[str]:
+    """Returns what members have remarked, a line for each remark."""
+    found = {(m.id, remark): remark for m in state.members.values() for remark in m.remarks}
+    causes = group_causes(found)
+    return [f"{text.names([member for member, _ in keys], MOST_NAMED)}: {remark}" for remark, keys in causes]
 
 
 def describe_quarantine(event: events.GpuQuarantined) -> str:
@@ -222,6 +232,8 @@ class NoticeCollector:
                 yield "info", f"the search minimizes joules that are estimated. {text.ESTIMATED}"
             case events.UnusedHyperparameters():
                 yield "warning", f"{hyperparameters.describe_unused(event.params, event.meant)} ({member})"
+            case events.Remark():
+                yield "warning", f"{member}: {event.text}"
             case events.Finished() if event.early_stopping:
                 yield "info", describe_early_stop(member, (event.epoch or 0) + 1, event.early_stopping)
             case events.Cancelled() | events.Paused() | events.Resumed():
@@ -286,6 +298,8 @@ class NoticeCollector:
                 whose = "" if event.by is None else f", asked for by {event.by}"
                 several = text.count(len(event.members), "member") if event.members else "the run"
                 yield "info", f"{event.verb} {event.member or several}{whose}: {event.message}"
+            case events.Combined() if event.reason and event.left_out and not event.members:
+                yield "warning", f"there is no combined model: {event.reason}"
             case events.RunStopped():
                 yield "warning", f"the run was stopped ({event.reason or 'no reason given'})"
             case events.RunStarted():

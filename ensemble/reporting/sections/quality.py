@@ -95,11 +95,13 @@ def summarize(state: RunState, ledger: Ledger) -> list[Line]:
 
 
 def describe_failed_combination(state: RunState) -> str | None:
-    """Why members that finished could not be combined, for an error; None where they were, or where a run asks for
-    no combination that is possible (it has no validation split, its outputs are no predictions).
+    """Why members that finished could not be combined, by an error or by what they predict; None where they were,
+    or where a run asks for no combination that is possible (it has no validation split, they predict nothing).
     """
     combined = state.combined or NOT_COMBINED
-    is_failed = combined.failed or (combined.declared == "function" and not combined.members)
+    predicts = any(m.state == "finished" and "valid" in (m.predictions or ()) for m in state.members.values())
+    asked = combined.declared == "function" or (predicts and combined.reason is not None)
+    is_failed = combined.failed or (asked and not combined.members)
     return f"there is no combined model: {combined.reason}" if is_failed else None
 
 

@@ -1,0 +1,183 @@
+"""What the first batch shows is remarked: what cannot be combined, or is not what was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble import Ensemble, Member, Recipe  # noqa: E402
+from ensemble.reporting import RunProjection  # noqa: E402
+from ensemble.reporting.sections.notices import collect_notices  # noqa: E402
+from ensemble.reporting.sections.quality import describe_failed_combination  # noqa: E402
+from ensemble.reporting.status import status_notes  # noqa: E402
+from ensemble.store import RunDir, read_events  # noqa: E402
+from pipelines import Pipeline, sources  # noqa: E402
+
+X = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+LABEL = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 1)
+NUMBER = X.sum(axis=1)
+
+
+class Parts(nn.Module):
+    def __init__(self, form: Any) -> None:
+        super().__init__()
+        self.line, self.form = nn.Linear(4, 3), form
+
+    def forward(self, x: Any) -> Any:
+        return self.form(self.line(x), x)
+
+
+def run(folder: Path, recipe: Any, label: Any = LABEL, **options: Any) -> RunProjection:
+    pipe = Pipeline(sources.arrays(x=X, label=label), seed=0)
+    options = {"train": pipe, "valid": pipe, "epochs": 1, "seed": 0, **options}
+    declared = Ensemble(
+        name="looked",
+        recipe=recipe,
+        members=[Member({"lr": 0.01})],
+        batch_size=20,
+        **options,
+    )
+    ensemble.submit(declared, folder, "inline").wait()
+    return RunProjection.from_events(read_events(RunDir(folder).events))
+
+
+def remarks(run: RunProjection) -> list[str]:
+    assert [member.state for member in run.state.members.values()] == ["finished"]
+    return run.state.members["member-0"].remarks
+
+
+def entropy(take: Any = lambda outputs: outputs) -> Any:
+    def loss(model: Any, batch: Any) -> Any:
+        return F.cross_entropy(take(model(batch["x"])), batch["label"], reduction="none")
+
+    return loss
+
+
+def scores(params: Any) -> Any:
+    return nn.Linear(4, 3)
+
+
+def one(params: Any) -> Any:
+    return nn.Linear(4, 1)
+
+
+PARTS = Recipe(model=lambda params: Parts(lambda s, x: (x, s)), loss=entropy(lambda outputs: outputs[1]))
+NAMED = Recipe(
+    model=lambda params: Parts(lambda s, x: {"f": x, "s": s}), loss=entropy(lambda outputs: outputs["s"])
+)
+SOFT = Recipe(model=lambda params: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), loss="cross_entropy")
+
+
+def broadcast(model: Any, batch: Any) -> Any:
+    return (model(batch["x"]) - batch["label"]).square().mean(dim=1)
+
+
+def predicting(change: Any) -> Recipe:
+    return Recipe(
+        model=scores,
+        loss="cross_entropy",
+        task="classification",
+        predict=lambda model, batch: change(model(batch["x"])),
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "label", "says"),
+    [
+        (PARTS, LABEL, 'predict=lambda model, batch: model(batch["x"])[1].softmax(-1), task="classification"'),
+        (NAMED, LABEL, 'model(batch["x"])["s"].softmax(-1)'),
+        (SOFT, LABEL, "the model ends in a softmax"),
+        (predicting(lambda s: s), LABEL, "end it by .softmax(-1)"),
+        (predicting(lambda s: s.log_softmax(-1)), LABEL, "end it by .exp()"),
+        (predicting(lambda s: s.argmax(-1)), LABEL, "as argmax does"),
+        (Recipe(model=one, loss=broadcast, task="regression"), NUMBER, "changes with the other samples"),
+        (Recipe(model=one, loss="mse"), NUMBER * 1e6, "declare Recipe(target_scale=("),
+    ],
+)
+def test_the_first_batch_shows_it(tmp_path: Path, recipe: Recipe, label: Any, says: str) -> None:
+    ran = run(tmp_path / "run", recipe, label)
+    assert any(says in text for text in remarks(ran))
+    events = list(read_events(RunDir(tmp_path / "run").events))
+    kinds = [event.type for event in events]
+    assert kinds.index("remark") < kinds.index("epoch")  # known before the first epoch has ended
+    assert any(says in notice.text for notice in collect_notices(events))
+    assert any(says in note for note in status_notes(ran))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "label"),
+    [
+        (Recipe(model=scores, loss="cross_entropy"), LABEL),
+        (predicting(lambda s: s.softmax(-1)), LABEL),
+        (Recipe(model=lambda params: Parts(lambda s, x: s.log_softmax(-1)), loss=entropy()), LABEL),
+        (Recipe(model=one, loss="mse"), NUMBER),
+        (Recipe(model=lambda p: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)),
+                loss="cross_entropy"), LABEL),
+    ],
+)  # fmt: skip
+def test_what_is_right_is_not_remarked(tmp_path: Path, recipe: Recipe, label: Any) -> None:
+    assert remarks(run(tmp_path / "run", recipe, label)) == []
+
+
+def test_predictions_that_are_none_of_the_task_are_an_error_that_the_page_names(tmp_path: Path) -> None:
+    ran = run(tmp_path / "run", predicting(lambda s: s))
+    assert "not probabilities" in (describe_failed_combination(ran.state) or "")
+    notices = collect_notices(read_events(RunDir(tmp_path / "run").events))
+    assert any(notice.text.startswith("there is no combined model: ") for notice in notices)
+
+
+def test_the_logits_of_an_output_object_are_its_scores(tmp_path: Path) -> None:
+    model = lambda params: Parts(lambda s, x: SimpleNamespace(logits=s, hidden=x))  # noqa: E731
+    ran = run(tmp_path / "run", Recipe(model=model, loss=entropy(lambda outputs: outputs.logits)))
+    assert remarks(ran) == [] and ran.state.combined is not None and ran.state.combined.members == ["member-0"]
+
+
+def plain(member: Any) -> None:
+    model = Parts(lambda s, x: s)
+    model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(entropy()(model, batch))
+            member.step()
+        member.report(own=1.0)
+    member.predict_all()
+
+
+def test_a_plain_train_function_predicts_by_what_it_calls_its_model_with(tmp_path: Path) -> None:
+    ran = run(tmp_path / "run", plain, objective="own", mode="max")
+    assert remarks(ran) == [] and ran.state.combined is not None and ran.state.combined.members == ["member-0"]
+
+
+def test_a_member_that_only_guesses_is_remarked(tmp_path: Path) -> None:
+    dead = Recipe(model=lambda params: Parts(lambda s, x: s * 0), loss="cross_entropy", inputs=("x",))
+    balanced = np.arange(60) % 3
+    assert "learnt nothing so far" in " ".join(remarks(run(tmp_path / "run", dead, balanced)))
+
+
+@pytest.mark.parametrize("wrong", [-1, 255])
+def test_a_label_that_is_no_class_is_named_by_its_row_and_with_the_remedy(tmp_path: Path, wrong: int) -> None:
+    label = LABEL.copy()
+    label[44] = wrong
+    train, valid = sources.arrays(x=X, label=label).split(0.5, seed=0)
+    splits = {"train": Pipeline(train), "valid": Pipeline(valid)}
+    ran = run(tmp_path / "run", Recipe(model=scores, loss="cross_entropy"), **splits)
+    error = ran.state.members["member-0"].error
+    assert "row 44)" in str(error) and "ignore_index" in str(error)
+
+
+def test_nan_in_the_validation_data_is_named_with_row_and_field(tmp_path: Path) -> None:
+    x = X.copy()
+    x[7, 0] = np.nan
+    valid = Pipeline(sources.arrays(x=x, label=LABEL))
+    ran = run(tmp_path / "run", Recipe(model=scores, loss="cross_entropy"), valid=valid)
+    assert "'x' of sample 7 (arrays(x, label):row 7)" in " ".join(ran.state.members["member-0"].remarks)
