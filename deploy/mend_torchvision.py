@@ -1,7 +1,7 @@
-"""Lets the torchvision of this environment be imported beside a torch without CUDA, or removes it; `make setup` runs it.
+"""Lets this environment's torchvision be imported beside a torch without CUDA, or removes it; for `make setup`.
 
-Package indexes have torchvision built against CUDA alone, which a torch for CPUs cannot load. Its transforms need no
-compiled operator, nor do Lightning and timm: the operators that it expects are declared when it is imported.
+Package indexes have torchvision built against CUDA alone, which a torch for CPUs cannot load. Its transforms need
+no compiled operator, nor do Lightning and timm: those that it expects are declared when it is imported.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ def main() -> None:
     (packages / "torchvision_on_cpu.pth").write_text("import torchvision_on_cpu\n")
     if can_import():
         print(
-            "torchvision was built for CUDA, and this torch is not: its transforms work, its operators (nms) do not"
+            "torchvision was built for CUDA, this torch was not: its transforms work, its operators (nms) do not"
         )
         return
     for name in ("torchvision_on_cpu.py", "torchvision_on_cpu.pth"):
