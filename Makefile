@@ -50,6 +50,7 @@ $(READY): pyproject.toml constraints.txt setup.py pipelines/prepare/jpeg_part.c
 	fi
 	@echo "Setting up .venv with $$($(BIN)/python --version): some minutes, once"
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e ".[dev]"
+	@$(BIN)/python deploy/mend_torchvision.py
 	@touch $@
 
 # Kept in the user's cache once it is built.

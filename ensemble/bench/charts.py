@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ensemble.store.user_files import PAGE_END
+
 PALETTE = ("#3b82c4", "#d97a2b", "#2f9e77", "#c2558f", "#8a6fd1", "#b08f1e", "#24a0b3", "#cc4f4f", "#7a9a3a")
 NEUTRAL = "#8a94a3"
 Scale = Literal["linear", "log", "category", "hidden"]
@@ -132,7 +134,8 @@ def figure(title: str, notes: Sequence[str], panels: Sequence[Panel]) -> Any:
 
 def write(title: str, notes: Sequence[str], panels: Sequence[Panel], path: Path) -> None:
     """Write a figure to an HTML file that opens without a network."""
-    figure(title, notes, panels).write_html(path, include_plotlyjs=True, full_html=True)
+    page = figure(title, notes, panels).to_html(include_plotlyjs=True, full_html=True)
+    path.write_text(f"{page}\n{PAGE_END}\n", encoding="utf-8")
 
 
 def _add_series(drawn: Any, panel: Panel, series: Series, colour: str, first: bool, where: dict[str, int]) -> None:

@@ -111,20 +111,43 @@ def directory(text: str) -> str:
     return str(Path(text).expanduser())
 
 
-def output(text: str) -> str:
+def output(text: str, is_ours: Callable[[bytes], bool], what: str) -> str:
     """A file that can be written at the end; '-' for standard output or none."""
+    from ensemble.store.errors import StoreError
+    from ensemble.store.user_files import check_writable
+
     path = Path(text).expanduser()
     if text != "-" and (path.is_dir() or not path.absolute().parent.is_dir()):
         raise argparse.ArgumentTypeError(
             f"cannot write {text!r}: it is a directory, or its directory does not exist"
         )
-    return text if text == "-" else str(path)
+    if text == "-":
+        return text
+    try:
+        check_writable(path, is_ours, what)
+    except StoreError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return str(path)
+
+
+def json_output(text: str) -> str:
+    """A file for `--json`; see `output`."""
+    from ensemble.store.user_files import is_our_json
+
+    return output(text, is_our_json, "the JSON of an earlier command")
+
+
+def page_output(text: str) -> str:
+    """A file for a plot; see `output`."""
+    from ensemble.store.user_files import PAGE_END
+
+    return output(text, lambda content: content.endswith(f"{PAGE_END}\n".encode()), "an earlier plot")
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     """Add `--json`, which every command has."""
     text = "write the table as JSON to FILE; without FILE, or with '-', to standard output instead of the table"
-    parser.add_argument("--json", metavar="FILE", nargs="?", const="-", type=output, help=text)
+    parser.add_argument("--json", metavar="FILE", nargs="?", const="-", type=json_output, help=text)
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ensemble.bench.results import Study
-from ensemble.cli.arguments import add_json_option, option, output
+from ensemble.cli.arguments import add_json_option, option, page_output
 from ensemble.cli.studies import energy, fabric, pipelines
 
 #: What a user measures on machines of his own; studies that answer questions of papers are in `benchmarks`.
@@ -26,7 +26,7 @@ def add_studies(parser: argparse.ArgumentParser, known: Sequence[Study] = STUDIE
         added = studies.add_parser(study.name, help=study.summary, description=study.description)
         added.set_defaults(do=functools.partial(run, study))
         study.add_options(added)
-        option(added, "--plot", None, "also draw a plot into FILE, a page", type=output, metavar="FILE")
+        option(added, "--plot", None, "also draw a plot into FILE, a page", type=page_output, metavar="FILE")
         add_json_option(added)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ensemble.store.user_files import JSON_END, check_writable
+
 Rows = list[dict[str, Any]]
 
 
@@ -70,7 +72,7 @@ def write_json(options: argparse.Namespace, rows: Rows | dict[str, Any]) -> None
     if options.json == "-":
         sys.stdout.write(text)
     else:
-        Path(options.json).write_text(text, encoding="utf-8")
+        Path(options.json).write_text(text[:-1] + JSON_END, encoding="utf-8")
 
 
 def write_csv(file: str, head: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
@@ -81,4 +83,6 @@ def write_csv(file: str, head: Sequence[str], rows: Iterable[Mapping[str, Any]])
     if file == "-":
         sys.stdout.write(text)
     else:
+        ours = format_csv(head, ()).strip().encode()
+        check_writable(Path(file), lambda content: content.startswith(ours), f"a table with the columns {head}")
         Path(file).write_text(text, encoding="utf-8", newline="")

@@ -35,6 +35,7 @@ EXIT_FAILED, EXIT_SOME_FAILED, EXIT_RESUMABLE = 1, 3, 75  # 75: EX_TEMPFAIL of s
 def demo(options: argparse.Namespace) -> int:
     """Train the demo; its default run directory is replaced."""
     from ensemble.cli import demo as digits
+    from ensemble.inspection.run_contents import find_foreign_files
     from ensemble.spec.spec_file import call_spec
     from ensemble.store import EventLog, RunDir, StoreError
 
@@ -44,6 +45,8 @@ def demo(options: argparse.Namespace) -> int:
         if run_dir.path.is_symlink() or run_dir.info.get("name") != ensemble.name:
             raise StoreError(f"{run_dir.path} is not a run of the demo; give another directory with --run-dir")
         EventLog(run_dir.events).close()  # raises while another demo writes it
+        if foreign := find_foreign_files(run_dir):
+            raise StoreError(f"{run_dir.path / foreign[0]} is not of the demo, which would replace it: move it")
         shutil.rmtree(run_dir.path)
     return _train(ensemble, run_dir, options)
 

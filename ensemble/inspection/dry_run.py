@@ -186,6 +186,7 @@ def _check_start(ensemble: Ensemble, state: RunState, executor: str, node: Node)
     from ensemble.controller.feeders import SharedStream
     from ensemble.controller.starts import check_fit, check_starts
     from ensemble.executors.inline import check_widths
+    from ensemble.search.storage import check_storage
     from ensemble.search.trials import make_trials
 
     if executor == "inline":
@@ -200,6 +201,8 @@ def _check_start(ensemble: Ensemble, state: RunState, executor: str, node: Node)
             make_trials(
                 ensemble, RunDir(folder), RunState(objective=str(ensemble.objective)), sharing=stream.sharing
             )
+    elif search is not None and search.storage is not None:
+        check_storage(search.storage)
     if executor == "inline":
         return "the inline executor trains members one after the other, each prepares its own batches"
     return stream.unshared if stream.sharing else stream.unshared or "sharing='independent' is declared"

@@ -110,16 +110,17 @@ def write_tables(tables: Iterable[DataTable], out: Path) -> list[dict[str, Any]]
     """Writes each table as a file, and what their columns are: `columns.csv` for programs, `README.md` for people.
 
     Args:
-        out: a folder, which is made where it is not there; files of the same names are replaced.
+        out: a folder, which is made where it is not there; tables of an earlier call are replaced.
 
     Returns:
         For each table its `table`, `file`, `rows`.
 
     Raises:
-        StoreError: a file cannot be written.
+        StoreError: a file cannot be written, or is not of an earlier call.
     """
     from ensemble.store import StoreError
     from ensemble.store.files import write_bytes
+    from ensemble.store.user_files import check_writable
 
     tables = list(tables)
     columns = [
@@ -131,6 +132,8 @@ def write_tables(tables: Iterable[DataTable], out: Path) -> list[dict[str, Any]]
     files["columns.csv"] = format_csv(["table", "column", "unit", "meaning"], columns)
     lines = [f"- `{table.name}.csv`: {table.about.strip()} {len(table.rows):,} rows." for table in tables]
     files["README.md"] = README + "\n".join(lines) + "\n"
+    for name in ["README.md"] if (out / "README.md").exists() else files:
+        check_writable(out / name, lambda content: content.startswith(README.encode()), "a table of a run")
     try:
         out.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, text in files.items():

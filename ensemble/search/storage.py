@@ -1,7 +1,7 @@
-"""Opens the Optuna storage that a user names.
+"""Opens the Optuna storage that a user names, a database or a journal; what Optuna has not written is refused.
 
-A journal file in which something was appended to a torn line cannot be read any more, and a lock left by a killed
-process delays the next write: both are repaired here.
+A journal in which something was appended to a torn line cannot be read any more, and a lock left by a killed
+process delays the next write: a torn last line is cut, and such a lock is removed.
 """
 
 from __future__ import annotations
@@ -9,25 +9,31 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sqlite3
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
-from ensemble.store.files import StoreError
+from ensemble.spec.search import DATABASE
+from ensemble.store.files import StoreError, has_begun
+from ensemble.store.user_files import check_writable
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 #: Age in seconds from which on a journal's lock belongs to a killed process; a write takes milliseconds.
 STALE_LOCK_S = 3
+_SQLITE = b"SQLite format 3\0"
+_OPERATION = re.compile(rb'\{"op_code": ?\d+, ?"worker_id": ?"')
+_JOURNAL = "a journal that Optuna wrote"
 
 
 def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseStorage:
     """Open the Optuna storage given by a path, a URL, a storage or None (in memory).
 
     Raises:
-        StoreError: it cannot be opened.
+        StoreError: it cannot be opened, or is a file that Optuna has not written.
     """
     from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 
@@ -35,8 +41,9 @@ def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseSt
         return InMemoryStorage()
     if isinstance(storage, BaseStorage):
         return storage
-    if not isinstance(storage, str) or "://" not in storage:
-        return _open_journal(Path(storage).expanduser())
+    storage = check_storage(storage)
+    if isinstance(storage, Path):
+        return _open_journal(storage)
     try:
         return RDBStorage(storage)
     except Exception as error:  # whatever the database's driver raises
@@ -47,6 +54,54 @@ def open_storage(storage: str | os.PathLike[str] | BaseStorage | None) -> BaseSt
         raise StoreError(said) from None  # what the driver says in full may hold the password
 
 
+def check_storage(storage: str | os.PathLike[str]) -> str | Path:
+    """The URL of a database, or the path of a journal file. Nothing is written.
+
+    Raises:
+        StoreError: it is a file that Optuna has not written.
+    """
+    if isinstance(storage, str) and (found := DATABASE.fullmatch(storage)):
+        _check_database(Path(found["path"]))
+        return storage
+    if isinstance(storage, str) and "://" in storage:
+        return storage
+    path = Path(storage).expanduser()
+    head = b""
+    if path.is_file():
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            head = file.read(64)
+    is_named_so = path.suffix.lower() in (".db", ".sqlite", ".sqlite3") and not _OPERATION.match(head)
+    if is_named_so or head.startswith(_SQLITE):
+        _check_database(path)
+        return f"sqlite:///{path.absolute()}"
+    if not _is_of_run(path):
+        check_writable(path, lambda content: bool(_OPERATION.match(content)), f"{_JOURNAL}, or a SQLite database")
+    return path
+
+
+def _is_of_run(path: Path) -> bool:
+    """Whether it is the journal in a run directory, which is written anew from the log where it is damaged."""
+    return path.name == "optuna.journal" and has_begun(path.parent)
+
+
+def _check_database(path: Path) -> None:
+    """Refuse a file that is no SQLite database, and a database with tables of another program."""
+    check_writable(path, lambda content: content.startswith(_SQLITE), "a SQLite database")
+    if not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
+        ) as opened:
+            tables = {name for (name,) in opened.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.OperationalError:  # another process has it locked: opening it says so
+        return
+    except sqlite3.Error as error:
+        raise StoreError(f"cannot open the SQLite database {path}: {error}") from None
+    if tables and "studies" not in tables:
+        raise StoreError(f"{path} is a database of another program, not of Optuna: choose another file")
+
+
 def _open_journal(path: Path) -> BaseStorage:
     from ensemble.search.journal import Journal
 
@@ -55,23 +110,52 @@ def _open_journal(path: Path) -> BaseStorage:
         _mend_journal(path)
         try:
             return Journal(str(path), STALE_LOCK_S)
-        except (ValueError, KeyError, AssertionError):  # its middle is damaged: it is written anew from the log
-            os.replace(path, path.with_name(path.name + ".damaged"))
+        except (ValueError, KeyError, AssertionError, TypeError) as error:  # its middle is damaged
+            if not _is_of_run(path):
+                raise StoreError(
+                    f"{path} is not {_JOURNAL}, or is damaged ({type(error).__name__}: {error}): it is left as it "
+                    "is; choose another file"
+                ) from None
+            path.unlink()
             return Journal(str(path), STALE_LOCK_S)
     except OSError as error:
         raise StoreError(f"cannot open the Optuna journal {path}: {error.strerror}") from error
 
 
 def _mend_journal(path: Path) -> None:
+    from optuna.storages.journal import JournalFileSymlinkLock
+
     lock = path.with_name(path.name + ".lock")
     with contextlib.suppress(FileNotFoundError):
+        if not lock.is_symlink() and lock.stat().st_size:  # Optuna would take it for its own, and remove it
+            raise StoreError(f"{lock} is in the way of Optuna's lock: choose another storage, or move that file")
         if time.time() - os.lstat(lock).st_mtime > STALE_LOCK_S:
             lock.unlink()
-    if path.exists():
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
+    if not path.exists() or _find_torn_line(path) is None:
+        return
+    writing = JournalFileSymlinkLock(str(path), STALE_LOCK_S)  # what another process is writing is not torn
+    writing.acquire()
+    try:
+        if (whole := _find_torn_line(path)) is not None:
             os.truncate(path, whole)
+    finally:
+        writing.release()
+
+
+def _find_torn_line(path: Path) -> int | None:
+    """Where the last line of a journal begins, if that is incomplete.
+
+    Raises:
+        StoreError: the file is a user's, and a line of it is no operation.
+    """
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    for number, line in enumerate(content[:whole].splitlines(), start=1):
+        if not _OPERATION.match(line) and not _is_of_run(path):
+            raise StoreError(
+                f"{path}: line {number} is not of {_JOURNAL}; it is left as it is: choose another file"
+            )
+    return whole if whole < len(content) else None
 
 
 #: Parameters of a URL's query with secret values: passwd, sslpassword, token, api_key ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -108,7 +110,8 @@ class Search:
             number of at most 0 holds, and the samplers tpe, gp, nsga2 and nsga3 prefer trials of which all hold.
         enqueue: hyperparameters of the first trials; what one lacks is proposed.
         seed: of the sampler; one of your own has its own.
-        storage: an Optuna storage URL; None keeps a journal file in the run directory.
+        storage: an Optuna storage URL, or the path of a SQLite database (.db, .sqlite, .sqlite3) or a journal;
+            None keeps a journal file in the run directory.
         study: an Optuna study whose completed trials the sampler knows from the start, or the name of one in
             `storage`, which the run's trials are added to. Pruners do not compare with them.
     """
@@ -131,6 +134,8 @@ class Search:
     def __post_init__(self) -> None:
         object.__setattr__(self, "space", as_space(self.space))
         warn_of_constants(self.space)
+        if self.storage is not None:
+            object.__setattr__(self, "storage", _as_absolute(self.storage))
         if self.budget is not None:
             check_budget("Search.budget", self.budget)
         if self.population is not None:
@@ -372,6 +377,20 @@ def check_budget(where: str, given: object) -> None:
     for name, limit in given.items():
         check_choice(f"a limit of {where}", name, BUDGETS)
         check_number(f"{where}[{name!r}]", limit, low=0, above=True, integer=name == "trials")
+
+
+#: The URL of a SQLite database that is a file.
+DATABASE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<path>(?!file:|:memory:)[^?]+)(?P<query>\?.*)?")
+
+
+def _as_absolute(storage: str | os.PathLike[str]) -> str:
+    """A storage whose path does not depend on the folder from which a run is resumed."""
+    if not isinstance(storage, str | os.PathLike):
+        raise SpecError(f"Search.storage must be an Optuna storage URL or a path, got {storage!r:.60}")
+    storage = os.fspath(storage)
+    if found := DATABASE.fullmatch(storage):
+        return f"{found['scheme']}{os.path.abspath(found['path'])}{found['query'] or ''}"
+    return storage if "://" in storage else os.path.abspath(os.path.expanduser(storage))
 
 
 def take_trials(study: Any) -> str | PriorTrials | None:

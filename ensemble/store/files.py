@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import pwd
@@ -217,8 +218,10 @@ def encode_json(value: Any) -> bytes:
 
 def _remove_leftovers(path: Path) -> None:
     oldest = time.time() - LEFTOVER_AGE_S
-    # The second are safetensors' own: it writes to a file of a random name beside the one that it was given.
-    for leftover in (*path.parent.glob(f".{path.name}.*.tmp"), *path.parent.glob(".tmp??????")):
+    leftovers = list(path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 32}.tmp"))
+    if path.suffix == ".safetensors":  # it is written to a file of a random name first; users name no such file
+        leftovers += path.parent.glob(".tmp??????")
+    for leftover in leftovers:
         try:
             if leftover.stat().st_mtime < oldest:
                 leftover.unlink()

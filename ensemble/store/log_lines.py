@@ -164,6 +164,7 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
     """
     log, rest = Path(path), b""
     since: float | None = None
+    is_foreign = False  # it has lines, and none is an event
     try:
         with open_regular(log, follows_link=True) as file:
             file.seek(offset)
@@ -175,10 +176,14 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
                 lines = (rest + block[: whole - 1]).split(b"\n")
                 rest = block[whole:]
                 last = file.tell() == os.fstat(file.fileno()).st_size
+                is_foreign = offset == 0 or is_foreign
                 events, read = _parse(lines, offset, last=last, path=log, since=since)
+                is_foreign = is_foreign and all(isinstance(event, Unreadable) for event in events)
                 if events:
                     offset, since = offset + sum(map(len, lines[:read])) + read, events[-1].t
                     yield events, offset
+        if is_foreign and not log.with_name("run.json").exists():
+            raise StoreError(f"no run here: {log} is of another program; give a run directory")
     except FileNotFoundError:
         raise StoreError(f"no run here: {log} does not exist; give a run directory (such as runs/NAME)") from None
     except OSError as error:

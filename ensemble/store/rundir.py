@@ -37,7 +37,6 @@ from ensemble.store.files import (
 from ensemble.store.frozen_arrays import (
     KEPT,
     hold_array,
-    is_name,
     name_to_digest,
     release_arrays,
     remove_unused_arrays,
@@ -45,7 +44,6 @@ from ensemble.store.frozen_arrays import (
 )
 from ensemble.store.kept_code import (
     check_python,
-    is_fingerprint,
     is_private_module,
     list_code,
     modules_folder,
@@ -220,11 +218,8 @@ class RunDir(RunPaths):
         """Raises for a directory with files that are no run's; the remains of a failed start are accepted."""
         if not self.path.is_dir():
             return
-        ours = {"members", "requests", "lost+found"}
-        for folder, is_ours in ((self.path / "code", is_fingerprint), (self.data, is_name)):
-            if folder.is_dir() and all(is_ours(each.name) or each.name[0] == "." for each in folder.iterdir()):
-                ours.add(folder.name)
-        ours |= {self.ensemble_file.name, self.spec_file.name, self.events.name}
+        empty = {each.name for each in self.path.iterdir() if each.is_dir() and not any(each.iterdir())}
+        ours = {"lost+found", self.events.name, *(empty & {"members", "requests"})}
         names = sorted(each.name for each in self.path.iterdir())
         foreign = [name for name in names if name not in ours and not name.startswith(".")]
         if foreign:

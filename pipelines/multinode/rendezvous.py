@@ -32,6 +32,7 @@ from pipelines.multinode.designs import DESIGNS
 VERSION = 1
 FRESH_S = 6.0
 _GROUP = re.compile(r"group-(\d+)\.json")
+_OWN = re.compile(r"(group|wait)-\d+\.json|time-\d+")
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Rendezvous:
         near: the largest distance, in samples, of streams that continue together.
 
     Raises:
-        PipelineError: the directory cannot be made, or other users may write to it.
+        PipelineError: the directory cannot be made, other users may write to it, or a user's file is in the way.
     """
 
     def __init__(self, peers: Peers, identity: str, near: int) -> None:
@@ -152,6 +153,8 @@ class Rendezvous:
                 raise PipelineError(
                     f"Peers.directory={peers.directory!r}: other users may write there; it must be yours alone"
                 )
+            for name in filter(_OWN.fullmatch, os.listdir(peers.directory)):
+                _check_ours(os.path.join(peers.directory, name))
             self._last = max(self._list_generations(), default=0)
         except OSError as error:
             raise PipelineError(f"feeders cannot meet in {peers.directory}: {error}") from None
@@ -321,6 +324,12 @@ def select_nearby(waiting_nodes: list[WaitingNode], near: int) -> list[WaitingNo
     sets = [[w for w in there if first.head - near <= w.head <= first.head] for first in there]
     best = max(sets, key=lambda each: (len(each), max(w.head for w in each)), default=[])
     return sorted(best + anywhere, key=lambda waiter: waiter.node)
+
+
+def _check_ours(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:  # another node has just removed it
+        if file.read(5) not in (b"", b'{"v":'):
+            raise PipelineError(f"{path} was not written by a feeder: choose another Peers.directory")
 
 
 def _near(here: int, there: int, near: int) -> bool:

@@ -30,6 +30,7 @@ FOLDER, BYTES = "ENSEMBLE_REMOTE_DIR", "ENSEMBLE_REMOTE_BYTES"
 #: Kinds of sources that read such files.
 KINDS = ("csv", "jsonl", "parquet", "tar", "tfrecord")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_NAME = re.compile(r"[0-9a-f]{32}-[A-Za-z0-9._-]{0,60}(\.part)?")  # of a file that was fetched
 _LEFT_S = 3600  # what is not written to for so long was left by a process that was killed
 _TAGS = ("ETag", "etag", "md5Hash", "crc32c", "LastModified", "Last-Modified", "last_modified", "mtime", "updated")
 
@@ -127,10 +128,12 @@ class Folder:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     status = entry.stat()
-                    is_left = entry.name.endswith(".part") and time.time() - status.st_mtime > _LEFT_S
-                    if is_left:
-                        os.unlink(entry.path)
-                    elif not entry.name.startswith(".") and not entry.name.endswith(".part"):
+                    if not _NAME.fullmatch(entry.name):  # a user's own
+                        continue
+                    if entry.name.endswith(".part"):
+                        if time.time() - status.st_mtime > _LEFT_S:
+                            os.unlink(entry.path)
+                    else:
                         found.append((status.st_mtime_ns, status.st_size, entry.path))
         left -= sum(bytes_ for _, bytes_, _ in found)
         for _, bytes_, path in sorted(found):
@@ -238,5 +241,5 @@ def _sum_bytes(path: str) -> int:
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # another process has just removed it
-                found += entry.stat().st_size if entry.is_file() else 0
+                found += entry.stat().st_size if _NAME.fullmatch(entry.name) else 0
     return found

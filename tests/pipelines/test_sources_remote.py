@@ -214,7 +214,7 @@ def test_a_source_goes_to_machines_with_another_folder(
     assert pickle.loads(sent)[3]["x"] == 3
     monkeypatch.setenv("ENSEMBLE_REMOTE_DIR", str(tmp_path / "elsewhere"))
     assert pickle.loads(sent)[4]["x"] == 4 and any((tmp_path / "elsewhere").iterdir())
-    old = tmp_path / "elsewhere" / "x.part"
+    old = tmp_path / "elsewhere" / f"{'0' * 32}-x.part"
     old.write_bytes(b"left")
     os.utime(old, (1, 1))
     server.files["/b.parquet"] = make_parquet(1)

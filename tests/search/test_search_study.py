@@ -143,6 +143,7 @@ def test_a_study_of_another_run_is_not_touched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b'{"op_code":', b'{"op_code": 6, "wor\n{"op_code": 4}\n'])
 def test_a_damaged_journal_is_mended_from_the_log(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "events.jsonl").write_text("{}\n")  # it is the run's own journal
     path = tmp_path / "optuna.journal"
     events = [*begun(), *trained(0, [0.5])]
     write_study(events, path)

@@ -79,8 +79,10 @@ def test_code_that_no_member_trained_with_is_removed_and_no_other_folder(tmp_pat
 
 def test_what_a_failed_start_has_left_is_no_other_file(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, ensemble())
-    for file in (run.events, run.info_file):
+    for file in (run.info_file, run.ensemble_file):  # before the first event, nothing else is written
         file.unlink()
+    run.events.write_bytes(b"")
+    shutil.rmtree(run.path / "code", ignore_errors=True)
     assert RunDir.create(tmp_path, ensemble()).load_ensemble().name == "digits"
 
 
