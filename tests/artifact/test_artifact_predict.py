@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import tarfile
@@ -345,8 +346,8 @@ def test_the_command_writes_and_reports(
         (["{run}", "--split", "shifted", "--out", "{p}"], "the run has no split 'shifted' (it has: valid, test)"),
         (["{run}", "x.npz", "--prepared", "--out", "{p}"], "--prepared is for artifacts"),
         (
-            ["{artifact}", "x.npz", "--out", "{p}.csv"],
-            "predictions are written as Parquet: name the file p.parquet",
+            ["{artifact}", "x.npz", "--out", "{p}.xlsx"],
+            "predictions are written as Parquet, CSV or JSON lines: name the file p.parquet, .csv or .jsonl",
         ),
         (["{artifact}", "x.npz", "--out", "{folder}"], "it is a folder, or its folder does not exist"),
     ],
@@ -359,3 +360,38 @@ def test_a_usage_error_is_one_line(
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and message in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_predictions_are_csv_or_json_lines_with_fields_that_are_kept(
+    artifact: Path, photos: dict[str, Any], tmp_path: Path, suffix: str
+) -> None:
+    data = tmp_path / "named.npz"
+    arrays = dict(np.load(photos["folder"] / "pixels.npz"))
+    count = len(next(iter(arrays.values())))
+    names = np.array([f"{number:04d}" for number in range(count)])
+    np.savez(data, **arrays, name=names)
+    columns = predict_columns(artifact, data, tmp_path / "p.parquet")
+    out = tmp_path / f"p{suffix}"
+    words = ["predict", str(artifact), str(data), "--out", str(out), "--keep", "name", "--uncertainty"]
+    assert main(words) == 0
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file)) if suffix == ".csv" else [json.loads(line) for line in file]
+    assert [row["name"] for row in rows] == names.tolist()
+    assert [int(row["class"]) for row in rows] == columns["class"]
+    for row, probabilities, name in zip(rows, columns["probabilities"], columns["class_name"], strict=True):
+        given_ = [row[f"probabilities.{each}"] for each in NAMES] if suffix == ".csv" else row["probabilities"]
+        assert (
+            np.allclose([float(each) for each in given_], probabilities, rtol=1e-6) and row["class_name"] == name
+        )
+        numbers, said = row["set_aps"], row["set_aps_names"]
+        numbers, said = (json.loads(each) if suffix == ".csv" else each for each in (numbers, said))
+        assert said == [NAMES[number] for number in numbers]
+    assert main(words) == 2, "a file that is not provably one of predictions is not replaced"
+    assert main([*words[:4], str(tmp_path / "q.csv"), "--keep", "nothing"]) != 0
+
+
+def predict_columns(artifact: Path, data: Path, out: Path) -> dict[str, list[Any]]:
+    predict(artifact, data, out)
+    found: dict[str, list[Any]] = pq.read_table(out).to_pydict()
+    return found
