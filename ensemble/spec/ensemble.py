@@ -38,7 +38,7 @@ from ensemble.spec.recipe import Recipe, check_objective, has_own_loop
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
 from ensemble.spec.search import Search
 from ensemble.spec.search_space import check_space
-from ensemble.spec.splits import LABELLED, describe_overlap, find_leak, find_raw_name
+from ensemble.spec.splits import LABELLED, check_fold_windows, describe_overlap, find_leak, find_raw_name
 from ensemble.spec.task import LABELS, as_task
 from ensemble.spec.validation import SpecError, option_class
 
@@ -383,6 +383,8 @@ class Ensemble(MemberPipelines):
             )
         if why is not None:
             raise SpecError(f"members[{number}]: {why}")
+        if not self.allow_overlap:
+            check_fold_windows(identity.weights, self._distinct_pipelines())
         if hasattr(self.train, "__len__") and identity.batch_size > len(self.train):
             warnings.warn(
                 f"batch_size is {identity.batch_size}, more than the {len(self.train)} training samples: an epoch "

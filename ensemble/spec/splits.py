@@ -264,6 +264,21 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
     return None
 
 
+def check_fold_windows(record: Mapping[str, Any] | None, train: Sequence[Pipeline]) -> None:
+    """Raise SpecError where the folds of a member's identity would part windows that have steps in common."""
+    from pipelines.errors import PipelineError
+
+    if record is None or record["kind"] != "fold" or "by" in record:
+        return
+    for pipeline in train:
+        if hasattr(pipeline.source, "find_origin") and pipeline.source.find_origin().steps is not None:
+            fields = {name: record.get(name) for name in ("stratify", "group")}
+            try:
+                pipeline.source.number_folds(record["k"], record["seed"], **fields)
+            except PipelineError as error:
+                raise SpecError(f"Folds: {error}") from error
+
+
 #: What is wrong with samples that two splits share.
 _SEEN = {
     ("valid", "train"): "members are selected, and the combined model is calibrated, on samples that they were "

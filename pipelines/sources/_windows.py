@@ -244,7 +244,7 @@ def _find_gaps(table: Source, times: _Times | None, is_end: npt.NDArray[np.bool_
         )
     is_end = is_end | is_left_out
     if times is None or is_end.all():
-        return is_left_out
+        return np.asarray(is_left_out)
     name, values = times.name, times.values
     passed = np.diff(values.astype(np.int64) if values.dtype.kind in "biu" else values)
     if passed.dtype.kind == "m":

@@ -332,7 +332,7 @@ def test_the_command_writes_and_reports(
     data, out = str(photos["folder"] / "pixels.npz"), str(tmp_path / "p.parquet")
     assert main(["predict", str(artifact), data, "--out", out, "--uncertainty", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"out": out, "rows": 30}]
-    assert pq.read_table(out).num_columns == 11
+    assert pq.read_table(out).num_columns == 14
 
 
 @pytest.mark.parametrize(

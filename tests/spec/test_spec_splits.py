@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ensemble import Ensemble, Recipe, SpecError
+from ensemble import Ensemble, Folds, Recipe, SpecError
 from ensemble.spec.splits import describe_overlap
 from ensemble.train.data_identity import describe_difference, training_data
 from pipelines import Pipeline, sources, stages
@@ -147,6 +147,9 @@ def test_windows_of_valid_have_no_steps_of_the_training_windows() -> None:
     assert declare(train, valid=overlapping, allow_overlap=True).list_overlaps()[0]["shared"] == 70
     with pytest.raises(SpecError, match=r"Ensemble.test shares 10 of its 75 samples with train"):
         declare(valid, valid=train, test=overlapping)
+    with pytest.raises(SpecError, match=r"Folds: windows that overlap would be in several parts.*stride="):
+        declare(train, weights=Folds(5))
+    assert declare(train, weights=Folds(5), allow_overlap=True)
 
 
 def test_a_stage_that_was_fitted_to_validation_records_is_refused() -> None:
