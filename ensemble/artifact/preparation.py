@@ -380,7 +380,7 @@ def _fit_fields(pipeline: Pipeline, fields: Mapping[str, Mapping[str, Any]]) -> 
                 + (
                     f"resize the images to {axes[1]} x {axes[2]} as those of training were, or train with "
                     f"stages.resize({name!r}, ...), which is then a part of the model"
-                    if len(axes) == len(found.shape) == 3
+                    if len(axes) == len(found.shape) == 3 and axes[0] == found.shape[0]
                     else "prepare it as the training data were"
                 )
             )

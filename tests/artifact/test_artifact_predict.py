@@ -207,11 +207,16 @@ def test_numbers_of_other_types_are_cast_and_other_shapes_refused(artifact: Path
     with pytest.raises(PipelineError, match=r"'image' holds 0\.\d+, which uint8 cannot hold"):
         predict(artifact, tmp_path / "floats.npz", tmp_path / "p")
     np.savez(tmp_path / "complex.npz", image=images.astype(np.complex64))
-    with pytest.raises(ArtifactError, match=r"'image' of the data is complex64 .*, but the program takes uint8"):
+    with pytest.raises(ArtifactError, match=r"'image' is complex64 .*, but the program takes uint8"):
         predict(artifact, tmp_path / "complex.npz", tmp_path / "p")
     np.savez(tmp_path / "grey.npz", image=images[:, :1])
-    with pytest.raises(ArtifactError, match=r"'image' of the data is uint8 \[1, 8, 8\], but the program takes"):
+    with pytest.raises(ArtifactError, match=r"'image' is uint8 \[1, 8, 8\], but the program takes"):
         predict(artifact, tmp_path / "grey.npz", tmp_path / "p")
+    np.savez(tmp_path / "large.npz", image=np.repeat(images, 2, axis=2))
+    with pytest.raises(
+        ArtifactError, match=r"large\.npz:row 0: .*\[3, 16, 8\].* \[3, 8, 8\].*resize the images to 8 x 8"
+    ):
+        predict(artifact, tmp_path / "large.npz", tmp_path / "p")
     np.savez(tmp_path / "named.npz", photo=images, more=np.zeros(5))
     with pytest.raises(ArtifactError, match="needs the field image; the data have photo, more: image is missing"):
         predict(artifact, tmp_path / "named.npz", tmp_path / "p")
