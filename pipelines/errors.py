@@ -7,8 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 
+def as_utf8(text: str) -> str:
+    """The text as it can be printed and written: names of files that are no UTF-8 have escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class PipelineError(Exception):
     """A pipeline cannot be made or used as requested; the message is one line for the user."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(as_utf8(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class FieldError(KeyError, PipelineError):
@@ -34,8 +42,8 @@ class SampleError(PipelineError):
     def __init__(self, index: int, where: str, reason: str) -> None:
         super().__init__(f"sample {index} ({where}): {reason}")
         self.index = index
-        self.where = where
-        self.reason = reason
+        self.where = as_utf8(where)
+        self.reason = as_utf8(reason)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exception's own pickling would call the class with the finished message as its only argument.

@@ -1,4 +1,4 @@
-"""Lays out predictions as columns of a Parquet file, by task."""
+"""Lays out predictions as columns of a table, by task."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def make_columns(
         - regression: `prediction`.  gaussian: `mean`, `variance`.  quantiles: `quantiles`.  free: `values`.
 
         What has more axes than one row is a list, or a list of lists. Then the uncertainties, by name, and
-        conformal predictions: `set_thr`, `set_aps`, `set_raps` (numbers of the classes in it), or `low`, `high`.
+        conformal predictions: `set_thr`, `set_aps`, `set_raps` (numbers of the classes in it) and, where known,
+        `set_thr_names` ..., or `low`, `high`.
         Where values are NaN, classes, labels and sets are null, and uncertainties NaN.
     """
     import pyarrow
@@ -74,11 +75,13 @@ def make_columns(
         if name not in ("values", "decision"):
             columns[name] = to_arrow(np.where(lost.reshape(len(value), -1).any(axis=1), np.nan, value))
     for each in conformal:
-        columns |= _predict_conformal(each, values, index)
+        columns |= _predict_conformal(each, values, index, classes if is_named else ())
     return pyarrow.table(columns)
 
 
-def _predict_conformal(conformal: Conformal, values: Array, index: Array) -> dict[str, Any]:
+def _predict_conformal(
+    conformal: Conformal, values: Array, index: Array, classes: Sequence[str]
+) -> dict[str, Any]:
     """Columns of sets of classes, where a sample has one position and one label, or of the bounds of intervals."""
     import pyarrow
 
@@ -90,7 +93,11 @@ def _predict_conformal(conformal: Conformal, values: Array, index: Array) -> dic
         return {}
     lost: Array = np.any(find_lost(values), axis=-1)
     sets = [None if bad else np.flatnonzero(row) for row, bad in zip(inside, lost, strict=True)]
-    return {f"set_{conformal.method}": pyarrow.array(sets, pyarrow.list_(pyarrow.int64()))}
+    made = {f"set_{conformal.method}": pyarrow.array(sets, pyarrow.list_(pyarrow.int64()))}
+    if classes:
+        names = [None if one is None else [classes[int(number)] for number in one] for one in sets]
+        made[f"set_{conformal.method}_names"] = pyarrow.array(names, pyarrow.list_(pyarrow.string()))
+    return made
 
 
 def find_lost(values: Array) -> Array:

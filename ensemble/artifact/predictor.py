@@ -1,4 +1,4 @@
-"""Predicts for whole data sets: batch by batch, from an artifact or a run, to a Parquet file."""
+"""Predicts for whole data sets: batch by batch, from an artifact or a run, to a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import glob
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from ensemble.artifact import layout
 from ensemble.artifact.data import open_source
 from ensemble.artifact.layout import ArtifactError
 from ensemble.artifact.preparation import prepare_for_program, prepare_for_run
+from ensemble.artifact.table_writers import MARK, OTHER_FORMATS, open_writer
 from ensemble.combine.conformal import Conformal, load_conformal
 from ensemble.events import NOT_COMBINED
 from ensemble.spec.task import Task
@@ -29,12 +30,6 @@ if TYPE_CHECKING:
 SPLITS = ("valid", "test", "shifted")
 #: Bytes of predictions that are written together.
 GROUP_BYTES = 16 << 20
-#: In the metadata of a file of predictions: only such a file is replaced by another one.
-MARK = b"ray-ensemble predictions"
-
-#: Ends of names that promise another format than Parquet.
-OTHER_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".npz", ".npy", ".arrow", ".feather", ".txt", ".xlsx")
-
 Batch = Mapping[str, "Tensor"]
 
 
@@ -50,6 +45,7 @@ class Predictor:
         device: where the model is.
         conformal: what predicts sets and intervals from the values.
         collate: `Recipe.collate`, applied to each batch before `compute`.
+        kept: columns of the data, by name, that are written with the predictions, each [records].
     """
 
     compute: Callable[[Batch], Mapping[str, Tensor]]
@@ -59,6 +55,7 @@ class Predictor:
     device: str
     conformal: Sequence[Conformal] = ()
     collate: Callable[..., Any] | None = None
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def source(self) -> Any:
@@ -74,13 +71,14 @@ def predict(
     out: str | os.PathLike[str] = "predictions.parquet",
     *,
     split: str | None = None,
+    keep: Sequence[str] = (),
     uncertainty: bool = False,
     prepared: bool = False,
     batch_size: int = 256,
     device: str | None = None,
     trust: str | None = None,
 ) -> int:
-    """Predict for all records of a data set, and write the predictions to a Parquet file, whole or not at all.
+    """Predict for all records of a data set, and write the predictions to a file, whole or not at all.
 
     Batches are prepared, computed and written one after the other, so that the memory in use does not grow with
     the data (.npz and .csv are read whole). Rows are in the order of the records, which `index` numbers: those of
@@ -92,8 +90,10 @@ def predict(
         model: an artifact, or the directory of a run, or the address of its mirror.
         data: a file or folder of records like those that the run read (`ensemble.artifact.data.FORMATS`); they are
             prepared by the stages of the run's validation pipeline.
-        out: the file: a new one, or one of predictions or without content, which is replaced.
+        out: the file, by its ending Parquet, CSV (.csv) or JSON lines (.jsonl): a new one, or one without content
+            or a Parquet file of predictions, which is replaced.
         split: instead of data, the run's own valid, test or shifted split.
+        keep: fields of the records that are written, too, such as an id; from CSV as the texts that they are.
         uncertainty: add the columns of the uncertainties, and of conformal predictions.
         prepared: with an artifact: the data are what its program takes, no stage is to be run.
         batch_size: samples that are computed at once.
@@ -119,8 +119,9 @@ def predict(
     if trust is not None or is_url(str(model)):
         model = open_run(model, trust, model_only=split is None).path
     predictor = open_predictor(model, data, split, uncertainty=uncertainty, prepared=prepared, device=device)
+    predictor = replace(predictor, kept=_read_kept(predictor, data, keep))
     rows: list[int] = []
-    write_atomically(target, lambda file: rows.append(_write(file, predictor, batch_size)))
+    write_atomically(target, lambda file: rows.append(_write(file, target.suffix.lower(), predictor, batch_size)))
     return rows[0]
 
 
@@ -130,7 +131,10 @@ def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
     import pyarrow.parquet
 
     if target.suffix.lower() in OTHER_FORMATS:
-        raise ArtifactError(f"predictions are written as Parquet: name the file {target.stem}.parquet")
+        raise ArtifactError(
+            f"predictions are written as Parquet, CSV or JSON lines: name the file {target.stem}.parquet, .csv or "
+            ".jsonl"
+        )
     if target.is_dir() or not target.parent.is_dir():
         raise ArtifactError(f"cannot write {target}: it is a folder, or its folder does not exist")
     if data is not None and _is_among(target, Path(data).expanduser()):
@@ -145,6 +149,14 @@ def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
         known = False
     if not known:
         raise ArtifactError(f"{target} exists and holds no predictions: choose another file, or remove it")
+
+
+def _read_kept(predictor: Predictor, data: Any, keep: Sequence[str]) -> dict[str, Any]:
+    """The columns of the data that go with the predictions, by name."""
+    if not keep:
+        return {}
+    source = predictor.pipeline.source if data is None else open_source(data, None, keep, texts=keep)
+    return {name: source.column(name) for name in keep}
 
 
 def _is_among(target: Path, data: Path) -> bool:
@@ -256,10 +268,9 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
     )
 
 
-def _write(file: Path, predictor: Predictor, batch_size: int) -> int:
+def _write(file: Path, suffix: str, predictor: Predictor, batch_size: int) -> int:
     """Write the predictions, and return how many rows there are."""
     import pyarrow
-    import pyarrow.parquet
 
     writer: Any = None
     rows, lost, waiting = 0, 0, list[Any]()
@@ -269,7 +280,7 @@ def _write(file: Path, predictor: Predictor, batch_size: int) -> int:
             lost += unknown
             waiting.append(table)
             if writer is None:
-                writer = pyarrow.parquet.ParquetWriter(file, table.schema.with_metadata({MARK: b"1"}))
+                writer = open_writer(file, suffix, table.schema, list(predictor.classes))
             if sum(each.nbytes for each in waiting) >= GROUP_BYTES:
                 writer.write_table(pyarrow.concat_tables(waiting))
                 waiting.clear()
@@ -306,6 +317,13 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
         index, arrays = index[order], {name: value[order] for name, value in arrays.items()}
         table = make_columns(index, arrays, predictor.task, predictor.classes, predictor.conformal)
         if predictor.source is not None:
-            names = [predictor.source.where(each) for each in index.tolist()]
+            names = [
+                predictor.source.where(each).encode("utf-8", "backslashreplace").decode()
+                for each in index.tolist()
+            ]
             table = table.add_column(1, "file", pyarrow.array(names, pyarrow.string()))
+        for place, (name, values) in enumerate(predictor.kept.items(), 1):
+            if name in table.column_names:
+                raise ArtifactError(f"the predictions have a column {name!r} of their own: it cannot be kept")
+            table = table.add_column(place, name, pyarrow.array(values[index].tolist()))
         yield table, int(find_lost(arrays["values"]).reshape(len(index), -1).any(axis=1).sum())

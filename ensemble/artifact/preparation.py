@@ -375,8 +375,14 @@ def _fit_fields(pipeline: Pipeline, fields: Mapping[str, Mapping[str, Any]]) -> 
         numbers = all(np.dtype(dtype).kind in _NUMBERS for dtype in (found.dtype, wanted["dtype"]))
         if not fits or not (numbers or found.dtype == wanted["dtype"]):
             raise ArtifactError(
-                f"the field {name!r} of the data is {found.dtype} {list(found.shape)}, but the program takes "
-                f"{wanted['dtype']} {axes} for each sample"
+                f"{pipeline.source.where(0)}: the field {name!r} is {found.dtype} {list(found.shape)}, but the "
+                f"program takes {wanted['dtype']} {axes} for each sample: "
+                + (
+                    f"resize the images to {axes[1]} x {axes[2]} as those of training were, or train with "
+                    f"stages.resize({name!r}, ...), which is then a part of the model"
+                    if len(axes) == len(found.shape) == 3 and axes[0] == found.shape[0]
+                    else "prepare it as the training data were"
+                )
             )
         if found.dtype != wanted["dtype"]:
             pipeline = pipeline.map(As(name, wanted["dtype"]))

@@ -49,7 +49,11 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     add_trust_option(parser)
     text = "Parquet, tar, npz, npy or CSV, a folder of the first two, or a folder of images"
     parser.add_argument("data", metavar="DATA", nargs="?", type=path, help=text)
-    parser.add_argument("--out", required=True, metavar="FILE.parquet", type=path, help="the file of predictions")
+    parser.add_argument(
+        "--out", required=True, metavar="FILE", type=path, help="the file of predictions: .parquet, .csv or .jsonl"
+    )
+    text = "names of fields of the data, separated by commas, that are written with the predictions, such as an id"
+    parser.add_argument("--keep", type=words, metavar="NAMES", default=(), help=text)
     parser.add_argument(
         "--split",
         choices=("valid", "test", "shifted"),
@@ -72,6 +76,7 @@ def predict(options: argparse.Namespace) -> int:
         options.data,
         options.out,
         split=options.split,
+        keep=options.keep,
         uncertainty=options.uncertainty,
         prepared=options.prepared,
         batch_size=options.batch_size,

@@ -52,7 +52,7 @@ from ensemble.spec.recipe import (
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
 from ensemble.spec.search import Search, check_population
 from ensemble.spec.search_space import list_probes
-from ensemble.spec.splits import describe_overlap, find_raw_name
+from ensemble.spec.splits import LABELLED, check_fold_windows, describe_overlap, find_leak, find_raw_name
 from ensemble.spec.task import LABELS, as_task
 from ensemble.spec.validation import SpecError, as_json_value, option_class
 
@@ -173,8 +173,8 @@ class Ensemble(MemberPipelines):
             mode and `backend`: compile the model.
         mixup: the parameter alpha of mixup (Zhang et al. 2018): samples are mixed in pairs, by a share drawn from
             Beta(alpha, alpha); 0: none. The model must be called with floats.
-        allow_overlap: whether `test` may have samples of `train` or `valid`. Those of `train` in `valid`
-            are said.
+        allow_overlap: whether `test` may have samples of `train` or `valid`, windows of `valid` steps of `train`,
+            and stages be fitted to samples of either. Other samples of `train` in `valid` are said.
         drop_last: whether the last partial batch of an epoch is left out.
         checkpoint_every: epochs between checkpoints.
         checkpoint_minutes: minutes after which a member writes a checkpoint within an epoch, too; None: only
@@ -291,12 +291,16 @@ class Ensemble(MemberPipelines):
         self._number_classes()
         if not callable(self.train):
             object.__setattr__(self, "train", self._shrink(self.train))
-        if self.test is None or self.allow_overlap:
+        if self.allow_overlap:
             return
-        for row in self.list_overlaps():
+        for row in self.list_overlaps() if self.test is not None else ():
             if row["split"] == "test":
                 said = describe_overlap(row)
                 raise SpecError(f"Ensemble.{said}; give a test= of other samples, or allow_overlap=True")
+        for split in LABELLED[self.out_of_fold :]:
+            pipeline = getattr(self, split)
+            if hasattr(pipeline, "source") and (leak := find_leak(split, pipeline, self._distinct_pipelines())):
+                raise SpecError(f"Ensemble.{leak}. With allow_overlap=True it is taken as it is")
 
     def _check_types(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or "/" in self.name or self.name[0] == ".":
@@ -433,6 +437,8 @@ class Ensemble(MemberPipelines):
             )
         if why is not None:
             raise SpecError(f"members[{number}]: {why}")
+        if not self.allow_overlap:
+            check_fold_windows(identity.weights, self._distinct_pipelines())
         if hasattr(self.train, "__len__") and identity.batch_size > len(self.train):
             warnings.warn(
                 f"batch_size is {identity.batch_size}, more than the {len(self.train)} training samples: an epoch "

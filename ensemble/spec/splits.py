@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
@@ -237,6 +239,44 @@ def count_overlaps(splits: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, i
             if most:
                 found.setdefault(split, {})[before] = most
     return found
+
+
+def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str | None:
+    """How training would know samples of a split: by windows with steps in common, or by a stage that was fitted
+    to them; None where nothing is known of that.
+    """
+    from pipelines.sources._origin import find_shared_records, share_steps
+
+    if any(one.source is not pipeline.source and share_steps(one.source, pipeline.source) for one in train):
+        return (
+            f"{split} has windows that have steps in common with those of train: split the table by time first, "
+            "as by table.split(0.8, by='hour'), and make windows of each part; or leave a gap of a window's length"
+        )
+    is_trained = np.any([find_shared_records(one.source, pipeline.source) for one in train], axis=0)
+    for stage in (stage for one in (*train, pipeline) for stage in one.stages):
+        if (fitted_to := getattr(stage.call, "fitted_to", None)) is not None:
+            is_seen = find_shared_records(fitted_to, pipeline.source) & ~is_trained
+            if is_seen.any():
+                return (
+                    f"{split}: the stage {stage.name} was fitted to {int(is_seen.sum()):,} of its {len(is_seen)} "
+                    "samples, too: split first, and fit it to the training records: stages.fit(train, ...)"
+                )
+    return None
+
+
+def check_fold_windows(record: Mapping[str, Any] | None, train: Sequence[Pipeline]) -> None:
+    """Raise SpecError where the folds of a member's identity would part windows that have steps in common."""
+    from pipelines.errors import PipelineError
+
+    if record is None or record["kind"] != "fold" or "by" in record:
+        return
+    for pipeline in train:
+        if hasattr(pipeline.source, "find_origin") and pipeline.source.find_origin().steps is not None:
+            fields = {name: record.get(name) for name in ("stratify", "group")}
+            try:
+                pipeline.source.number_folds(record["k"], record["seed"], **fields)
+            except PipelineError as error:
+                raise SpecError(f"Folds: {error}") from error
 
 
 #: What is wrong with samples that two splits share.

@@ -138,12 +138,13 @@ class ForeignLoop:
             if size and not self._is_in_epoch:
                 return  # the loop has left the epoch before its end
             self._life.begin()
+            batch = own_memory(shared)
             if size:
-                yield from self._read_step(own_memory(shared))
+                yield from self._read_step(batch)
             is_last = at.step + 1 == state.steps_per_epoch
             if at.step == 0 or is_last:
                 state.observer.agree(is_epoch_over=is_last)
-            if state.global_step == 0:
+            if size and state.global_step == 0:
                 look(state, batch)
             command = state.poll_command() if state.comm.world == 1 else None
             if command == "stop" and not is_last:  # only the loop knows its state: a resume begins the epoch anew

@@ -63,7 +63,10 @@ def infer_from_sample(sample: dict[str, Any], slots: Mapping[str, Slot]) -> Infe
     """
     for name in sample:
         if name in (INDEX, OK):
-            raise PipelineError(f"the field name {name!r} is taken: a batch carries the samples' index there")
+            raise PipelineError(
+                f"the field name {name!r} is taken: a batch carries the samples' index there; rename the field, "
+                f".map(stages.rename({name}='row')), or leave it out, .map(stages.drop({name!r}))"
+            )
     if is_flat(sample, slots):
         fields = {name: _infer_field(name, value) for name, value in sample.items()}
         structure = None

@@ -247,6 +247,11 @@ def describe_shape_mismatch(name: str, given: Any, value: npt.NDArray[Any] | Non
     said = f"the field {name!r} is {got}, the pipeline's fields say {field.dtype}{list(field.shape)}"
     if value is not None and value.shape != field.shape and value.shape[1:] == field.shape[1:]:
         said += f"; if its length varies: .map(stages.ragged({name!r}, most=...)), or stages.pad"
+    elif value is not None and value.ndim == len(field.shape) > 1 and value.shape[0] == field.shape[0]:
+        said += (
+            "; only the first axis may vary (stages.ragged): where another one does, as in an edge_index [2, n], "
+            f"put it first, .map(numpy.transpose, field={name!r}), and transpose it back in the model or collate="
+        )
     return said
 
 

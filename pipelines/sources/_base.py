@@ -280,8 +280,15 @@ class Source(ABC):
             >>> train, valid = source.split(0.9, key="id")
             >>> train, valid, test = source.split((0.8, 0.1, 0.1), stratify="label", group="patient")
         """
-        parts = _splits.split(self, fraction, seed, stratify, group, by, key)
-        return tuple(Subset(self, indices, sketch) for indices, sketch in parts)
+        found = _splits.split(self, fraction, seed, stratify, group, by, key)
+        parts = tuple(
+            Subset(self, indices, sketch, by if isinstance(by, str) else None) for indices, sketch in found
+        )
+        self._check_parts(parts)
+        return parts
+
+    def _check_parts(self, parts: Sequence[Subset]) -> None:  # noqa: B027 - most sources can be divided in any way
+        """Raise PipelineError for parts of which one would tell what is in another."""
 
     def folds(
         self, k: int, seed: int = 0, *, stratify: Values | None = None, group: Values | None = None
@@ -314,7 +321,9 @@ class Source(ABC):
         self, k: int, seed: int = 0, *, stratify: Values | None = None, group: Values | None = None
     ) -> npt.NDArray[np.int64]:
         """Returns the number of each record's fold, 0 to k - 1, int64 [n]: those of `folds`."""
-        return _splits.assign_folds(self, k, seed, stratify, group)
+        folds = _splits.assign_folds(self, k, seed, stratify, group)
+        self._check_parts([Subset(self, np.flatnonzero(folds == number)) for number in range(k)])
+        return folds
 
     def rank(self, by: Values) -> npt.NDArray[np.int64]:
         """Returns the place of each record in the order of time, 0 to n - 1, int64 [n].
@@ -377,14 +386,20 @@ class Subset(Source):
         source: of the records.
         indices: of the records, from 0; an index may occur several times.
         sketch: a sample of the records by the keys by which they were chosen; None: by their numbers.
+        ordered_by: the field by which the records were divided, such as a time.
     """
 
     kind = "subset"
 
     def __init__(
-        self, source: Source, indices: np.ndarray[Any, Any] | range, sketch: Sketch | None = None
+        self,
+        source: Source,
+        indices: np.ndarray[Any, Any] | range,
+        sketch: Sketch | None = None,
+        ordered_by: str | None = None,
     ) -> None:
         self.source, self._sketch = source, sketch
+        self.ordered_by = ordered_by or getattr(source, "ordered_by", None)
         self.indices: Indices
         if isinstance(source, Subset):
             self.source = source.source
@@ -427,6 +442,9 @@ class Subset(Source):
 
     def find_origin(self) -> Origin:
         return self.source.find_origin().select(self.indices)
+
+    def _check_parts(self, parts: Sequence[Subset]) -> None:
+        self.source._check_parts(parts)
 
     def sketch(self) -> Sketch | None:
         """A sample of the records, by which they are known again; None where nothing tells them from others."""

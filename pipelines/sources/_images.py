@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import PipelineError, SampleError, as_utf8
 from pipelines.fingerprint import describe_array, known_as
 from pipelines.sources._base import Source
 from pipelines.sources._classes import ClassNames
@@ -52,7 +52,8 @@ class ImageFolder(Source):
             what = "is not a folder" if os.path.exists(self.path) else "no such folder"
             raise PipelineError(f"image_folder({os.fspath(path)!r}): {what}")
         try:
-            found, self.classes = _scan_folder(self.path)
+            found, classes = _scan_folder(self.path)
+            self.classes = tuple(map(as_utf8, classes))
             names_found = [name for name, _ in found]
             status = _read_status(self.path, names_found)
         except OSError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pipelines.fingerprint import Description
 from pipelines.sources._sides import Sketch, cut_together
@@ -28,11 +30,14 @@ class Origin:
         root: what all of them are of: a source, a table, a Dataset of another library.
         describe: describes the root; equal without gaps only for roots with equal records.
         indices: of the records in the root, int64 [n] or a range.
+        steps: of windows: where the rows of their table are from; record i has `width` rows from `indices[i]` on.
     """
 
     root: Any
     describe: Callable[[], Description]
     indices: Indices
+    steps: Origin | None = None
+    width: int = 1
 
     def select(self, indices: Indices) -> Origin:
         """That of some of the records."""
@@ -40,19 +45,47 @@ class Origin:
             chosen = self.indices[indices.start : indices.stop : indices.step]
         else:
             chosen = np.asarray(self.indices)[indices]
-        return Origin(self.root, self.describe, chosen)
+        return dataclasses.replace(self, indices=chosen)
+
+    def list_rows(self) -> npt.NDArray[Any]:
+        """The records of the root, or of windows the rows of their table's root, that the records have, [rows]."""
+        if self.steps is None:
+            return np.asarray(self.indices)
+        changes = np.zeros(len(self.steps.indices) + 1, np.int64)
+        np.add.at(changes, np.asarray(self.indices), 1)
+        np.add.at(changes, np.asarray(self.indices) + self.width, -1)
+        return np.asarray(self.steps.indices)[np.cumsum(changes[:-1]) > 0]
+
+    def have(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Whether each record has one of these rows, bool [n]."""
+        if self.steps is None:
+            return np.isin(np.asarray(self.indices), rows)
+        count = np.concatenate([[0], np.cumsum(np.isin(np.asarray(self.steps.indices), rows))])
+        return np.asarray(count[np.asarray(self.indices) + self.width] > count[np.asarray(self.indices)])
 
 
 def count_shared_records(one: Any, other: Any) -> int:
     """The number of the other source's records that are records of this one, too.
 
     They are found by what they are of (`Source.find_origin`): the same source, or sources of one identity, such as
-    those of the same files. Equal records of sources that are not known to be the same do not count.
+    those of the same files. Equal records of sources that are not known to be the same do not count. A window is
+    shared by a source that has one of its steps.
     """
-    mine, theirs = map(_find_origin, (one, other))
-    if not _is_same_root(mine, theirs):
-        return 0
-    return int(np.isin(np.asarray(theirs.indices), np.asarray(mine.indices)).sum())
+    return int(find_shared_records(one, other).sum())
+
+
+def find_shared_records(one: Any, other: Any) -> npt.NDArray[np.bool_]:
+    """Whether each of the other source's records is one of this one's, too: see `count_shared_records`."""
+    mine, theirs = (one if isinstance(one, Origin) else _find_origin(one)), _find_origin(other)
+    if not _is_same_root(mine.steps or mine, theirs.steps or theirs):
+        return np.zeros(len(theirs.indices), bool)
+    return theirs.have(mine.list_rows())
+
+
+def share_steps(one: Any, other: Any) -> bool:
+    """Whether both are of windows that have steps in common."""
+    are_windows = all(_find_origin(source).steps is not None for source in (one, other))
+    return are_windows and bool(find_shared_records(one, other).any())
 
 
 def is_same_records(one: Any, other: Any) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
-from collections.abc import Sequence
-from typing import Any
+import re
+import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +17,13 @@ from pipelines.checks import check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._arrays import Arrays, arrays
-from pipelines.sources._base import Source
+from pipelines.sources._base import Source, Subset
 from pipelines.sources._files import check_names
-from pipelines.sources._origin import digest_indices
+from pipelines.sources._origin import Origin, digest_indices, share_steps
+
+#: A jump to another series goes so many times as far as nearly all steps, and the medians of so many steps on both
+#: sides differ by half of that. Of few steps nobody can say.
+_FAR, _NEAR, _FEW = 8, 9, 30
 
 
 @known_as("pipelines.sources.windows")
@@ -29,8 +37,14 @@ class Windows(Source):
     kind = "windows"
     is_fork_safe = True
 
-    def __init__(self, steps: Arrays, length: int, horizon: int, starts: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, steps: Arrays, length: int, horizon: int, starts: npt.NDArray[np.int64], table: Origin | None = None
+    ) -> None:
         self.steps, self.length, self.horizon, self._starts = steps, length, horizon, starts
+        self._table = table  # where the steps are from, while the process lives that made the windows
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_table": None}
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -49,6 +63,21 @@ class Windows(Source):
         start = int(self._starts[index])
         return f"windows: steps {start} to {start + self.length + self.horizon - 1}"
 
+    def find_origin(self) -> Origin:
+        own = super().find_origin()
+        if self._table is None:
+            return own
+        return replace(own, indices=self._starts, steps=self._table, width=self.length + self.horizon)
+
+    def _check_parts(self, parts: Sequence[Subset]) -> None:
+        if any(share_steps(one, other) for one, other in itertools.combinations(parts, 2)):
+            raise PipelineError(
+                "windows that overlap would be in several parts, and tell one part what is in another: split the "
+                "table by time first, such as table.split(0.8, by='hour'), and make windows of each part; divide "
+                "by series (group=); or give stride= of at least length + horizon "
+                f"({self.length + self.horizon})"
+            )
+
     def identity(self) -> Any:
         how = [self.length, self.horizon, digest_indices(self._starts)]
         return {"source": self._describe_class(), "of": self.steps.identity(), "windows": how}
@@ -63,11 +92,12 @@ def windows(
     inputs: Sequence[str],
     target: str | Sequence[str],
     series: str | None = None,
+    time: str | None = None,
 ) -> Windows:
     """Makes a source of the windows over a table whose records are steps in time, in their order.
 
-    Split the table by time *first*, and make windows of each part: windows of one part that are split at random
-    have most of their steps in common.
+    Split the table by time *first*, and make windows of each part: a split of windows that have steps in common is
+    refused. No window goes across a gap in time, of which a warning tells.
 
     Args:
         table: of the steps, one in each record, such as `sources.csv(...)` or a part of its `split(by=...)`.
@@ -77,6 +107,8 @@ def windows(
         inputs: fields of numbers that the past is of.
         target: field of numbers, or several, that the future is of; it may be among the inputs, too.
         series: field that tells several series apart, whose records each lie together: no window goes across.
+        time: field of times, numbers or dates, that ascend within a series. Unless it is given: the field by which
+            the table was split, its only one of dates, or one that counts. Rows that a split left out are gaps.
 
     Returns:
         A source of records `x`, float32 [length, inputs], and `target`, float32 [horizon], or of several
@@ -84,7 +116,8 @@ def windows(
         A window with a missing value is an error when it is read; `Pipeline(on_error="skip")` leaves it out.
 
     Raises:
-        PipelineError: a number is below 1, a field is missing or holds no numbers, or no series is long enough.
+        PipelineError: a number is below 1, a field is missing or holds no numbers, time runs backwards, or no
+            series is long enough.
 
     Examples:
         >>> past, later = sources.csv("load.csv", missing="nan").split(0.8, by="hour")
@@ -95,9 +128,11 @@ def windows(
     past = _read_columns(table, check_names("windows", inputs, "inputs must name each field"))
     wanted = check_names("windows", target, "target must name each field")
     future = _read_columns(table, wanted)
-    starts = _find_starts(table, length + horizon, stride, series)
+    used = {*inputs, *(wanted or ())}
+    starts = _find_starts(table, length + horizon, stride, series, _read_times(table, time, used), future)
     is_one = wanted is not None and len(wanted) == 1
-    return Windows(arrays(past=past, future=future[:, 0].copy() if is_one else future), length, horizon, starts)
+    steps = arrays(past=past, future=future[:, 0].copy() if is_one else future)
+    return Windows(steps, length, horizon, starts, table.find_origin())
 
 
 def _read_columns(table: Source, names: Sequence[str] | None) -> npt.NDArray[np.float32]:
@@ -117,19 +152,151 @@ def _read_columns(table: Source, names: Sequence[str] | None) -> npt.NDArray[np.
     return np.stack(columns, axis=1)
 
 
-def _find_starts(table: Source, steps: int, stride: int, series: str | None) -> npt.NDArray[np.int64]:
-    """Where windows of so many steps begin, int64 [windows]."""
-    bounds = [0, len(table)]
+def _find_starts(
+    table: Source,
+    steps: int,
+    stride: int,
+    series: str | None,
+    times: _Times | None,
+    values: npt.NDArray[Any],
+) -> npt.NDArray[np.int64]:
+    """Where windows of so many steps begin, int64 [windows]: none goes across series or gaps."""
+    is_end = np.zeros(len(table) - 1, bool)  # whether a series ends after the row
     if series is not None:
-        values = table.column(series)
-        changes = (np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()
-        bounds = [0, *changes, len(table)]
-        if len(changes) + 1 > len(set(values.tolist())):
+        names = table.column(series)
+        is_end = names[1:] != names[:-1]
+        if int(is_end.sum()) + 1 > len(set(names.tolist())):
             raise PipelineError(
                 f"windows(): records of a series, by {series!r}, must lie together: sort the table"
             )
+    is_gap = _find_gaps(table, times, is_end)
+    if series is None:
+        _warn_of_series(table, is_gap, values)
+    bounds = [0, *(np.flatnonzero(is_end | is_gap) + 1).tolist(), len(table)]
     parts = [np.arange(first, last - steps + 1, stride) for first, last in itertools.pairwise(bounds)]
     starts = np.concatenate(parts).astype(np.int64)
     if not len(starts):
-        raise PipelineError(f"windows(): no series has {steps} records, as a window and what follows need")
+        raise PipelineError(
+            f"windows(): no series has {steps} records without a gap, as a window and what follows need"
+        )
     return starts
+
+
+class _Times(NamedTuple):
+    """The field of times and its values; `is_guess`: nobody said that they are times, and they are no dates."""
+
+    name: str
+    values: npt.NDArray[Any]
+    is_guess: bool = False
+
+
+def _read_times(table: Source, name: str | None, used: Collection[str]) -> _Times | None:
+    """Reads the field of times: the one named, that by which the table was split, the only one of dates, or one
+    that counts by nearly always the same. None where no field tells the time.
+    """
+    records = [table[row] for row in range(min(len(table), 100))]
+
+    def counts(field: str) -> bool:
+        values = np.asarray([record.get(field) for record in records])
+        if field in used or values.dtype.kind not in "iuf" or values.ndim != 1 or len(values) < 3:
+            return False
+        passed = np.diff(values.astype(np.float64))
+        return bool((passed > 0).all() and np.mean(np.isclose(passed, np.median(passed))) > 0.9)
+
+    dates = [field for field, value in records[0].items() if _is_date(value)]
+    name = name or getattr(table, "ordered_by", None) or (dates[0] if len(dates) == 1 else None)
+    if name is not None:
+        times = table.column(name)
+        if times.dtype.kind in "biufmM":
+            return _Times(name, times)
+        try:
+            return _Times(name, times.astype("datetime64[us]"))
+        except (ValueError, TypeError) as error:
+            raise PipelineError(
+                f"windows(): the field {name!r} has {times[0]!r:.60}: times are numbers, numpy datetimes, or "
+                "texts such as 2024-01-31T12:00"
+            ) from error
+    guesses = [_Times(field, table.column(field), is_guess=True) for field in records[0] if counts(field)]
+    return max(guesses, key=lambda times: float(np.std(np.diff(times.values))), default=None)
+
+
+def _is_date(value: Any) -> bool:
+    return isinstance(value, np.datetime64 | datetime.date) or (
+        isinstance(value, str) and re.match(r"\d{4}-\d\d-\d\d", value) is not None
+    )
+
+
+def _find_gaps(table: Source, times: _Times | None, is_end: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Whether time jumps after each row; warns of it.
+
+    Raises:
+        PipelineError: time runs backwards within a series.
+    """
+    rows = table.find_origin().indices
+    skipped = np.diff(rows) if not isinstance(rows, range) else np.ones_like(is_end, np.int64)
+    is_left_out = (skipped > skipped.min(initial=1)) & (skipped.min(initial=1) > 0) & ~is_end
+    if is_left_out.any():
+        row = int(np.flatnonzero(is_left_out)[0]) + 1
+        warnings.warn(
+            f"windows(): {int(is_left_out.sum()):,} gaps where the split of the table left rows out, the first "
+            f"before {table.where(row)}: no window goes across; split it by time",
+            stacklevel=4,
+        )
+    is_end = is_end | is_left_out
+    if times is None or is_end.all():
+        return np.asarray(is_left_out)
+    name, values = times.name, times.values
+    passed = np.diff(values.astype(np.int64) if values.dtype.kind in "biu" else values)
+    if passed.dtype.kind == "m":
+        passed = passed.astype("timedelta64[us]").astype(np.int64)
+    back = np.flatnonzero((passed < 0) & ~is_end)
+    if len(back) and not times.is_guess:
+        row = int(back[0]) + 1
+        raise PipelineError(
+            f"windows(): time runs backwards at {table.where(row)}, and {len(back) - 1:,} times more: {name!r} is "
+            f"{values[row]} after {values[row - 1]}; sort the table by it, or where several series lie one after "
+            "the other give series= the field that tells them apart"
+        )
+    # Months, working days and jitter are no gaps: what counts is a step far longer than nearly all others.
+    usual = np.percentile(passed[~is_end], 95, method="lower")
+    is_gap = ((passed > 1.5 * usual) | (passed < 0)) & ~is_end
+    if len(rows := np.flatnonzero(is_gap)):
+        row = int(rows[0]) + 1
+        warnings.warn(
+            f"windows(): {len(rows):,} gaps in {name!r}, the first from {values[row - 1]} to {values[row]} "
+            f"({table.where(row)}): no window goes across"
+            + (f" (if {name!r} is no time, give time=; of several series, series=)" if times.is_guess else ""),
+            stacklevel=4,
+        )
+    return np.asarray(is_gap | is_left_out)
+
+
+def _warn_of_series(table: Source, is_gap: npt.NDArray[np.bool_], values: npt.NDArray[Any]) -> None:
+    """Warn where another series seems to begin: a text changes that lies together, or all values jump for good."""
+    for field, value in table[0].items():
+        names = table.column(field) if isinstance(value, str) else np.empty(0)
+        is_change = names[1:] != names[:-1]
+        lies_together = int(is_change.sum()) + 1 == len(set(names.tolist())) <= len(names) // 2
+        if lies_together and len(changes := np.flatnonzero(is_change & ~is_gap)):
+            warnings.warn(
+                f"windows() go across {len(changes):,} changes of {field!r} (the first: "
+                f"{table.where(int(changes[0]) + 1)}); if it tells series apart, give series={field!r}",
+                stacklevel=4,
+            )
+            return
+    steps = np.abs(np.diff(values, axis=0))
+    with np.errstate(invalid="ignore"):
+        usual = (
+            np.nanpercentile(steps, 99, axis=0, method="lower") if len(steps) > _FEW else np.zeros(steps.shape[1:])
+        )
+        jumps = np.argwhere((steps > _FAR * usual) & (usual > 0) & ~is_gap[:, None])
+    for row, column in jumps[:1000]:
+        before, after = values[max(0, row - _NEAR) : row + 1, column], values[row + 1 : row + 2 + _NEAR, column]
+        if abs(np.median(after) - np.median(before)) > _FAR / 2 * usual[column]:
+            warnings.warn(
+                f"windows() go across a jump that looks like another series, from {before[-1]:.6g} to "
+                f"{after[0]:.6g} ({table.where(int(row) + 1)}): if several series lie one after the other, "
+                "give series=",
+                stacklevel=4,
+            )
+            return

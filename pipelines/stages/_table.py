@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,7 +39,10 @@ class Table(Transform):
     Attributes:
         field: that is made, float32 [size].
         blocks: columns that are made into numbers in the same way; see `Block`.
+        fitted_to: the source of the records to which it was fitted, in the process that did so.
     """
+
+    fitted_to: ClassVar[Any] = None
 
     field: str
     blocks: tuple[Block, ...]
@@ -140,6 +143,8 @@ def fit(
     if not blocks:
         raise PipelineError("fit(): there is no column to make numbers of")
     made = Table(to, tuple(blocks))
+    if not hasattr(transformer, "transformers_"):  # nobody knows what a fitted one was fitted to
+        object.__setattr__(made, "fitted_to", source)  # no field: neither in what the stage computes nor pickled
     if to in others or (to in source[0] and to not in made.reads):
         raise PipelineError(f"fit(): the records have a field {to!r} already: give to= another name")
     return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import functools
 import json
 import os
 import tarfile
@@ -21,6 +23,8 @@ from ensemble.artifact import ArtifactError, predict
 from ensemble.artifact import predictor as predicting
 from ensemble.artifact.classes import find_known_classes
 from ensemble.artifact.columns import make_columns
+from ensemble.artifact.data import open_source
+from ensemble.artifact.preparation import prepare_for_program
 from ensemble.cli.parser import main
 from ensemble.spec.task import Task, quantiles
 from ensemble.store import RunDir, load_predictions
@@ -206,10 +210,10 @@ def test_numbers_of_other_types_are_cast_and_other_shapes_refused(artifact: Path
     with pytest.raises(PipelineError, match=r"'image' holds 0\.\d+, which uint8 cannot hold"):
         predict(artifact, tmp_path / "floats.npz", tmp_path / "p")
     np.savez(tmp_path / "complex.npz", image=images.astype(np.complex64))
-    with pytest.raises(ArtifactError, match=r"'image' of the data is complex64 .*, but the program takes uint8"):
+    with pytest.raises(ArtifactError, match=r"'image' is complex64 .*, but the program takes uint8"):
         predict(artifact, tmp_path / "complex.npz", tmp_path / "p")
     np.savez(tmp_path / "grey.npz", image=images[:, :1])
-    with pytest.raises(ArtifactError, match=r"'image' of the data is uint8 \[1, 8, 8\], but the program takes"):
+    with pytest.raises(ArtifactError, match=r"'image' is uint8 \[1, 8, 8\], but the program takes"):
         predict(artifact, tmp_path / "grey.npz", tmp_path / "p")
     np.savez(tmp_path / "named.npz", photo=images, more=np.zeros(5))
     with pytest.raises(ArtifactError, match="needs the field image; the data have photo, more: image is missing"):
@@ -331,7 +335,7 @@ def test_the_command_writes_and_reports(
     data, out = str(photos["folder"] / "pixels.npz"), str(tmp_path / "p.parquet")
     assert main(["predict", str(artifact), data, "--out", out, "--uncertainty", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == [{"out": out, "rows": 30}]
-    assert pq.read_table(out).num_columns == 11
+    assert pq.read_table(out).num_columns == 14
 
 
 @pytest.mark.parametrize(
@@ -345,8 +349,8 @@ def test_the_command_writes_and_reports(
         (["{run}", "--split", "shifted", "--out", "{p}"], "the run has no split 'shifted' (it has: valid, test)"),
         (["{run}", "x.npz", "--prepared", "--out", "{p}"], "--prepared is for artifacts"),
         (
-            ["{artifact}", "x.npz", "--out", "{p}.csv"],
-            "predictions are written as Parquet: name the file p.parquet",
+            ["{artifact}", "x.npz", "--out", "{p}.xlsx"],
+            "predictions are written as Parquet, CSV or JSON lines: name the file p.parquet, .csv or .jsonl",
         ),
         (["{artifact}", "x.npz", "--out", "{folder}"], "it is a folder, or its folder does not exist"),
     ],
@@ -359,3 +363,46 @@ def test_a_usage_error_is_one_line(
     out, err = capsys.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and message in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_predictions_are_csv_or_json_lines_with_fields_that_are_kept(
+    artifact: Path, photos: dict[str, Any], tmp_path: Path, suffix: str
+) -> None:
+    data = tmp_path / "named.npz"
+    arrays = dict(np.load(photos["folder"] / "pixels.npz"))
+    count = len(next(iter(arrays.values())))
+    names = np.array([f"{number:04d}" for number in range(count)])
+    np.savez(data, **arrays, name=names)
+    columns = predict_columns(artifact, data, tmp_path / "p.parquet")
+    out = tmp_path / f"p{suffix}"
+    words = ["predict", str(artifact), str(data), "--out", str(out), "--keep", "name", "--uncertainty"]
+    assert main(words) == 0
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file)) if suffix == ".csv" else [json.loads(line) for line in file]
+    assert [row["name"] for row in rows] == names.tolist()
+    assert [int(row["class"]) for row in rows] == columns["class"]
+    for row, probabilities, name in zip(rows, columns["probabilities"], columns["class_name"], strict=True):
+        given_ = [row[f"probabilities.{each}"] for each in NAMES] if suffix == ".csv" else row["probabilities"]
+        assert (
+            np.allclose([float(each) for each in given_], probabilities, rtol=1e-6) and row["class_name"] == name
+        )
+        numbers, said = row["set_aps"], row["set_aps_names"]
+        numbers, said = (json.loads(each) if suffix == ".csv" else each for each in (numbers, said))
+        assert said == [NAMES[number] for number in numbers]
+    assert main(words) == 2, "a file that is not provably one of predictions is not replaced"
+    assert main([*words[:4], str(tmp_path / "q.csv"), "--keep", "nothing"]) != 0
+
+
+def predict_columns(artifact: Path, data: Path, out: Path) -> dict[str, list[Any]]:
+    predict(artifact, data, out)
+    found: dict[str, list[Any]] = pq.read_table(out).to_pydict()
+    return found
+
+
+def test_images_of_another_size_are_named_with_both_sizes_and_the_remedy(tmp_path: Path) -> None:
+    np.savez(tmp_path / "large.npz", image=np.zeros((2, 3, 16, 8), np.uint8))
+    fields = {"image": {"shape": ["batch", 3, 8, 8], "dtype": "uint8"}}
+    record = {"fields": fields, "stages": {"of_caller": []}}
+    with pytest.raises(ArtifactError, match=r"large\.npz:row 0: .*3, 16, 8.*3, 8, 8.*resize the images to 8 x 8"):
+        prepare_for_program(record, functools.partial(open_source, tmp_path / "large.npz"))

@@ -200,9 +200,10 @@ def read_arrays(folder: Path) -> Any:
 
 def read_windows(folder: Path) -> Any:
     x, _ = read_npy(folder)
-    # As many windows as there are rows, each of a row's values.
-    table = sources.arrays(value=np.append(x.reshape(-1), np.float32(0)), more=np.arange(x.size + 1))
-    return sources.windows(table, x.shape[1], stride=x.shape[1], inputs=["value"], target=["more", "value"])
+    # As many windows as there are rows, each of a row's values and what follows: they have no step in common.
+    steps = np.pad(x, ((0, 0), (0, 1)))
+    table = sources.arrays(value=steps.reshape(-1), more=np.arange(steps.size))
+    return sources.windows(table, x.shape[1], stride=steps.shape[1], inputs=["value"], target=["more", "value"])
 
 
 CASES = {

@@ -407,3 +407,10 @@ def test_a_sample_of_another_structure_is_an_error_that_names_it() -> None:
     ]:
         with pytest.raises(SampleError, match=f"sample 1 .*{said}"):
             list(pipeline_of([first, other], [], shuffle=False).loader(2, 1))
+
+
+def test_a_field_of_which_another_axis_than_the_first_varies_is_told_to_be_transposed() -> None:
+    edges = [np.zeros((2, length), np.int64) for length in (3, 5)]
+    pipeline = Pipeline(sources.arrays(n=np.arange(2)), shuffle=False).map(lambda s: {"edge_index": edges[s["n"]]})
+    with pytest.raises(SampleError, match=r"only the first axis may vary.*transpose, field='edge_index'"):
+        list(pipeline.loader(2, epochs=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,16 @@ def test_a_file_that_was_changed_is_other_data_wherever_its_status_was_read(
     assert Pipeline(before).fingerprint != Pipeline(sources.image_folder(tmp_path)).fingerprint
     with pytest.raises(SampleError, match="changed"):
         before[6]
+
+
+def test_folders_whose_names_are_no_utf8_are_classes_with_escapes(tmp_path: Path) -> None:
+    for name in (b"caf\xe9", b"plain"):
+        folder = os.path.join(os.fsencode(tmp_path), name)
+        os.mkdir(folder)
+        with open(os.path.join(folder, b"\xfc.png"), "wb"):
+            pass
+    source = sources.image_folder(tmp_path)
+    assert source.classes == ("caf\\udce9", "plain") and source.find_class_names("label") is not None
+    with pytest.raises(PipelineError, match=r"caf\\udce9/\\udcfc.png\): the file is empty") as caught:
+        source[0]
+    assert str(caught.value).encode() and pickle.loads(pickle.dumps(caught.value)).where.encode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from typing import Any
 
 import numpy as np
@@ -74,3 +76,93 @@ def test_what_has_no_windows_is_refused(options: dict[str, Any], said: str) -> N
     given_ = {"length": 2, "horizon": 1, "inputs": ["load"], "target": "load", **options}
     with pytest.raises(PipelineError, match=said):
         sources.windows(table(9, name=np.array(["a"] * 9)), **given_)
+
+
+def forecast(steps: Any, **more: Any) -> Any:
+    return sources.windows(steps, 4, 2, inputs=["load"], target="load", **more)
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda made: made.split(0.8, seed=1),
+        lambda made: made.take(60).split(0.8, by=np.arange(60)),
+        lambda made: made.folds(4),
+        lambda made: made.number_folds(4),
+    ],
+)
+def test_windows_that_overlap_are_not_divided(divide: Any) -> None:
+    with pytest.raises(PipelineError, match=r"split the table by time first.* length \+ horizon \(6\)"):
+        divide(forecast(table(80)))
+
+
+def test_windows_are_divided_by_series_or_where_they_have_no_steps_in_common() -> None:
+    assert len(forecast(table(80), stride=6).split(0.8)[0]) == 10
+    plant = np.repeat(["a", "b", "c", "d"], 20)
+    made = forecast(table(80, plant=plant), series="plant")
+    train, _ = made.split(0.75, group=np.repeat(np.arange(4), 15))
+    assert len(train) == 45
+    assert len(pickle.loads(pickle.dumps(made)).split(0.5)[0]) == 30, "where its steps are from goes to no process"
+
+
+def hours(*parts: tuple[int, int]) -> Any:
+    return np.concatenate([np.arange(*part) for part in parts])
+
+
+DAYS = np.datetime64("2024-01-01") + hours((0, 120), (150, 270))
+
+
+@pytest.mark.parametrize(
+    ("times", "options", "said"),
+    [
+        (hours((0, 120), (150, 270)), {"time": "t"}, "from 119 to 150"),
+        (hours((0, 120), (150, 270)), {}, "from 119 to 150"),  # a field that counts
+        (DAYS, {}, "from 2024-04-29 to 2024-05-30"),
+        (np.array([f"{day}T00:00" for day in DAYS]), {}, "from 2024-04-29T00:00"),
+        (hours((0, 120), (0, 120)), {}, "from 119 to 0 .*if 't' is no time"),  # as nobody said that it is time
+        (hours((0, 120), (0, 120)), {"time": "t", "series": "plant"}, None),
+    ],
+)
+def test_no_window_goes_across_a_gap_in_time(times: Any, options: dict[str, Any], said: str | None) -> None:
+    steps = table(240, t=times, plant=np.repeat([3, 4], 120))
+    with warnings.catch_warnings() if said is None else pytest.warns(UserWarning, match=rf"1 gaps in 't'.*{said}"):
+        made = forecast(steps, **options)
+    assert len(made) == 230 and not any(record["x"][0] < 120 <= record["target"][-1] for record in made)
+
+
+def test_rows_that_a_split_left_out_are_a_gap() -> None:
+    early, _ = table(60).split(0.9, seed=3)
+    with pytest.warns(UserWarning, match=r"gaps where the split of the table left rows out.*split it by time"):
+        made = sources.windows(early, 3, 1, inputs=["load"], target="load")
+    assert all(record["target"][0] == record["x"][0, 0] + 3 for record in made)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options"),
+    [
+        (table(40, t=hours((0, 20), (5, 25))), {"time": "t"}),
+        (table(40, t=np.datetime64("2024-01-01") + hours((0, 20), (5, 25))), {}),
+    ],
+)
+def test_time_that_runs_backwards_is_refused(steps: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(PipelineError, match=r"runs backwards at .*row 20, and 0 times more: 't'.*series="):
+        forecast(steps, **options)
+
+
+def test_what_looks_like_another_series_is_said() -> None:
+    rng = np.random.default_rng(0)
+    load = rng.normal(size=600).cumsum()
+    load[300:] += 500
+    with pytest.warns(UserWarning, match=r"changes of 'plant' .*row 300.*give series='plant'"):
+        forecast(sources.arrays(load=load, plant=np.repeat(["a", "b"], 300)))
+    with pytest.warns(UserWarning, match=r"jump that looks like another series.*row 300.*series="):
+        forecast(sources.arrays(load=load))
+    load[300:] -= 500
+    load[::97] += 500  # peaks are no other series
+    day = np.datetime64("2020-01-01") + np.arange(840)
+    work = day[np.is_busday(day)]
+    month = np.arange("2020-01", "2045-01", dtype="datetime64[M]").astype("datetime64[D]")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for times in (np.arange(600), work, month):  # working days and months are as regular as time is
+            forecast(sources.arrays(load=load[: len(times)], t=times, weekday=np.arange(len(times)) % 7), time="t")

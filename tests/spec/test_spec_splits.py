@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ensemble import Ensemble, Recipe, SpecError
+from ensemble import Ensemble, Folds, Recipe, SpecError
 from ensemble.spec.splits import describe_overlap
 from ensemble.train.data_identity import describe_changed_splits, describe_difference, training_data
 from pipelines import Pipeline, sources, stages
@@ -130,3 +131,42 @@ def test_samples_that_splits_share_are_counted_and_refused_in_test() -> None:
             declare(train, valid=valid, test=test)
         assert declare(train, valid=valid, test=test, allow_overlap=True).test is test
     assert declare(lambda params: train, valid=train).list_overlaps()[0]["shared"] == 6
+
+
+def test_windows_of_valid_have_no_steps_of_the_training_windows() -> None:
+    table = sources.arrays(load=np.arange(100.0), hour=np.arange(100))
+    early, late = table.split(0.7, by="hour")
+    middle, _ = table.split(0.8, by="hour")
+    train, valid, overlapping = (
+        Pipeline(sources.windows(part, 4, 2, inputs=["load"], target="load")) for part in (early, late, middle)
+    )
+    assert declare(train, valid=valid).list_overlaps() == []
+    with pytest.raises(
+        SpecError, match=r"Ensemble.valid has windows .*split the table by time first.*allow_overlap"
+    ):
+        declare(train, valid=overlapping)
+    assert declare(train, valid=overlapping, allow_overlap=True).list_overlaps()[0]["shared"] == 70
+    with pytest.raises(SpecError, match=r"Ensemble.test shares 10 of its 75 samples with train"):
+        declare(valid, valid=train, test=overlapping)
+    with pytest.raises(SpecError, match=r"Folds: windows that overlap would be in several parts.*stride="):
+        declare(train, weights=Folds(5))
+    assert declare(train, weights=Folds(5), allow_overlap=True)
+
+
+def test_a_stage_that_was_fitted_to_validation_records_is_refused() -> None:
+    pytest.importorskip("sklearn")
+    rows = sources.arrays(a=np.arange(10.0), label=np.arange(10) % 2)
+    train, valid = rows.split(0.6)
+
+    def make(fitted_to: Any, **options: Any) -> Ensemble:
+        table = stages.fit(fitted_to, target="label")
+        assert pickle.loads(pickle.dumps(table)) == table and pickle.loads(pickle.dumps(table)).fitted_to is None
+        return declare(Pipeline(train).map(table), valid=Pipeline(valid).map(table), **options)
+
+    make(train)
+    assert make(rows, allow_overlap=True).allow_overlap
+    for fitted_to, count in ((rows, 4), (rows.take(10), 4), (valid.take(1), 1)):
+        with pytest.raises(
+            SpecError, match=rf"valid: the stage .* fitted to {count} of its 4 samples.*allow_overlap"
+        ):
+            make(fitted_to)
