@@ -156,9 +156,14 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As usual, but arguments that a command does not know are its error, and not that of `ensemble`.
 
-        Hyperparameters (`params`) may also follow an option, where argparse knows them no more.
+        Hyperparameters (`params`) may also follow an option, where argparse knows them no more. What follows
+        `--dry-run` may be SPEC.py.
         """
-        found, unknown = super().parse_known_args(args, namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        for i, word in enumerate(words):
+            if word == "--dry-run" and words[i + 1 : i + 2] not in (["quick"], ["full"]):
+                words[i] = "--dry-run=quick"
+        found, unknown = super().parse_known_args(words, namespace)
         if "params" in found and not any(each.startswith("-") for each in unknown):
             found.params, unknown = [*found.params, *unknown], []
         if unknown:
@@ -216,7 +221,7 @@ def _make_parser() -> argparse.ArgumentParser:
             added.add_argument("spec", metavar="SPEC.py", type=path)
             text = (
                 "show what the run would do, need and cost, from one batch and a few steps; writes nothing. Data"
-                " to evaluate on are prepared for some seconds; 'full' (after SPEC.py): all records of all splits"
+                " to evaluate on are prepared for some seconds; 'full': all records of all splits"
             )
             added.add_argument("--dry-run", nargs="?", const="quick", choices=("quick", "full"), help=text)
         added.add_argument("--run-dir", help=f"run directory (default: {usual})")

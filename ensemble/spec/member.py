@@ -193,7 +193,7 @@ def seeds(n: int, params: Mapping[str, Any] | None = None, start: int = 0, **mem
 
 
 #: Fields of a Member that decide where it trains, or what it starts with: no hyperparameter sets them.
-_PLACED = (*(field.name for field in dataclasses.fields(Resources)), "start")
+_PLACED = (*(field.name for field in dataclasses.fields(Resources)), "start", "start_parts")
 
 
 def apply_hyperparameters(member: Member, names: Collection[str], *, searches: bool) -> Member:
@@ -209,11 +209,12 @@ def apply_hyperparameters(member: Member, names: Collection[str], *, searches: b
     params, own = member.params, dict[str, Any]()
     for name in sorted(params.keys() & {*names, *_PLACED}):
         if name in _PLACED:
-            if name in ("nodes", "start") and not isinstance(params[name], Mapping | str):
+            if name in ("nodes", "start", "start_parts") and not isinstance(params[name], Mapping | str):
                 continue  # the nodes of a layer, say
             line = f"resources=Resources({name}=...)" if searches else f"Member({{...}}, {name}={params[name]!r})"
-            what = "weights to start with" if name == "start" else "a need of a node"
-            none = ", which a search does not choose" if searches and name == "start" else f": give it as {line}"
+            is_start = name in ("start", "start_parts")
+            what = "weights to start with" if is_start else "a need of a node"
+            none = ", which a search does not choose" if searches and is_start else f": give it as {line}"
             raise SpecError(f"{name!r} is no hyperparameter but {what}{none}")
         value, set_here = params[name], getattr(member, name)
         is_longer = name == "epochs" and None not in (value, set_here) and set_here > value  # it was given more

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from ensemble.spec.validation import SpecError
 
 if TYPE_CHECKING:
@@ -252,6 +250,8 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
             f"{split} has windows that have steps in common with those of train: split the table by time first, "
             "as by table.split(0.8, by='hour'), and make windows of each part; or leave a gap of a window's length"
         )
+    import numpy as np
+
     is_trained = np.any([find_shared_records(one.source, pipeline.source) for one in train], axis=0)
     for stage in (stage for one in (*train, pipeline) for stage in one.stages):
         if (fitted_to := getattr(stage.call, "fitted_to", None)) is not None:

@@ -38,6 +38,7 @@ REFUSED: dict[str, Any] = {
     "span_nodes": False,
     "nodes": {"spot": False},
     "start": "weights.safetensors",
+    "start_parts": {"base.": "backbone."},
 }
 BF16 = {"precision": "bf16"}  # that loss_scale may be set
 
@@ -79,7 +80,7 @@ def test_what_no_hyperparameter_sets_is_refused_with_the_line_to_write(name: str
         SpecError, match=rf"^members\[0\]: '{name}' is no hyperparameter .*Member\({{...}}, {name}="
     ):
         declare(members=[{"lr": 0.1, name: REFUSED[name]}])
-    said = "does not choose" if name == "start" else rf"give it as resources=Resources\({name}=...\)"
+    said = "does not choose" if name.startswith("start") else rf"give it as resources=Resources\({name}=...\)"
     with pytest.raises(SpecError, match=rf"^Search.space: '{name}' is no hyperparameter .*{said}"):
         declare(members=None, search=Search({"lr": choice(0.1, 0.2), name: choice(REFUSED[name], None)}))
     assert declare(members=[{"lr": 0.1, "nodes": 64}]).identify(0).params["nodes"] == 64  # of a layer

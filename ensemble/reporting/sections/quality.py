@@ -99,9 +99,8 @@ def describe_failed_combination(state: RunState) -> str | None:
     or where a run asks for no combination that is possible (it has no validation split, they predict nothing).
     """
     combined = state.combined or NOT_COMBINED
-    predicts = any(m.state == "finished" and "valid" in (m.predictions or ()) for m in state.members.values())
-    asked = combined.declared == "function" or (predicts and combined.reason is not None)
-    is_failed = combined.failed or (asked and not combined.members)
+    is_asked = combined.declared == "function" or bool(combined.left_out)
+    is_failed = combined.failed or (is_asked and not combined.members)
     return f"there is no combined model: {combined.reason}" if is_failed else None
 
 
