@@ -8,6 +8,7 @@ that those of two members stand side by side.
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import math
 import mmap
@@ -17,7 +18,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -57,20 +58,26 @@ class _Spool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._file = tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=directory)  # noqa: SIM115 - closed by its owner
+        self._memory: io.BytesIO | None = io.BytesIO()
+        self._file: BinaryIO = self._memory
         self.rows, self.dtype, self.shape = 0, np.dtype(np.float32), ()
 
     def add(self, rows: npt.NDArray[Any]) -> None:
+        now = rows.dtype, rows.shape[1:]
         if not self.rows:
-            self.dtype, self.shape = rows.dtype, rows.shape[1:]
-        if (rows.dtype, rows.shape[1:]) != (self.dtype, self.shape):
-            now, before = ([str(dtype), *shape] for dtype, shape in _kinds(rows, self))
-            raise ValueError(f"rows of {now} follow rows of {before}")
+            self.dtype, self.shape = now
+        if now != (self.dtype, self.shape):
+            raise ValueError(f"rows of {now[0]} {list(now[1])} follow rows of {self.dtype} {list(self.shape)}")
         self.rows += len(rows)
-        if self.rows * self.row_bytes > _SPOOL_BYTES:
+        if self._memory is not None and self.rows * self.row_bytes > _SPOOL_BYTES:
             make_directory(self._directory)
+            nameless = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - `close` closes it
+            self._file = cast(BinaryIO, nameless)
+            self._file.write(self._memory.getbuffer())
+            self._memory = None
         self._file.seek(0, os.SEEK_END)
-        self._file.write(np.ascontiguousarray(rows).data.cast("B") if rows.size else b"")
+        if rows.size:
+            self._file.write(np.ascontiguousarray(rows).data.cast("B"))
 
     @property
     def row_bytes(self) -> int:
@@ -84,9 +91,9 @@ class _Spool:
 
     def map(self) -> npt.NDArray[Any]:
         """All rows, as they came; of a file they are mapped, read only."""
-        if self._file._rolled and self.row_bytes and self.rows:  # type: ignore[attr-defined]
+        if self._memory is None:
             self._file.flush()
-            content = _map_file(self._file._file, self.rows * self.row_bytes)  # type: ignore[attr-defined]
+            content = _map_file(self._file, self.rows * self.row_bytes)
             return content.view(self.dtype).reshape(self.rows, *self.shape)
         return self.read(0, self.rows)
 
@@ -98,10 +105,6 @@ class _Spool:
 
     def close(self) -> None:
         self._file.close()
-
-
-def _kinds(rows: npt.NDArray[Any], spool: _Spool) -> list[tuple[Any, tuple[int, ...]]]:
-    return [(rows.dtype, rows.shape[1:]), (spool.dtype, spool.shape)]
 
 
 class PredictedRows:

@@ -14,7 +14,6 @@ from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
 from ensemble.spec.split_metrics import KNOWN, compute, name_of
 from ensemble.spec.task import Task, find_known
-from ensemble.store import PredictedRows
 from ensemble.train.call import find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows
@@ -28,7 +27,12 @@ from ensemble.train.predictions import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from pipelines import Batch
+
+    Array = npt.NDArray[np.generic]
 
 
 @contextlib.contextmanager
@@ -74,7 +78,7 @@ class _SplitRows:
 
     def __init__(self, recipe: Recipe, member: TrainContext) -> None:
         self._recipe, self._member = recipe, member
-        self._rows: PredictedRows | None = None
+        self._rows = member.make_rows()
         self._is_measured, self._missing = False, ""  # whether some batch has predictions; why some has none
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
@@ -98,7 +102,6 @@ class _SplitRows:
             self._names -= own.keys()
             figures.update(own)
         if self._wanted(figures) and values is not None:
-            self._rows = self._rows or self._member.make_rows()
             self._rows.add(values.float().cpu(), batch["index"].cpu(), None if kept is None else kept.cpu())
         return figures
 
@@ -175,16 +178,13 @@ class _SplitRows:
             return {}
         if self._missing or self._shape_mismatch:
             raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing or self._shape_mismatch}")
-        parts = (None, None, None) if self._rows is None else self._rows.arrays()
-        if self._rows is not None:  # the member keeps `measure` until the next evaluation
-            self._rows.close()
-            self._rows = None
+        parts: tuple[Array | None, ...] = self._rows.arrays() if len(self._rows) else (None, None, None)
+        self._rows.close()
+        self._rows = member.make_rows()  # the member keeps `measure` until the next evaluation
         if member.comm.world > 1:
             shares = (None if part is None else torch.from_numpy(part.copy()) for part in parts)
-            parts = tuple(
-                None if part is None else part.numpy()
-                for part in (gather_rows(member.comm, share) for share in shares)
-            )
+            gathered = [gather_rows(member.comm, share) for share in shares]
+            parts = tuple(None if part is None else part.numpy() for part in gathered)
 
         def compute_metrics() -> dict[str, float]:
             values, index, target = parts

@@ -159,8 +159,8 @@ class Evaluator:
         with contextlib.closing(self._state.effects.make_rows()) as rows:
             try:
                 if values is not None and index is not None:
-                    parts = (None if part is None else part.detach().cpu() for part in (values.float(), index))
-                    rows.add(*parts, None if target is None else target.detach().cpu())
+                    truth = None if target is None else target.detach().cpu()
+                    rows.add(values.detach().float().cpu(), index.detach().cpu(), truth)
             except ValueError as error:
                 raise TrainingError(f"member.predictions({split!r}): {error}") from None
             self.save_rows(split, task, rows)
