@@ -4,6 +4,7 @@ Memory: `RLIMIT_DATA` of setrlimit(2), which since Linux 4.7 counts private writ
 It needs no privilege and no control group (which containers seldom allow). An allocation beyond it fails in the
 process that asks, with a traceback, and does not affect other processes. Shared memory and what was inherited from
 the fork server do not count; a ring that is mapped privately raises the limit (`pipelines.shm.private_mapping`).
+A limit that was measured, not declared, is raised from outside (prlimit(2)) while the machine has memory free.
 
 Descriptors: the usual soft limit of 1024 is for programs that call select(2), which nothing here does.
 """
@@ -15,12 +16,14 @@ import resource
 from typing import TYPE_CHECKING
 
 from ensemble.meter.memory import data_gb
+from pipelines.environment.machine_limits import available_bytes, limit_bytes
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
 
 log = logging.getLogger(__name__)
 
+_RESERVE = 0.1  # of the machine's memory
 _RESERVED = 512  # descriptors for libraries, feeders and Ray
 _PER_RANK = 4  # descriptors here and in the fork server: both ends of its socket, its pidfd, its log
 
@@ -40,6 +43,22 @@ def limit_memory(granted_gb: float | None, device: str) -> int | None:
         limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     return limit
+
+
+def raise_memory_limit(pid: int, room_gb: float) -> None:
+    """Let a process that has a limit take so much more memory than it holds now; a limit is never lowered."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+    raised = int((data_gb(pid) + room_gb) * 2**30)
+    if soft != resource.RLIM_INFINITY and raised > soft and (hard == resource.RLIM_INFINITY or raised <= hard):
+        resource.prlimit(pid, resource.RLIMIT_DATA, (raised, hard))
+
+
+def find_memory_room(processes: int) -> float:
+    """What each of so many processes may take beyond its grant, in GiB: together half of what is free of the
+    machine, of which a part stays for the system and for others.
+    """
+    free = available_bytes() - _RESERVE * limit_bytes()
+    return max(0.0, free / 2 / max(1, processes)) / 2**30
 
 
 def raise_descriptor_limit(ensemble: Ensemble) -> int:

@@ -128,6 +128,7 @@ class NodeServices:
         self._list_processes: Callable[[], Mapping[int, RunProcess]] = dict
         self._report_servers: Callable[[], None] = lambda: None
         self._free_logs: Callable[[], None] = lambda: None
+        self._raise_memory_limits: Callable[[], None] = lambda: None
         if ensemble.mps and ensemble.devices != "cpu" and self.describe().gpus:
             self._mps = Mps(self.directory)
             if self.gpus is not None:
@@ -160,6 +161,7 @@ class NodeServices:
                     feeder.process.kill()  # its end is reported like any other
             self._report_servers()
             self._free_logs()
+            self._raise_memory_limits()
             self._emit_power(self._meter.sample())
             # From its end: after a stall a shorter interval follows, but never one in which counters hardly step.
             self.next_sample = max(self._sampled_at + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
@@ -209,6 +211,7 @@ class NodeServices:
     def attach(self, workers: ProcessPool) -> None:
         """Have members ended whose GPUs break, know their GPUs and what their servers use; bound their logs."""
         self._report_servers, self._free_logs = workers.report_servers, workers.free_logs
+        self._raise_memory_limits = workers.raise_memory_limits
         self._memory.list_pids = workers.list_pids
         if self.gpus is not None:
             self.gpus.list_used, self.gpus.list_pids = workers.list_gpus, workers.list_pids

@@ -22,11 +22,13 @@ from ensemble.events import Report
 from ensemble.executors.base import make_exited
 from ensemble.executors.checker import CheckerProcess
 from ensemble.executors.host import count_oom_kills
+from ensemble.executors.limits import find_memory_room, raise_memory_limit
 from ensemble.executors.memory_guard import RankMemory
 from ensemble.executors.spawn import (
     ForkServer,
     WorkerProcess,
     describe_death,
+    find_failed_allocation,
     kill_group,
     make_worker_environment,
     start_process,
@@ -37,6 +39,7 @@ from ensemble.meter.memory import tree_memory_gb
 from ensemble.store.files import make_directory
 from ensemble.store.member_log import LogBounds
 from ensemble.train.job import Job
+from pipelines.environment.machine_limits import available_bytes
 from pipelines.errors import PipelineError
 from pipelines.ipc.messages import ConnectionLost
 
@@ -146,6 +149,7 @@ class ProcessPool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)  # a worker that does not read must not block this process
         worker = WorkerProcess(self._count(), job, ours, output)
+        worker.log_begins = output.stat().st_size if output.exists() else 0
         environment = make_worker_environment(job, device, self.directory)
         try:
             with theirs:
@@ -215,6 +219,16 @@ class ProcessPool:
     def free_logs(self) -> None:
         """Free on the disk the middle of logs that have become large."""
         self._log_bounds.keep({worker.log for worker in self._workers.values()})
+
+    def raise_memory_limits(self) -> None:
+        """Let ranks whose need was measured, not declared, grow while the machine has memory free."""
+        workers = list(self._workers.values())
+        room_gb = find_memory_room(len(workers)) if workers else 0.0
+        for worker in workers:
+            identity, pid = worker.job.identity, _find_pid(worker)
+            if pid is not None and identity.memory_gb is not None and "memory_gb" in identity.auto:
+                with contextlib.suppress(OSError):  # it has ended
+                    raise_memory_limit(pid, room_gb)
 
     def list_memory(self) -> list[RankMemory]:
         """What each worker and the processes that it started hold for themselves, as far as it can be read."""
@@ -391,6 +405,12 @@ class ProcessPool:
             elif count_oom_kills() > self._oom_kills:
                 self._oom_kills = count_oom_kills()
                 event["reason"] = "oom"
+        aborted = worker.exit is None and code == -signal.SIGABRT
+        if aborted and (failed := find_failed_allocation(worker.log, worker.log_begins)) is not None:
+            grant_gb, free_gb = worker.job.identity.memory_gb, available_bytes() / 2**30
+            had = "" if grant_gb is None else f", {grant_gb:.3g} GiB were granted"
+            detail = f"ran out of memory: {failed}{had}, {free_gb:.3g} GiB of the machine are free"
+            event |= {"reason": "oom", "detail": f"{detail}; see {worker.log}"}
         if lost_gpu is not None:
             event |= {"reason": "lost", "gpu_lost": True, "detail": f"was ended: {lost_gpu}; see {worker.log}"}
         if used_s is not None and (rest := worker.make_remaining_usage(used_s)) is not None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,6 +29,8 @@ from pipelines.ipc.child_processes import child_environment, make_rank_environme
 if TYPE_CHECKING:
     import psutil
 
+_ALLOCATION_FAILED = re.compile(rb"memory allocation of \d+ bytes failed|std::bad_alloc")
+_LAST_BYTES = 2**18  # of a log: a backtrace may follow
 _CLOSE_S = 10.0  # time limit for a fork server to end
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # A log shows at once what a process prints, in UTF-8 whatever the locale is.
@@ -49,6 +52,7 @@ class WorkerProcess:
         lost_gpu: why it, or another rank of its member, has no GPU any more; None: it has.
         exit: the `exited` event that it sent, None before that.
         reported_s: CPU-seconds by role, as it reported last.
+        log_begins: size of the log when it was started.
     """
 
     number: int
@@ -67,6 +71,7 @@ class WorkerProcess:
     exit: Report | None = None
     reported_s: dict[str, float] = field(default_factory=dict)
     began: int | None = None
+    log_begins: int = 0
 
     def kill(self) -> None:
         """Kill it, now or as soon as it has started; the processes that it started end when it is waited for."""
@@ -316,6 +321,19 @@ def make_worker_environment(job: Job, device: str | None, directory: Path | None
     if directory is not None and device is not None:
         environment |= make_client_environment(directory, job.identity.gpus_per_worker)
     return environment
+
+
+def find_failed_allocation(log: Path, begins: int) -> str | None:
+    """What a process that was aborted has written of an allocation that failed, as C++ and Rust do; None: nothing.
+
+    Args:
+        begins: where in the log it began to write.
+    """
+    with contextlib.suppress(OSError), open(log, "rb") as file:
+        file.seek(max(begins, os.fstat(file.fileno()).st_size - _LAST_BYTES))
+        found = _ALLOCATION_FAILED.search(file.read())
+        return None if found is None else found[0].decode()
+    return None
 
 
 def describe_death(code: int | None, log: Path) -> str:

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Collection
 from pathlib import Path
+
+from pipelines.environment.machine_limits import available_bytes
 
 _PROC = Path("/proc/self")
 _IN_MEMORY = ("/memfd:", "/dev/shm/")
@@ -36,9 +39,21 @@ def peak_memory_gb() -> float:
     return (unique + max(0, highest - now)) / 2**20
 
 
-def data_gb() -> float:
-    """What counts for RLIMIT_DATA of setrlimit(2): address space of this process to write in privately, in GiB."""
-    return _kilobytes("status", "VmData:") / 2**20
+def data_gb(process: int | None = None) -> float:
+    """What counts for RLIMIT_DATA of setrlimit(2): address space of a process to write in privately, in GiB.
+
+    Args:
+        process: its id; None: this one.
+    """
+    return _kilobytes("status", "VmData:", process=process) / 2**20
+
+
+def describe_memory() -> str:
+    """What this process holds and may hold, and what the machine has free, for the message of one that ran out."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    most = "" if limit == resource.RLIM_INFINITY else f" of at most {limit / 2**30:.3g}"
+    free_gb = available_bytes() / 2**30
+    return f"the process has reserved {data_gb():.3g} GiB{most}, and {free_gb:.3g} GiB of the machine are free"
 
 
 class PeakMemory:

@@ -8,13 +8,17 @@ that those of two members stand side by side.
 from __future__ import annotations
 
 import ctypes
+import io
 import json
+import math
 import mmap
 import os
+import tempfile
 import weakref
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +26,14 @@ import numpy.typing as npt
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.digests import open_checked
 from ensemble.store.errors import DamagedError, StoreError, explain_format
-from ensemble.store.files import make_directory, write_bytes
+from ensemble.store.files import make_directory, make_write_error, write_atomically
 
 VERSION = 3
 _KEY = "ensemble.predictions"
 LENGTH_BYTES = 8  # at the start of a safetensors file: how long its header is
+_DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
+_WRITTEN = ("I64", "F64", "F32")  # the order of dtypes in a file
+_SPOOL_BYTES, _PIECE_BYTES = 2**24, 2**22  # of rows: in memory at most; read at a time
 
 
 @dataclass(frozen=True)
@@ -46,15 +53,200 @@ class Predictions:
     task: Task = CLASSIFICATION
 
 
+class _Spool:
+    """Rows of one shape in the order in which they come: in memory while few, else in a file without a name."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._memory: io.BytesIO | None = io.BytesIO()
+        self._file: BinaryIO = self._memory
+        self.rows, self.dtype, self.shape = 0, np.dtype(np.float32), ()
+
+    def add(self, rows: npt.NDArray[Any]) -> None:
+        now = rows.dtype, rows.shape[1:]
+        if not self.rows:
+            self.dtype, self.shape = now
+        if now != (self.dtype, self.shape):
+            raise ValueError(f"rows of {now[0]} {list(now[1])} follow rows of {self.dtype} {list(self.shape)}")
+        self.rows += len(rows)
+        if self._memory is not None and self.rows * self.row_bytes > _SPOOL_BYTES:
+            make_directory(self._directory)
+            nameless = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - `close` closes it
+            self._file = cast(BinaryIO, nameless)
+            self._file.write(self._memory.getbuffer())
+            self._memory = None
+        self._file.seek(0, os.SEEK_END)
+        if rows.size:
+            self._file.write(np.ascontiguousarray(rows).data.cast("B"))
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def read(self, first: int, count: int) -> npt.NDArray[Any]:
+        """Some rows, as they came."""
+        self._file.seek(first * self.row_bytes)
+        content = self._file.read(count * self.row_bytes)
+        return np.frombuffer(content, self.dtype).reshape(-1, *self.shape)
+
+    def map(self) -> npt.NDArray[Any]:
+        """All rows, as they came; of a file they are mapped, read only."""
+        if self._memory is None:
+            self._file.flush()
+            content = _map_file(self._file, self.rows * self.row_bytes)
+            return content.view(self.dtype).reshape(self.rows, *self.shape)
+        return self.read(0, self.rows)
+
+    def copy_to(self, file: BinaryIO, order: npt.NDArray[np.int64] | None) -> None:
+        """Write the rows in an order (None: as they came), some at a time."""
+        step = 1 if order is not None else max(1, _PIECE_BYTES // max(1, self.row_bytes))
+        for first in range(0, self.rows, step):
+            file.write(self.read(first if order is None else int(order[first]), step).tobytes())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class PredictedRows:
+    """Predictions as they are made, batch by batch: a process never holds all of them.
+
+    Args:
+        directory: of the file for what is too large for memory; it has no name, and ends with the process.
+
+    Attributes:
+        index: of the rows so far.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._values, self._target = directory, _Spool(directory), _Spool(directory)
+        self._indices: list[npt.NDArray[np.int64]] = []
+
+    @property
+    def index(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([np.empty(0, np.int64), *self._indices])
+
+    def __len__(self) -> int:
+        return self._values.rows
+
+    def add(self, values: Any, index: Any, target: Any | None) -> None:
+        """Add rows, arrays or CPU tensors: values [k, ...], index [k], target [k, ...].
+
+        Raises:
+            ValueError: shapes do not fit.
+            WriteError: the disk is full.
+        """
+        rows, order = np.asarray(values, dtype=np.float32), np.asarray(index, dtype=np.int64)
+        if rows.ndim < 1 or order.shape != rows.shape[:1]:
+            raise ValueError(f"predictions [n, ...] and index [n] have shapes {rows.shape} and {order.shape}")
+        try:
+            self._values.add(rows)
+            if target is not None:
+                self._add_target(target, len(order))
+        except OSError as error:
+            raise make_write_error(self._directory / "predictions", error) from None
+        self._indices.append(order.copy())
+
+    def _add_target(self, target: Any, rows: int) -> None:
+        truth = np.asarray(target)
+        if truth.shape[:1] != (rows,):
+            raise ValueError(f"target must have {rows} rows, got the shape {truth.shape}")
+        self._target.add(truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64))
+
+    def replace_target(self, target: Any | None) -> None:
+        """Take another target for all rows, in the order in which they were added; None: none."""
+        self._target.close()
+        self._target = _Spool(self._directory)
+        if target is not None:
+            self._add_target(target, len(self))
+
+    @property
+    def has_target(self) -> bool:
+        return bool(self._target.rows)
+
+    def count_pieces(self) -> int:
+        """How many there are of `pieces`."""
+        return -(-len(self) // self._piece_rows)
+
+    @property
+    def _piece_rows(self) -> int:
+        return max(1, _PIECE_BYTES // max(1, self._values.row_bytes))
+
+    def pieces(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]]:
+        """Values, index and target of some rows at a time."""
+        index, step = self.index, self._piece_rows
+        for first in range(0, len(self), step):
+            target = self._target.read(first, step) if self.has_target else None
+            yield self._values.read(first, step), index[first : first + step], target
+
+    def arrays(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]:
+        """Values, index and target of all rows by ascending index; mapped from the file where there is one."""
+        index, parts = self.index, [self._values.map(), self._target.map() if self.has_target else None]
+        if (index[1:] < index[:-1]).any():
+            order = index.argsort(kind="stable")
+            index, parts = index[order], [None if part is None else part[order] for part in parts]
+        values, target = parts
+        assert values is not None
+        return values, index, target
+
+    def save(self, path: str | os.PathLike[str], task: Task = CLASSIFICATION) -> str:
+        """Write the file of the predictions, which is there whole or not at all.
+
+        Returns:
+            The digest of the file.
+
+        Raises:
+            ValueError: shapes do not fit, or an index is there twice.
+            WriteError: the file cannot be written.
+        """
+        index, values, target = self.index, self._values, self._target
+        if task == CLASSIFICATION and not values.shape:
+            raise ValueError(f"{path}: probabilities [n, ..., C] have shape {(len(self), *values.shape)}")
+        if target.rows not in (0, values.rows):
+            raise ValueError(f"{path}: target must have {values.rows} rows, got {target.rows}")
+        order = None if (index[1:] > index[:-1]).all() else index.argsort(kind="stable")
+        index = index if order is None else index[order]
+        if (twice := index[1:][index[1:] == index[:-1]]).size:
+            raise ValueError(f"{path}: index {twice[0]} is there twice; every sample is predicted once")
+        shapes = {"index": ("I64", index.shape), "values": ("F32", (len(self), *values.shape))}
+        if self.has_target:
+            shapes["target"] = ("F64" if target.dtype.kind == "f" else "I64", (len(self), *target.shape))
+        header = _make_header(shapes, {_KEY: json.dumps({"v": VERSION, "task": task.as_record()})})
+
+        def write(temporary: Path) -> None:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(header + index.tobytes())
+                for part in (target, values):
+                    part.copy_to(file, order)
+
+        size = len(header) + index.nbytes + sum(part.rows * part.row_bytes for part in (target, values))
+        make_directory(Path(path).parent)
+        return write_atomically(Path(path), write, size)
+
+    def close(self) -> None:
+        """Free the memory and the files; what `arrays` gave stays."""
+        self._values.close()
+        self._target.close()
+
+
+def _make_header(shapes: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """The head of a safetensors file as that library writes it: dtypes of more bytes first, then by name."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    first = 0
+    for name in sorted(shapes, key=lambda name: (_WRITTEN.index(shapes[name][0]), name)):
+        dtype, shape = shapes[name]
+        last = first + np.dtype(_DTYPES[dtype]).itemsize * math.prod(shape)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [first, last]}
+        first = last
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
 def save_predictions(
     path: str | os.PathLike[str], values: Any, index: Any, target: Any | None, task: Task = CLASSIFICATION
 ) -> str:
-    """Writes predictions atomically; arrays or CPU tensors, in any order of rows.
-
-    Args:
-        values: [n, ...], laid out by the task.
-        index: [n], each sample once.
-        target: [n, ...]; integers are kept as int64, floats as float64.
+    """`PredictedRows.save` of arrays or CPU tensors that are there: values [n, ...], index [n], target [n, ...].
 
     Returns:
         The digest of the file.
@@ -63,29 +255,12 @@ def save_predictions(
         ValueError: shapes do not fit, or an index is there twice.
         WriteError: the file cannot be written.
     """
-    from safetensors.numpy import save
-
-    rows, order = np.asarray(values, dtype=np.float32), np.asarray(index, dtype=np.int64)
-    if rows.ndim < 1 or order.shape != rows.shape[:1]:
-        raise ValueError(f"{path}: predictions [n, ...] and index [n] have shapes {rows.shape} and {order.shape}")
-    if task == CLASSIFICATION and rows.ndim < 2:
-        raise ValueError(f"{path}: probabilities [n, ..., C] have shape {rows.shape}")
-    by_index = np.argsort(order, kind="stable")
-    order = order[by_index]
-    if (twice := order[1:][order[1:] == order[:-1]]).size:
-        raise ValueError(f"{path}: index {twice[0]} is there twice; every sample is predicted once")
-    tensors: dict[str, npt.NDArray[Any]] = {"values": np.ascontiguousarray(rows[by_index]), "index": order}
-    if target is not None:
-        truth = np.asarray(target)
-        truth = truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64)
-        if truth.shape[:1] != order.shape:
-            raise ValueError(f"{path}: target must have {len(order)} rows, got the shape {truth.shape}")
-        tensors["target"] = np.ascontiguousarray(truth[by_index])
-    # One entry: of several the order in the file, and so its digest, would be another each time.
-    header = {_KEY: json.dumps({"v": VERSION, "task": task.as_record()})}
-    file = Path(path)
-    make_directory(file.parent)
-    return write_bytes(file, save(tensors, metadata=header))
+    rows = PredictedRows(Path(path).parent)
+    try:
+        rows.add(values, index, target)
+        return rows.save(path, task)
+    finally:
+        rows.close()
 
 
 def load_predictions(
@@ -125,7 +300,6 @@ def load_predictions(
         raise DamagedError(f"cannot read {path}: {type(error).__name__}: {error}") from None
 
 
-_DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
 #: Bytes of a file that is mapped, at least: a process may have 65,530 maps, and of small files more are read.
 _LEAST_MAPPED = 2**16
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch import Tensor
 
 from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from ensemble.spec.task import Task
-from ensemble.store import RunDir, save_predictions
+from ensemble.store import PredictedRows, RunDir
 from ensemble.train.checkpoint import Checkpointer, FileCheckpointer, Position
 from ensemble.train.data import Data, as_stored_target, steps_per_epoch
 from ensemble.train.job import Diverged, Inbox, Job, TrainingError
@@ -73,13 +72,15 @@ class Effects:
         """Called after a step with a loss that is not finite; where it does not raise, the step only counts."""
         raise error from None
 
-    def save_predictions(
-        self, split: str, what: Task, values: Tensor, index: Tensor, target: Tensor | None, field: str
-    ) -> str:
+    def make_rows(self) -> PredictedRows:
+        """Where this rank's predictions are collected."""
+        return PredictedRows(RunDir(self._job.run_dir).member(self._job.identity.member))
+
+    def save_predictions(self, split: str, what: Task, rows: PredictedRows, field: str) -> str:
         """Save the predictions of all ranks for a split; rank 0 calls it.
 
         Args:
-            target: None: `field` of the samples, where it holds what the task needs.
+            rows: without a target it is `field` of the samples, where that holds what the task needs.
 
         Returns:
             The digest of the file.
@@ -87,10 +88,11 @@ class Effects:
         Raises:
             TrainingError: the shapes do not fit, or a sample is there twice.
         """
-        if target is None:
-            target = self.data.targets(split, field, index, what)
         path = RunDir(self._job.run_dir).predictions(self._job.identity.member, split, self._job.attempt)
         try:
-            return save_predictions(path, values.float(), index, as_stored_target(what, target), what)
+            if not rows.has_target:
+                target = self.data.targets(split, field, torch.from_numpy(rows.index), what)
+                rows.replace_target(as_stored_target(what, target))
+            return rows.save(path, what)
         except ValueError as error:  # another attempt would give the same
             raise TrainingError(f"member.predictions({split!r}), task {what.kind}: {error}") from None

@@ -22,15 +22,18 @@ from ensemble.train.job import LabelError, TrainingError
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import FirstCall, OutputError, explain_label_error, to_scaled_values
 from ensemble.train.predictions import (
-    Rows,
-    concatenate_rows,
     explain_labels,
     explain_layout,
     find_wrong_stored_label,
 )
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from pipelines import Batch
+
+    Array = npt.NDArray[np.generic]
 
 
 @contextlib.contextmanager
@@ -79,7 +82,7 @@ class _SplitRows:
 
     def __init__(self, recipe: Recipe, member: TrainContext) -> None:
         self._recipe, self._member = recipe, member
-        self._rows: list[Rows] = []
+        self._rows = member.make_rows()
         self._is_measured, self._missing = False, ""  # whether some batch has predictions; why some has none
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
@@ -110,8 +113,7 @@ class _SplitRows:
             self._names -= own.keys()
             figures.update(own)
         if self._wanted(figures) and values is not None:
-            truth = None if kept is None else kept.cpu().clone()
-            self._rows.append((values.cpu(), batch["index"].cpu().clone(), truth))
+            self._rows.add(values.float().cpu(), batch["index"].cpu(), None if kept is None else kept.cpu())
         return figures
 
     def _measure_labelled(self, task: Task, values: Tensor, target: Tensor, batch: Batch) -> dict[str, Any]:
@@ -206,15 +208,22 @@ class _SplitRows:
             return {}
         if self._missing or self._shape_mismatch:
             raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing or self._shape_mismatch}")
-        values, index, target = (gather_rows(member.comm, part) for part in concatenate_rows(self._rows))
-        self._rows.clear()  # the member keeps `measure` until the next evaluation
+        parts: tuple[Array | None, ...] = self._rows.arrays() if len(self._rows) else (None, None, None)
+        self._rows.close()
+        self._rows = member.make_rows()  # the member keeps `measure` until the next evaluation
+        if member.comm.world > 1:
+            shares = (None if part is None else torch.from_numpy(part.copy()) for part in parts)
+            gathered = [gather_rows(member.comm, share) for share in shares]
+            parts = tuple(None if part is None else part.numpy() for part in gathered)
 
         def compute_metrics() -> dict[str, float]:
+            values, index, target = parts
             seen = member.observer.seen
             assert values is not None and index is not None and seen is not None and seen.task is not None
-            order = index.argsort()  # the same for any number of ranks
-            truth = None if target is None else target[order].numpy()
-            return compute(wanted, values[order].numpy(), truth, seen.task)
+            if member.comm.world > 1:
+                order = index.argsort()  # the same for any number of ranks
+                values, target = values[order], None if target is None else target[order]
+            return compute(wanted, values, target, seen.task)
 
         found: dict[str, float] = compute_once(member.comm, compute_metrics)
         return {name: found.get(name, math.nan) for name in map(name_of, wanted)}

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
+from ensemble.store import PredictedRows
 from ensemble.train.averaging import LossProbe
 from ensemble.train.call import Observation
-from ensemble.train.gather import Means, find_first, gather_rows
+from ensemble.train.gather import Means, find_first, gather_json, gather_rows
 from ensemble.train.job import StopTraining, TrainingError
 from ensemble.train.seeding import seed_everything, step_seed
 from ensemble.train.state import TrainState
@@ -146,11 +147,29 @@ class Evaluator:
         if command == "cancel":
             raise StopTraining("cancelled")
 
-    def save_predictions(self, split: str, task: str | Task | None, *rows: Tensor | None) -> None:
-        """Save the predictions of all ranks for a split.
+    def save_predictions(
+        self,
+        split: str,
+        task: str | Task | None,
+        values: Tensor | None,
+        index: Tensor | None,
+        target: Tensor | None,
+    ) -> None:
+        """Save the predictions of all ranks for a split: each has its own, or None."""
+        with contextlib.closing(self._state.effects.make_rows()) as rows:
+            try:
+                if values is not None and index is not None:
+                    truth = None if target is None else target.detach().cpu()
+                    rows.add(values.detach().float().cpu(), index.detach().cpu(), truth)
+            except ValueError as error:
+                raise TrainingError(f"member.predictions({split!r}): {error}") from None
+            self.save_rows(split, task, rows)
+
+    def save_rows(self, split: str, task: str | Task | None, rows: PredictedRows) -> None:
+        """Save what all ranks predict for a split.
 
         Args:
-            rows: values, index and target of this rank's; None where it has none.
+            rows: this rank's.
         """
         state = self._state
         if state.optimization.kept.is_in_use and not state.is_over:
@@ -162,13 +181,27 @@ class Evaluator:
         declared = declared or (state.observer.seen or Observation()).task
         record = find_first(state.comm, None if declared is None else declared.as_record())
         what = CLASSIFICATION if record is None else Task.from_record(record)
-        values, index, target = (gather_rows(state.comm, part) for part in rows)
         held_out = state.data.find_held_out(split)
-        if held_out is not None and index is not None and not held_out[index.numpy()].all():
+        wrong = held_out is not None and not held_out[rows.index].all()
+        if find_first(state.comm, wrong or None):
             raise TrainingError(
                 "with Ensemble.out_of_fold a member predicts on 'valid' only what it has not learnt from: the "
                 "samples that member.batches('valid') gives"
             )
-        if state.comm.rank == 0 and values is not None and index is not None:
-            digest = state.effects.save_predictions(split, what, values, index, target, state.target)
-            self.predictions[split] = digest
+        if state.comm.world == 1:
+            self._save(split, what, rows)
+            return
+        with contextlib.closing(state.effects.make_rows()) as together:
+            pieces = rows.pieces()
+            for _ in range(max(gather_json(state.comm, rows.count_pieces()))):
+                parts = next(pieces, (None, None, None))
+                shares = (None if part is None else torch.from_numpy(part.copy()) for part in parts)
+                values, index, target = (gather_rows(state.comm, part) for part in shares)
+                if state.comm.rank == 0 and values is not None:
+                    together.add(values, index, target)
+            if state.comm.rank == 0:
+                self._save(split, what, together)
+
+    def _save(self, split: str, task: Task, rows: PredictedRows) -> None:
+        if len(rows):
+            self.predictions[split] = self._state.effects.save_predictions(split, task, rows, self._state.target)

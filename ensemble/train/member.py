@@ -30,7 +30,7 @@ from ensemble.comm.autotune.plan import ExchangeOptions
 from ensemble.spec import Ensemble
 from ensemble.spec.recipe import list_member_options
 from ensemble.spec.task import Task
-from ensemble.store import RunDir
+from ensemble.store import PredictedRows, RunDir
 from ensemble.train.compilation import compile_forward, release_caches
 from ensemble.train.effects import Effects
 from ensemble.train.evaluator import Evaluator, Measure
@@ -459,6 +459,10 @@ class TrainContext:
         return self._state.position
 
     # --- for the worker ---------------------------------------------------------------------------------
+
+    def make_rows(self) -> PredictedRows:
+        """Where predictions are collected until all are there."""
+        return self._state.effects.make_rows()
 
     def restore_network(self) -> nn.Module:
         """The network of the checkpoint to resume from, where `Recipe.model` raises.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from ensemble.spec.losses import find_wrong_label
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task, as_task, find_known
+from ensemble.store import PredictedRows
 from ensemble.train.call import Observation, find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluator import Evaluator
@@ -23,17 +25,6 @@ if TYPE_CHECKING:
 #: `predict(model, batch) -> values`, laid out by the task (`ensemble.spec.task`).
 Predict = Callable[[nn.Module, "Batch"], Tensor]
 
-#: Of the samples of a batch: values [b, ...], index [b], target [b, ...].
-Rows = tuple[Tensor, Tensor, Tensor | None]
-
-
-def concatenate_rows(rows: list[Rows]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The rows of all batches; None for what there is not."""
-    if not rows:
-        return None, None, None
-    values, index, target = zip(*rows, strict=True)
-    return torch.cat(values), torch.cat(index), None if target[0] is None else torch.cat(target)
-
 
 def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predict | None = None) -> None:
     """Save the member's predictions for a split; where there are none, log why.
@@ -41,7 +32,19 @@ def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predi
     Args:
         function: what predicts; None: `Recipe.predict`, or what the outputs of the model say.
     """
-    rows: list[Rows] = []
+    with contextlib.closing(state.effects.make_rows()) as rows:
+        why, task = _predict_rows(evaluator, state, split, function, rows)
+        why = find_first(state.comm, why)
+        if why is not None:
+            state.reporter.log(f"no predictions on {split!r} are saved: {why}")
+            return
+        evaluator.save_rows(split, task, rows)
+
+
+def _predict_rows(
+    evaluator: Evaluator, state: TrainState, split: str, function: Predict | None, rows: PredictedRows
+) -> tuple[str | None, Task | None]:
+    """Add the predictions of this rank; returns why there are none, and their task."""
     why, task, is_foreign = None, None, False  # whether some targets are of another kind than the task's
     try:
         with evaluator.evaluating() as model:
@@ -54,17 +57,12 @@ def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predi
                     is_foreign, why = True, explain_shape_mismatch(task, values, None)
                 if why is not None:
                     break
-                kept = None if target is None else target.cpu().clone()
-                rows.append((values.float().cpu(), batch["index"].cpu().clone(), kept))
+                rows.add(values.float().cpu(), batch["index"].cpu(), None if target is None else target.cpu())
     except OutputError as error:
         why = str(error)
-    why = find_first(state.comm, why)
-    if why is not None:
-        state.reporter.log(f"no predictions on {split!r} are saved: {why}")
-        return
-    found, index, targets = concatenate_rows(rows)
-    targets = None if find_first(state.comm, is_foreign or None) else targets
-    evaluator.save_predictions(split, task, found, index, targets)
+    if find_first(state.comm, is_foreign or None):
+        rows.replace_target(None)
+    return why, task
 
 
 def _predict_batch(

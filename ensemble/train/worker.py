@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import resource
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from ensemble.comm import Communicator, CommunicatorError, SingleRank
 from ensemble.meter.cpu import CpuClock
+from ensemble.meter.memory import describe_memory
 from ensemble.spec import Ensemble, Identity, SpecError
 from ensemble.store import RunDir, StoreError, WriteError
 from ensemble.store.files import is_disk_full
@@ -78,7 +80,9 @@ def run(
                 return "failed"
             _report_end(reporter, member, ended)
             return ended.outcome
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not isinstance(error, Exception | SystemExit) and not _is_panic(error):
+                raise
             _report_failure(reporter, job, error, {} if member is None else member.position)
             return "failed"
 
@@ -168,6 +172,8 @@ def _report_failure(reporter: Reporter, job: Job, error: BaseException, position
     """
     reason, retry = classify(error)
     line = describe_error(error)
+    if reason == "oom" and not isinstance(error, torch.OutOfMemoryError):
+        line = f"{line} ({describe_memory()})"
     if retry and reason == "error" and _is_first_step(job, position) and is_repeatable(error):
         line, retry = f"{line} (in the first step, in which another attempt would fail alike)", False
     reporter.log("".join(traceback.format_exception(error)), any_rank=True)
@@ -182,6 +188,11 @@ def _report_failure(reporter: Reporter, job: Job, error: BaseException, position
 def _is_first_step(job: Job, position: Mapping[str, int]) -> bool:
     """Whether the member has done no step yet, in this attempt or in one that left a checkpoint."""
     return not job.checkpoints and not position.get("epoch") and not position.get("step")
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust has panicked: safetensors does where an allocation fails. It is no Exception."""
+    return type(error).__name__ == "PanicException"
 
 
 def classify(error: BaseException) -> tuple[str, bool]:
@@ -204,6 +215,7 @@ def classify(error: BaseException) -> tuple[str, bool]:
     is_enomem = isinstance(error, OSError) and error.errno == errno.ENOMEM
     if (
         is_enomem
+        or (_is_panic(error) and resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY)
         or isinstance(error, MemoryError | torch.OutOfMemoryError)
         or any(w in str(error) for w in _NO_MEMORY)
     ):

@@ -6,6 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+from ensemble.executors.limits import find_memory_room, raise_memory_limit
+
 LIMITED = """
 import json, mmap, os, threading
 import numpy as np, torch
@@ -58,3 +62,32 @@ def test_what_goes_over_the_grant_is_refused_and_shared_memory_does_not_count() 
     assert said.pop("as before") is True
     ways = ("numpy", "torch", "python", "backward", "stage, numpy", "stage, python")
     assert said == {way: ["oom", True] for way in ways}
+
+
+GROWING = """
+import sys
+import numpy as np
+from ensemble.executors.limits import limit_memory
+limit_memory(0.05, "cpu")
+for line in sys.stdin:
+    try:
+        np.ones(200 << 20, np.uint8)
+        print("enough", flush=True)
+    except MemoryError:
+        print("too little", flush=True)
+"""
+
+
+def test_a_limit_is_raised_from_outside_and_never_lowered() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", GROWING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        answers = []
+        for room_gb in (0.0, 0.5, 0.0):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            answers.append(process.stdout.readline().strip())
+            raise_memory_limit(process.pid, room_gb)
+    assert answers == ["too little", "too little", "enough"]
+    assert find_memory_room(4) == pytest.approx(find_memory_room(1) / 4, rel=0.2)

@@ -9,7 +9,7 @@ import torch
 from safetensors.numpy import save
 
 from ensemble.spec.task import Task, quantiles
-from ensemble.store import StoreError, load_predictions, save_checkpoint, save_predictions
+from ensemble.store import PredictedRows, StoreError, load_predictions, save_checkpoint, save_predictions
 from ensemble.store.predictions import VERSION
 
 
@@ -22,6 +22,27 @@ def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None
     assert kept.values.dtype == np.float32
     assert np.array_equal(kept.values, probabilities.numpy()[[3, 1, 0, 2]])
     assert kept.target is not None and kept.target.tolist() == [1, 1, 0, 2]
+
+
+@pytest.mark.parametrize("target", [None, np.int64, np.float64])
+def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
+    tmp_path: Path, target: type | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.store.predictions._SPOOL_BYTES", 100)  # some rows are in memory, then in a file
+    values = np.random.default_rng(0).random((40, 2, 3)).astype(np.float32)
+    truth = None if target is None else np.arange(40 * 5).reshape(40, 5).astype(target)
+    expected = {"values": values, "index": np.arange(40)} | ({} if truth is None else {"target": truth})
+    for number, order in enumerate((np.arange(40), np.arange(40)[::-1])):
+        rows = PredictedRows(tmp_path / "new")
+        for part in np.array_split(order, 7):
+            rows.add(values[part], part, None if truth is None else truth[part])
+        for known, array in zip((values, np.arange(40), truth), rows.arrays(), strict=True):
+            assert known is array is None or np.array_equal(known, array)
+        rows.save(tmp_path / f"{number}", Task("gaussian"))
+        rows.close()
+        about = {"ensemble.predictions": json.dumps({"v": VERSION, "task": Task("gaussian").as_record()})}
+        assert (tmp_path / f"{number}").read_bytes() == save(expected, metadata=about)
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_a_split_without_classes_has_no_target(tmp_path: Path) -> None:
