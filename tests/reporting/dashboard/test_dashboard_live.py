@@ -86,9 +86,8 @@ def is_cost(tab: Any, text: str, state: RunState) -> bool:
 
 def is_page_of_a_member(tab: Any, text: str, state: RunState) -> bool:
     params = state.members["member-1"].identity["params"]
-    drawn = tab.locator("[data-mark=attempt]").count() == 1 and tab.locator("[data-mark=param]").count() == len(
-        params
-    )
+    marks = tab.locator("[data-mark=param]").count()
+    drawn = tab.locator("[data-mark=attempt]").count() == 1 and marks == len({"seed", *params})
     return drawn and "member-1" in text and f"{params['lr']:g}" in text
 
 
