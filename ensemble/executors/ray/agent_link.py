@@ -147,6 +147,8 @@ class AgentLink:
             del self._streams[stream]
             return Ended()
         except ray.exceptions.RayError as error:
+            if not ray.is_initialized():  # nothing follows for the agent
+                raise
             del self._streams[stream]
             return Died(describe_error(error))
 
