@@ -69,7 +69,8 @@ def is_private_module(name: str, ensemble: Ensemble) -> bool:
 
 def describe_code(code: Code) -> bytes:
     """What code.json holds."""
-    return encode_json({"v": 1, "scheme": code.scheme, "python": code.python, "parts": dict(code.parts)})
+    stored = {"scheme": code.scheme, "python": code.python, "parts": dict(code.parts), "names": dict(code.names)}
+    return encode_json({"v": 1, **stored})
 
 
 def save_code(files: Mapping[Path, bytes], current: Path) -> None:
@@ -100,7 +101,8 @@ def load_code(folder: Path) -> Code | None:
     """Returns the names and digests of the code in a folder; None where it is missing or unreadable."""
     try:
         stored = json.loads((folder / _CODE).read_text(encoding="utf-8"))
-        return Code(stored["python"], dict(stored["parts"]), scheme=stored["scheme"])
+        names = dict(stored.get("names", {}))  # none of an earlier scheme
+        return Code(stored["python"], dict(stored["parts"]), scheme=stored["scheme"], names=names)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

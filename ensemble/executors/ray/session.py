@@ -75,6 +75,7 @@ class RayConnection:
             found = RayConnection._latest
             if found is not None and found.is_lost:
                 found.close()
+                found.restore_token()
                 found = None
             self._connection = found or _Connection(limit_s)
             RayConnection._latest = self._connection
@@ -113,9 +114,9 @@ class RayConnection:
         with self._lock:
             self._connection.users -= 1
             if not self._connection.users:
+                is_lost = self._connection.is_lost
                 self._connection.close()
-                if RayConnection._latest is self._connection:
-                    RayConnection._latest = None
+                RayConnection._latest = self._connection if is_lost else None
 
 
 class _Connection:
@@ -289,7 +290,14 @@ class _Connection:
             time.sleep(LOOK_S)
             _terminate(_find_processes(private.path), patience_s=0.0)
         private.close()
-        if not ray.is_initialized():  # else by somebody else, with this token
+        if not is_lost:
+            _set_token(self._token_before)
+
+    def restore_token(self) -> None:
+        """Set the token that was there before; where somebody else has taken Ray over, it may be in use."""
+        import ray
+
+        if self._private is not None and not ray.is_initialized():
             _set_token(self._token_before)
 
 
