@@ -17,7 +17,7 @@ from typing import Any
 from ensemble.interrupts import Terminated, repeat_lost_signals
 from ensemble.spec.ensemble import Ensemble
 from ensemble.spec.settings import Setting, read_setting, split_setting
-from ensemble.spec.user_imports import check_hidden_modules, without_bytecode
+from ensemble.spec.user_imports import check_hidden_modules, find_import_folder, without_bytecode
 from ensemble.spec.validation import SpecError, unknown_name
 from pipelines.errors import PipelineError
 
@@ -94,14 +94,11 @@ def import_file(path: Path) -> ModuleType:
 
 def _name_module(path: Path) -> tuple[str, Path]:
     """The name of a file's module, with the packages around it, and the folder of the outermost one."""
-    name, folder = path.stem, path.resolve().parent
-    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
-        name, folder = f"{folder.name}.{name}", folder.parent
-    package = name.partition(".")[0]
-    if name == path.stem or _shadows_module(
-        package, folder / package / "__init__.py"
-    ):  # then no package can be told
-        return path.stem, path.resolve().parent
+    file, folder = path.resolve(), find_import_folder(path.resolve().parent)
+    name = ".".join(file.relative_to(folder).with_suffix("").parts)
+    package = folder / name.partition(".")[0] / "__init__.py"
+    if package.is_file() and _shadows_module(package.parent.name, package):  # then it is alone
+        return path.stem, file.parent
     return name, folder
 
 

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.spec.user_imports import find_import_folder
 from ensemble.store.declaration import Declaration
 from ensemble.store.errors import OtherPythonError, StoreError
 from ensemble.store.files import encode_json, fsync_directory, write_bytes
@@ -218,7 +219,7 @@ def modules_folder(spec: Path | None) -> Path:
 
 def _find_user_modules(spec: Path | None, of_spec: list[Any]) -> list[Any]:
     """The user's own modules: beside the spec file, or else where this process and its script were started."""
-    folders = [modules_folder(spec)]
+    folders = [find_import_folder(modules_folder(spec))]
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if spec is None and isinstance(script, str):
         folders.append(Path(script).resolve().parent)
