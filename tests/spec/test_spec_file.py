@@ -272,7 +272,8 @@ def loss(net, batch):
 
 def spec():
     train = Pipeline(sources.arrays(x=np.ones((32, 4), np.float32), label=np.arange(32) % 3))
-    return Ensemble(name="inside", recipe=Recipe(model=model, loss=loss), members=[{"lr": 0.1}], epochs=1, train=train)
+    recipe = Recipe(model=model, loss=loss)
+    return Ensemble(name="inside", recipe=recipe, members=[{"lr": 0.1}], epochs=1, train=train)
 """
 
 

@@ -148,7 +148,7 @@ class RayExecutor:
             find_dashboards(session.ray_directory) if session.directory is not None else None, self._list_others
         )
         if asked:
-            log.warning("%s", session.describe_dashboard())
+            log.warning("%s", session.connection.describe_dashboard())
 
     def _list_others(self) -> list[dict[str, Any]]:
         return [] if self._registry is None else [describe_row(row) for row in self._registry.list_others()]

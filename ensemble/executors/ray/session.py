@@ -55,6 +55,7 @@ class RayConnection:
     """A use of the process's connection to Ray, which is opened where there is none.
 
     Attributes:
+        connection: what all uses have in common.
         directory: of a Ray that was started for this use, mode 0700; None on another one, which others use, too.
 
     Args:
@@ -77,27 +78,23 @@ class RayConnection:
                 found.close()
                 found.restore_token()
                 found = None
-            self._connection = found or _Connection(limit_s)
-            RayConnection._latest = self._connection
-            self._connection.users += 1
-            self.directory = self._connection.directory if found is None else None
+            self.connection = found or _Connection(limit_s)
+            RayConnection._latest = self.connection
+            self.connection.users += 1
+            self.directory = self.connection.directory if found is None else None
         finally:
             self._lock.release()
 
     @property
     def is_lost(self) -> bool:
         """Whether somebody has closed the connection meanwhile."""
-        return self._connection.is_lost
+        return self.connection.is_lost
 
     @property
     def ray_directory(self) -> Path:
         """The directory of the session of a Ray of our own, as Ray names it."""
         assert self.directory is not None
         return self.directory / _TEMPORARY / "session_latest"
-
-    def describe_dashboard(self) -> str:
-        """Returns where Ray's dashboard is, and how it is opened."""
-        return self._connection.describe_dashboard()
 
     def nodes(self) -> list[dict[str, Any]]:
         """Ray's record of each node that is reachable: NodeID, NodeManagerHostname, Resources ...
@@ -112,11 +109,12 @@ class RayConnection:
     def close(self) -> None:
         """End this use, to be called once; the last one ends the connection, and what was started for it."""
         with self._lock:
-            self._connection.users -= 1
-            if not self._connection.users:
-                is_lost = self._connection.is_lost
-                self._connection.close()
-                RayConnection._latest = self._connection if is_lost else None
+            self.connection.users -= 1
+            if not self.connection.users:
+                is_lost = self.connection.is_lost
+                self.connection.close()
+                if RayConnection._latest is self.connection and not is_lost:
+                    RayConnection._latest = None
 
 
 class _Connection:
