@@ -12,13 +12,14 @@ import argparse
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help=text)
     text = "a further name by which browsers reach the page, such as behind a proxy; with a port if it is another"
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME[:PORT]", help=text)
+    text = (
+        "path at which a proxy serves the page, such as /team/run; the proxy takes it away from what it passes on"
+    )
+    parser.add_argument("--prefix", type=prefix, default="", metavar="PATH", help=text)
     text = "file with the bearer token for /metrics, which only its owner may read"
     parser.add_argument("--metrics-token-file", metavar="FILE", help=text)
     text = "make a second address, of people who may look and not act; it works in any number of browsers"
@@ -74,6 +79,14 @@ def port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"must be a port from 0 to 65535, got {text!r}")
     return int(text)
+
+
+def prefix(text: str) -> str:
+    """A path without the slash at its end."""
+    path = text.rstrip("/")
+    if path and not re.fullmatch(r"(/[\w.~-]+)+", path, re.ASCII):
+        raise argparse.ArgumentTypeError(f"must be a path such as /team/run, got {text!r}")
+    return path
 
 
 def dashboard(options: argparse.Namespace) -> int:
@@ -97,10 +110,12 @@ def dashboard(options: argparse.Namespace) -> int:
         for line in _explain(address, number, hosts):
             say(line)
         url = f"http://[{shown}]:{number}/" if ":" in shown else f"http://{shown}:{number}/"
+        if options.prefix:
+            url = _name_proxy(options.allow_host, number) + options.prefix + "/"
 
         def make_guard() -> Guard:
             announce_viewer = page_address.announce_viewer if options.viewer else None
-            return Guard(hosts, number, url, page_address.announce, token, announce_viewer)
+            return Guard(hosts, number, url, page_address.announce, token, announce_viewer, options.prefix)
 
         samples: Access = "viewers" if options.viewer_samples else "owner"
         samples = "nobody" if options.no_samples else samples
@@ -108,6 +123,14 @@ def dashboard(options: argparse.Namespace) -> int:
     if options.beside_run:
         say(f"the live page used {time.process_time():.1f} s of CPU time, which is not in the run's account")
     return 0
+
+
+def _name_proxy(names: Sequence[str], number: int) -> str:
+    """The address of the proxy that browsers ask, without a path."""
+    if not names:
+        raise SpecError("--prefix needs --allow-host NAME:PORT, by which browsers reach the proxy")
+    name = names[0] if re.search(r":\d+$", names[0]) else f"{names[0]}:{number}"
+    return f"https://{name.removesuffix(':443')}" if name.endswith(":443") else f"http://{name}"
 
 
 def _resolve(host: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from ensemble.interrupts import Terminated, repeat_lost_signals
 from ensemble.spec.ensemble import Ensemble
 from ensemble.spec.settings import Setting, read_setting, split_setting
-from ensemble.spec.user_imports import check_hidden_modules, without_bytecode
+from ensemble.spec.user_imports import check_hidden_modules, find_import_folder, without_bytecode
 from ensemble.spec.validation import SpecError, unknown_name
 from pipelines.errors import PipelineError
 
@@ -28,6 +28,9 @@ _TYPES: dict[type, str] = {bool: "true or false", int: "an integer", float: "a n
 _REMEDIES = {
     "EOF when reading a line": (
         "nobody answers input() in a run: make it an option, as in spec(epochs=5), and give it by --set epochs=5"
+    ),
+    "attempted relative import with no known parent package": (
+        "put an empty __init__.py into the folder, which makes it a package, or import the file without the dot"
     ),
     "operator torchvision::": (
         "this torchvision was built for a torch with CUDA; beside a torch for CPUs take its build for CPUs: pip "
@@ -54,7 +57,9 @@ def load_spec(path: str | Path, settings: Sequence[str] = ()) -> Ensemble:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a Python file as a module of its name; it can import the files in its directory.
+    """Import a Python file as a module of its name, in a package as `python -m` does.
+
+    It can import the files in its directory.
 
     Raises:
         SpecError: there is no such file, it cannot be imported, or another module has its name.
@@ -65,29 +70,44 @@ def import_file(path: Path) -> ModuleType:
         near = f"{path.name}.py" if f"{path.name}.py" in beside else close[0] if close else None
         hint = "" if near is None else f"; did you mean {str(path.with_name(near))!r}?"
         raise SpecError(f"there is no spec file {str(path)!r}{hint}")
-    module_spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    name, root = _name_module(path)
+    module_spec = importlib.util.spec_from_file_location(name, path.resolve())
     if module_spec is None or module_spec.loader is None:
         raise SpecError(f"{path} is no Python file: a spec file defines spec(**options) -> Ensemble")
-    if _shadows_module(path):
+    if _shadows_module(name, path):
         raise SpecError(f"{path} has the name of another Python module, which it would hide: rename it")
     check_hidden_modules(path.resolve().parent)
     module = importlib.util.module_from_spec(module_spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    sys.modules[path.stem] = module
-    _loaded.add(path.stem)
+    if str(root) not in sys.path:
+        sys.path.append(str(root))
+    _loaded.add(name)
     with _spec_errors(path), repeat_lost_signals(), without_bytecode():
+        if module_spec.parent:
+            importlib.import_module(module_spec.parent)
+        sys.modules[name] = module
         module_spec.loader.exec_module(module)
     return module
 
 
-def _shadows_module(path: Path) -> bool:
-    """Whether another module, which is no spec file, has this file's name."""
-    if path.stem in _loaded:
+def _name_module(path: Path) -> tuple[str, Path]:
+    """The name of a file's module, with the packages around it, and the folder of the outermost one."""
+    file, folder = path.resolve(), find_import_folder(path.resolve().parent)
+    name = ".".join(file.relative_to(folder).with_suffix("").parts)
+    package = folder / name.partition(".")[0] / "__init__.py"
+    if package.is_file() and _shadows_module(package.parent.name, package):  # then it is alone
+        return path.stem, file.parent
+    return name, folder
+
+
+def _shadows_module(name: str, path: Path) -> bool:
+    """Whether another module, which is no spec file, has the name of this file's."""
+    if name in _loaded or "." in name:
         return False
     try:
-        found = importlib.util.find_spec(path.stem)
+        found = importlib.util.find_spec(name)
     except ValueError:  # __main__ has no module spec
         return True
     except ImportError:  # the name contains a dot

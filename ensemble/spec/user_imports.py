@@ -23,6 +23,13 @@ def without_bytecode() -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
+def find_import_folder(folder: Path) -> Path:
+    """The folder from which files in a folder are imported: outside of the packages that it lies in."""
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        folder = folder.parent
+    return folder
+
+
 def check_hidden_modules(folder: Path) -> None:
     """Warn of the files in a folder that hide installed packages: processes of a run look for modules there first.
 

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ensemble.spec.user_imports import find_import_folder
 from ensemble.store.declaration import Declaration
 from ensemble.store.errors import OtherPythonError, StoreError
 from ensemble.store.files import encode_json, fsync_directory, write_bytes
@@ -69,7 +70,8 @@ def is_private_module(name: str, ensemble: Ensemble) -> bool:
 
 def describe_code(code: Code) -> bytes:
     """What code.json holds."""
-    return encode_json({"v": 1, "scheme": code.scheme, "python": code.python, "parts": dict(code.parts)})
+    stored = {"scheme": code.scheme, "python": code.python, "parts": dict(code.parts), "names": dict(code.names)}
+    return encode_json({"v": 1, **stored})
 
 
 def save_code(files: Mapping[Path, bytes], current: Path) -> None:
@@ -100,7 +102,8 @@ def load_code(folder: Path) -> Code | None:
     """Returns the names and digests of the code in a folder; None where it is missing or unreadable."""
     try:
         stored = json.loads((folder / _CODE).read_text(encoding="utf-8"))
-        return Code(stored["python"], dict(stored["parts"]), scheme=stored["scheme"])
+        names = dict(stored.get("names", {}))  # none of an earlier scheme
+        return Code(stored["python"], dict(stored["parts"]), scheme=stored["scheme"], names=names)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -216,7 +219,7 @@ def modules_folder(spec: Path | None) -> Path:
 
 def _find_user_modules(spec: Path | None, of_spec: list[Any]) -> list[Any]:
     """The user's own modules: beside the spec file, or else where this process and its script were started."""
-    folders = [modules_folder(spec)]
+    folders = [find_import_folder(modules_folder(spec))]
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if spec is None and isinstance(script, str):
         folders.append(Path(script).resolve().parent)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.spec.user_imports import without_bytecode
+from ensemble.spec.user_imports import find_import_folder, without_bytecode
 from ensemble.store.declaration import DeclarationUnpickler
 from ensemble.store.digests import digest_bytes, open_checked
 from ensemble.store.errors import DamagedError, explain_format
@@ -342,9 +342,12 @@ class RunDir(RunPaths):
         """Puts the folder of the declaration's modules on `sys.path`, or returns who else may write them."""
         check_ownership(self.info_file, os.stat(self.info_file))
         code = self.info.get("code")
-        if code is None or code in sys.path or not os.path.isdir(code):
+        if code is None or not os.path.isdir(code):
             return None
-        why = explain_distrust(Path(code), os.stat(code))
-        if why is None:
-            sys.path.append(code)
-        return why
+        for folder in (Path(code), find_import_folder(Path(code))):
+            if str(folder) in sys.path:
+                continue
+            if (why := explain_distrust(folder, os.stat(folder))) is not None:
+                return why
+            sys.path.append(str(folder))
+        return None

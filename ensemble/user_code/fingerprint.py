@@ -2,7 +2,8 @@
 
 From the functions of a declaration (the recipe or the train function, and the pipelines' stages) on, all code that
 they use is visited: functions, classes, closures, defaults, the globals that they read, the modules that they
-import. Each is a *part* with a name and a digest, so that a difference can be named.
+import. Each is a *part* with a name and a digest, so that a difference can be named. How a user's module is called
+is no part of its code: parts are told apart, and refer to each other, without it.
 
 - A function is digested as its instructions with their constants: without paths, line numbers, comments,
   docstrings and layout of the source.
@@ -23,10 +24,11 @@ the descriptions. Between two Pythons, or two schemes, a change cannot be detect
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 
 #: The minor version of this Python: instructions of another one cannot be compared, nor run.
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+#: Version of the descriptions that are digested; it changes with those that pipelines compare, too.
+_SCHEME = 10 * SCHEME + 1
 #: Fields of a Recipe that rank members and do not affect training.
 _RANKING = frozenset(("objective", "mode"))
 
@@ -57,15 +61,17 @@ class Code:
 
     Attributes:
         python: the minor version that compiled it, such as "3.12".
-        parts: name -> digest, such as "spec.loss".
+        parts: key -> digest; the key of a user's function, class or global lacks the name of its module.
         sources: name of a user's module -> the file that it was read from, for those that have one.
         scheme: version of the descriptions that are digested.
+        names: key of a part -> its name in messages, such as "spec.loss", where that is another one.
     """
 
     python: str
     parts: Mapping[str, str]
     sources: Mapping[str, Path] = dataclasses.field(default_factory=dict, compare=False)
-    scheme: int = SCHEME
+    scheme: int = _SCHEME
+    names: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
     def fingerprint(self) -> str:
@@ -79,8 +85,9 @@ class Code:
         """
         if self.scheme != since.scheme:
             return []
-        now = [name for name, digest in self.parts.items() if since.parts.get(name) != digest]
-        return [*now, *(name for name in since.parts if name not in self.parts)]
+        now = [self.names.get(key, key) for key, digest in self.parts.items() if since.parts.get(key) != digest]
+        before = [since.names.get(key, key) for key in since.parts if key not in self.parts]
+        return list(dict.fromkeys([*now, *before]))
 
 
 def code_of(ensemble: Ensemble) -> Code:
@@ -89,7 +96,8 @@ def code_of(ensemble: Ensemble) -> Code:
     if visitor.written:
         visitor = _visit_ensemble(ensemble, frozenset(visitor.written))
     settings = {f"{name}: {value}": _digest(value) for name, value in find_settings().items()}
-    return Code(PYTHON, {**visitor.parts, **settings}, dict(sorted(visitor.imports.files.items())))
+    sources = dict(sorted(visitor.imports.files.items()))
+    return Code(PYTHON, {**visitor.parts, **settings}, sources, names=visitor.names)
 
 
 def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _MembersCode:
@@ -114,6 +122,12 @@ def _digest(description: Any) -> str:
     return digest(description)[:16]
 
 
+def _number(name: str, taken: Collection[str]) -> str:
+    """A name that is not taken: itself, or with a number."""
+    numbers = (f" ({number})" if number > 1 else "" for number in itertools.count(1))
+    return next(name + number for number in numbers if name + number not in taken)
+
+
 class _MembersCode(Describer):
     """Describes the code of members: its parts have the names that users know, and digests of their own.
 
@@ -122,11 +136,14 @@ class _MembersCode(Describer):
 
     Attributes:
         imports: files of the user's modules.
+        names: of parts, as in `Code`.
     """
 
     def __init__(self, *, written: frozenset[str]) -> None:
         super().__init__(written=written)
         self.imports = Imports()
+        self.names: dict[str, str] = {}
+        self._globals: dict[str, str] = {}  # module.name -> key
 
     def add_root(self, name: str, value: Any) -> None:
         """Describe a function of the declaration, and what it uses."""
@@ -140,14 +157,18 @@ class _MembersCode(Describer):
 
     def _name_part(self, value: Any) -> str:
         if isinstance(value, types.ModuleType):
-            return name_of(value)
+            return self._make_key("module", name_of(value))
         file = value.__globals__.get("__file__") if isinstance(value, types.FunctionType) else file_of(value)
-        key = name = f"{module_name(value.__module__, file)}.{value.__qualname__}"
-        number = 1
-        while key in self.parts:  # such as a second lambda
-            number += 1
-            key = f"{name} ({number})"
+        name = f"{module_name(value.__module__, file)}.{value.__qualname__}"
+        return self._make_key(value.__qualname__, _number(name, self.names.values()))  # such as a second lambda
+
+    def _make_key(self, what: str, name: str) -> str:
+        key = _number(what, self.parts)
+        self.names[key] = name
         return key
+
+    def _describe_name(self, at: Place) -> str:
+        return "module"
 
     def _add_part(self, name: str, description: Any) -> None:
         self.parts[name] = _digest(description)
@@ -164,7 +185,8 @@ class _MembersCode(Describer):
         return text
 
     def _describe_items(self, items: Iterable[tuple[Any, Any]], at: Place) -> list[Any]:
-        keyed = [(self._describe(key, at), value) for key, value in items]
+        # `functools.update_wrapper` puts the module of what is wrapped among the attributes of what wraps it
+        keyed = [(self._describe(key, at), value) for key, value in items if key != "__module__"]
         keyed.sort(key=lambda pair: json.dumps(pair[0]))
         return [[key, self._describe(value, at)] for key, value in keyed]
 
@@ -177,8 +199,10 @@ class _MembersCode(Describer):
         described = self._describe(value, at)
         if isinstance(value, types.FunctionType | type | types.ModuleType):
             return described
-        self._add_part(name, described)
-        return ["part", name]
+        if name not in self._globals:
+            self._globals[name] = self._make_key(name.rpartition(".")[2], name)
+        self._add_part(self._globals[name], described)
+        return ["part", self._globals[name]]
 
     def _describe_lacking(self, value: Any, state: Any, at: Place) -> dict[str, Any]:
         """Nothing: the declaration that is kept with a run lacks it, too."""

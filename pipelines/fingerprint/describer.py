@@ -104,6 +104,10 @@ class Describer(ValueDescriber):
         kind = "module" if isinstance(value, types.ModuleType) else value.__qualname__
         return f"{len(self._found)} {kind}"
 
+    def _describe_name(self, at: Place) -> str:
+        """Describes the name of a module that its code reads."""
+        return at.module
+
     def _add_part(self, name: str, description: Any) -> None:
         self.parts[name] = description
 
@@ -190,7 +194,7 @@ class Describer(ValueDescriber):
         for chain in sorted(use.globals):
             name = chain[0]
             if name == "__name__":  # of a script another one than in what imports it
-                used[name] = at.module
+                used[name] = self._describe_name(at)
             elif name in names:
                 used[".".join(chain)] = self._describe_chain(chain, names[name], at)
             elif hasattr(builtins, name):

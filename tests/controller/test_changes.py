@@ -27,7 +27,7 @@ from ensemble.store import (
     load_checkpoint,
     save_checkpoint,
 )
-from ensemble.user_code.fingerprint import PYTHON
+from ensemble.user_code.fingerprint import PYTHON, Code
 from pipelines.fingerprint import SCHEME
 
 torch = pytest.importorskip("torch")
@@ -238,11 +238,12 @@ def replace_prints(project: Project, field: str, *, recorded: Any, by: dict[str,
     code = project.state().header.code
     kept = run.code(code) / "code.json"
 
-    def change(said: dict[str, Any]) -> dict[str, Any]:
-        assert said[field] == recorded
+    def change(said: dict[str, Any], was: Any = recorded) -> dict[str, Any]:
+        assert said[field] == was
         return {**{name: value for name, value in said.items() if name != field}, **by}
 
-    kept.write_text(json.dumps(change(json.loads(kept.read_text()))))
+    of_code = Code("", {}).scheme if field == "scheme" else recorded
+    kept.write_text(json.dumps(change(json.loads(kept.read_text()), of_code)))
     run.code(code).rename(run.code("0" * 16))
     events = []
     for line in run.events.read_text().replace(code, "0" * 16).splitlines():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -250,6 +252,54 @@ def test_a_folder_of_data_may_have_the_name_of_the_spec(
     (tmp_path / "photographs").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert load_spec(written(WHOLE, "photographs.py")).epochs == 2
+
+
+RUNS = """
+import numpy as np
+from torch import nn
+from torch.nn import functional as F
+from ensemble import Ensemble, Recipe
+from pipelines import Pipeline, sources
+from . import numbers_of
+
+def model(params):
+    return nn.Linear(4, numbers_of.classes())
+
+def loss(net, batch):
+    from ..late_of import shift
+
+    return F.cross_entropy(shift(net(batch["x"])), batch["label"], reduction="none")
+
+def spec():
+    train = Pipeline(sources.arrays(x=np.ones((32, 4), np.float32), label=np.arange(32) % 3))
+    recipe = Recipe(model=model, loss=loss)
+    return Ensemble(name="inside", recipe=recipe, members=[{"lr": 0.1}], epochs=1, train=train)
+"""
+
+
+@pytest.mark.more
+def test_a_spec_in_a_package_is_run_as_python_does_it_and_goes_on_from_any_folder(tmp_path: Path) -> None:
+    inner = tmp_path / "here" / "outer_of" / "inner_of"
+    inner.mkdir(parents=True)
+    (inner / "spec.py").write_text(RUNS)
+    (inner / "numbers_of.py").write_text("def classes():\n    return 3\n")
+    (inner.parent / "late_of.py").write_text("def shift(values):\n    return values + 0.0\n")
+
+    def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ensemble.cli", *arguments]
+        path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        return subprocess.run(command, cwd=cwd, env=path, capture_output=True, text=True)
+
+    first = ("run", "spec.py", "--run-dir", str(tmp_path / "run"), "--executor", "local")
+    refused = run(*first, cwd=inner)
+    assert refused.returncode == 2 and "spec.py, line 7" in refused.stderr and "__init__.py" in refused.stderr
+    for folder in (inner, inner.parent):
+        (folder / "__init__.py").touch()
+    assert (done := run(*first, cwd=inner)).returncode == 0, done.stderr
+    (inner / "numbers_of.py").unlink()  # the declaration that is kept has it
+    assert (done := run("resume", str(tmp_path / "run"), "--epochs", "2", cwd=tmp_path)).returncode == 0, (
+        done.stderr
+    )
 
 
 def test_two_spec_files_of_one_name_may_follow_each_other(written: Any, tmp_path: Path) -> None:

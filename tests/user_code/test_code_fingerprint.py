@@ -256,6 +256,34 @@ def test_a_container_that_is_only_read_counts_and_one_that_is_written_does_not(t
     assert edited.changed(before) == ["a_spec.WEIGHTS"]
 
 
+def test_the_names_of_modules_are_no_part_of_it_and_two_functions_of_one_name_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    spec = SPEC.replace("        # a comment\n", "        assert __name__\n")
+    before = code(write(tmp_path / "one", a_spec=spec))
+    write(tmp_path / "two", a_spec=spec).rename(tmp_path / "two" / "another.py")
+    renamed = code(tmp_path / "two" / "another.py")
+    assert renamed.changed(before) == [] and renamed.fingerprint == before.fingerprint
+    assert "another.model" in renamed.names.values()
+    edited = write(tmp_path / "two", a_spec=spec.replace("** power", "* power")).rename(
+        tmp_path / "two" / "third.py"
+    )
+    assert code(edited).changed(before) == ["third.make_loss.<locals>.loss"]
+
+    same, twice = "def scaled(values, by):\n    return values * by\n", "helpers.scaled(other.scaled({}, 1.0), 2.0)"
+    uses = spec.replace("import helpers\n", "import helpers\nimport other\n").replace(
+        "helpers.scaled(", twice[:15]
+    )
+    uses = uses.replace('scaled(criterion(out, batch["label"]), scale)', twice[8:].format("out"))
+    texts = {"a_spec": uses, "helpers": HELPERS + same, "other": same.replace("*", "-")}
+    one = code(write(tmp_path / "three", **texts))
+    sys.modules.pop("other")
+    swapped = {"helpers": HELPERS + same.replace("*", "-"), "other": same}
+    both = code(write(tmp_path / "three", **{**texts, **swapped}))
+    sys.modules.pop("other")
+    assert both.changed(one) == ["helpers.scaled", "other.scaled"] and both.fingerprint != one.fingerprint
+
+
 def test_the_declaration_that_is_kept_has_the_same_and_needs_no_module_any_more(tmp_path: Path) -> None:
     spec = write(tmp_path / "here")
     before = code(spec)
@@ -319,7 +347,7 @@ def test_it_is_the_same_in_every_process_whatever_its_hash_seed_declared_or_kept
     made = SPEC.replace("def make_loss", MAKE_MODEL + "def make_loss")
     spec = write(tmp_path / "here", a_spec=made.replace("model=model", "model=make_model()"))
     before = code(spec)
-    assert {"a_spec.make_model.<locals>.Here", "a_spec.BASE", "a_spec.SOURCE"} < before.parts.keys()
+    assert {"a_spec.make_model.<locals>.Here", "a_spec.BASE", "a_spec.SOURCE"} < set(before.names.values())
     declared = load_spec(spec)
     declared.recipe.model.__globals__["BASE"].fingerprint  # noqa: B018 - what it reads of its data, it keeps
     assert code_of(declared).changed(before) == []
@@ -388,7 +416,7 @@ def test_what_is_ours_goes_by_name_version_and_bound_values(tmp_path: Path) -> N
     fingerprint, changed = of_ours(tmp_path / "three", "checkout", {}, bound="y")
     assert fingerprint != before and [name for name in parts if changed[name] != parts[name]] == ["train stage 0"]
     _, changed = of_ours(tmp_path / "four", "checkout", raised)
-    users = ["train stage 0", "train stage 2", "declared.loss", "declared.<lambda>"]
+    users = ["train stage 0", "train stage 2", "loss", "<lambda>"]
     assert sorted(name for name in parts if changed[name] != parts[name]) == sorted(users)
 
 

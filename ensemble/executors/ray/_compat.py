@@ -195,6 +195,38 @@ def _replace(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, usual)
 
 
+class _PermissionToStart(threading.local):
+    """Whether Ray may be started by a call that finds no connection: true, but for threads that `start_no_ray`."""
+
+    is_given = True
+
+    def __bool__(self) -> bool:
+        return self.is_given
+
+
+_may_start = _PermissionToStart()
+
+
+@contextlib.contextmanager
+def start_no_ray() -> Iterator[None]:
+    """Within, calls of this thread raise where there is no connection; by default they would start a Ray.
+
+    Ray's public functions ask `ray._private.auto_init_hook.enable_auto_connect`, which exists since 2.3.
+
+    Unnecessary with: the effect of RAY_ENABLE_AUTO_CONNECT=0 on one thread alone.
+    """
+    if "ray" in sys.modules:
+        from ray._private import auto_init_hook
+
+        if auto_init_hook.enable_auto_connect:  # else the program's environment forbids it to all
+            auto_init_hook.enable_auto_connect = _may_start  # type: ignore[assignment]
+    before, _may_start.is_given = _may_start.is_given, False
+    try:
+        yield
+    finally:
+        _may_start.is_given = before
+
+
 def keep_signal_handlers() -> AbstractContextManager[None]:
     """Within, Ray does not replace the program's handler of SIGTERM by its own.
 

@@ -147,6 +147,8 @@ class AgentLink:
             del self._streams[stream]
             return Ended()
         except ray.exceptions.RayError as error:
+            if isinstance(error, ray.exceptions.RaySystemError) and not ray.is_initialized():
+                raise  # the connection is lost, from which nothing follows for the agent
             del self._streams[stream]
             return Died(describe_error(error))
 

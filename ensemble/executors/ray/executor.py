@@ -12,9 +12,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ensemble.events import Report
 from ensemble.executors.base import ClusterLostError, EventHandler
@@ -26,7 +26,7 @@ from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.cluster_view import describe_row
 from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
-from ensemble.executors.ray.loop import HEAD_LOST, POLL_S, ClusterLoop
+from ensemble.executors.ray.loop import CONNECTION_LOST, HEAD_LOST, POLL_S, ClusterLoop
 from ensemble.executors.ray.metrics import RayMetrics, find_dashboards
 from ensemble.executors.ray.queued_demand import list_declared
 from ensemble.executors.ray.registry import Registry
@@ -54,6 +54,8 @@ BLIND = (
     "the cluster's autoscaler is of version 1, which does not know labels: it may add other nodes than those that "
     "members select; start the head with RAY_enable_autoscaler_v2=1"
 )
+
+Value = TypeVar("Value")
 
 log = logging.getLogger(__name__)
 
@@ -113,10 +115,24 @@ class RayExecutor:
             leases = LeaseManager(run_dir.path.name, ensemble.devices, declared, has_gpus=has_gpus, shared=shared)
             self._follow(ClusterModel(leases, on_gpus=on_gpus, ask=self._head.ask))
         try:
-            return self._head.call(self._open, ensemble)
-        except HeadLostError:
+            return self._call(self._open, ensemble)
+        except ClusterLostError:
             self._head.give_up()
-            raise ClusterLostError(HEAD_LOST) from None
+            raise
+
+    def _call(self, function: Callable[..., Value], *arguments: Any) -> Value:
+        """Make a call that needs the head; where that, or the connection, is lost it raises ClusterLostError."""
+        assert self._session is not None
+        try:
+            if self._session.is_lost or self._head.is_lost or self._head.is_given_up:
+                raise HeadLostError
+            return self._head.call(function, *arguments)
+        except (Exception, SystemExit) as error:  # which Ray raises in calls of a connection that is closed
+            if self._session.is_lost:
+                raise ClusterLostError(CONNECTION_LOST) from None
+            if isinstance(error, HeadLostError):
+                raise ClusterLostError(HEAD_LOST) from None
+            raise
 
     def _follow(self, model: ClusterModel) -> None:
         assert self._session is not None
@@ -132,7 +148,7 @@ class RayExecutor:
             find_dashboards(session.ray_directory) if session.directory is not None else None, self._list_others
         )
         if asked:
-            log.warning("%s", session.describe_dashboard())
+            log.warning("%s", session.connection.describe_dashboard())
 
     def _list_others(self) -> list[dict[str, Any]]:
         return [] if self._registry is None else [describe_row(row) for row in self._registry.list_others()]
@@ -249,19 +265,18 @@ class RayExecutor:
         """See `Executor`."""
         if self._session is not None and not self._is_released:
             try:
-                if self._head.is_lost or self._head.is_given_up:
-                    raise HeadLostError
-                self._head.call(self._loop.advance, 0.0 if self._model.reports else timeout_s)
-            except HeadLostError:
-                self._loop.advance_without_head(timeout_s)
+                self._call(self._loop.advance, 0.0 if self._model.reports else timeout_s)
+            except ClusterLostError as error:
+                is_connected = not self._session.is_lost
+                self._loop.advance_without_head(timeout_s, str(error), is_connected=is_connected)
         return self._model.take_reports()
 
     def release(self) -> None:
         """See `Executor`; where the head is lost, `events` says so next."""
         is_lent = self._session is not None and self._model.leases is not None
         if is_lent and not self._head.is_given_up:
-            with contextlib.suppress(HeadLostError):
-                self._head.call(self._end_agents)
+            with contextlib.suppress(ClusterLostError):
+                self._call(self._end_agents)
                 self._is_released = True
 
     def close(self) -> None:
@@ -269,8 +284,9 @@ class RayExecutor:
         if self._session is None:
             return
         try:
-            if not self._is_released:
-                self._end_agents()
+            if not self._is_released and not self._session.is_lost:
+                with _compat.start_no_ray():
+                    self._end_agents()
         finally:
             self._head.close()
             self._session.close()

@@ -126,6 +126,7 @@ class Head:
         while (call := self._calls.get()) is not None:
             future, function = call
             try:
-                future.set_result(function())
+                with _compat.start_no_ray():
+                    future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)

@@ -19,6 +19,7 @@ _PAUSE = 20  # between two divisions of the cluster, as many times as long as th
 POLL_S = 0.2  # while nothing is known of how long to wait
 
 HEAD_LOST = "the head of the Ray cluster does not answer any more"
+CONNECTION_LOST = "this program's connection to Ray was closed (ray.shutdown) while the run went on"
 
 
 class ClusterLoop:
@@ -134,23 +135,25 @@ class ClusterLoop:
             # A thousand nodes and many runs take a quarter of a second.
             self._divide_at = time.monotonic() + _PAUSE * (time.thread_time() - began_s)
 
-    # -- when the head is lost ------------------------------------------------------------------------------------
+    # -- when the head, or the connection, is lost ----------------------------------------------------------------
 
-    def advance_without_head(self, timeout_s: float | None) -> None:
+    def advance_without_head(self, timeout_s: float | None, why: str, *, is_connected: bool = True) -> None:
         """Report that the head is lost, and let the members end: agents still get commands and send events.
 
-        The turn that was given up may go on in another thread; it ends when what it waits for is answered.
+        Without a connection there are no agents any more. The turn that was given up may go on in another thread;
+        it ends when what it waits for is answered.
         """
         if not self._head.is_given_up:
             self._head.give_up()
-            self._model.reports.append({"type": "cluster_lost", "detail": HEAD_LOST})
+            self._model.reports.append({"type": "cluster_lost", "detail": why})
             return
-        self.send()
-        if not self.read_last(POLL_S if timeout_s is None else timeout_s):
+        if is_connected:
+            self.send()
+        if not (is_connected and self.read_last(POLL_S if timeout_s is None else timeout_s)):
             time.sleep(timeout_s or 0.0)
         for agent in self._model.agents.values():
-            if self._head.are_nodes_ending or agent.name not in self._link.listened:
-                self._model.end_ranks(agent, HEAD_LOST, node_lost=True)
+            if not is_connected or self._head.are_nodes_ending or agent.name not in self._link.listened:
+                self._model.end_ranks(agent, why, node_lost=True)
 
     def read_last(self, timeout_s: float) -> bool:
         """Keep the next events of agents that answer, from which nothing follows for nodes; False: none does."""

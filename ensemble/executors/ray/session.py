@@ -3,6 +3,9 @@
 A Ray that is started here listens on loopback only, requires a token that no other process knows, keeps its files
 in a private directory and is removed completely. By default Ray writes a token to `~/.ray`, readable by all, and
 lets every user write to its temporary directory; here that directory lies inside the private one.
+
+A process has one connection to Ray. What uses it is counted, and the last user closes it, unless somebody else,
+such as the user's program, has opened it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +27,7 @@ from typing import Any
 from ensemble.executors.private_directory import PrivateDirectory
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.connector import LOOK_S, Connector, await_earlier_start, connect_to
-from ensemble.interrupts import Interrupted, defer_signals
+from ensemble.interrupts import Interrupted, defer_signals, raise_if_deferred
 from ensemble.spec import SpecError
 from pipelines.environment.machine_limits import free_pinned_thread, usable_cpus
 
@@ -48,11 +52,11 @@ _OWN_ENVIRONMENT = {**_ENVIRONMENT, "RAY_AUTH_MODE": "token"}
 
 
 class RayConnection:
-    """A connection to Ray. `close` ends what was started here, and nothing else.
+    """A use of the process's connection to Ray, which is opened where there is none.
 
     Attributes:
-        dashboard_url: of Ray's dashboard; empty where it is off.
-        token_file: with the token that the dashboard of a Ray of our own asks for; None where it has none.
+        connection: what all uses have in common.
+        directory: of a Ray that was started for this use, mode 0700; None on another one, which others use, too.
 
     Args:
         limit_s: how long `ray.init` may take, and one of an earlier `RayConnection` that was given up.
@@ -62,7 +66,69 @@ class RayConnection:
         Interrupted: a signal that is deferred was received before there was one.
     """
 
+    _lock = threading.Lock()  # while the connection of the process is opened, closed or counted
+    _latest: _Connection | None = None
+
     def __init__(self, limit_s: float = _INIT_S) -> None:
+        while not self._lock.acquire(timeout=LOOK_S):
+            raise_if_deferred()
+        try:
+            found = RayConnection._latest
+            if found is not None and found.is_lost:
+                found.close()
+                found.restore_token()
+                found = None
+            self.connection = found or _Connection(limit_s)
+            RayConnection._latest = self.connection
+            self.connection.users += 1
+            self.directory = self.connection.directory if found is None else None
+        finally:
+            self._lock.release()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether somebody has closed the connection meanwhile."""
+        return self.connection.is_lost
+
+    @property
+    def ray_directory(self) -> Path:
+        """The directory of the session of a Ray of our own, as Ray names it."""
+        assert self.directory is not None
+        return self.directory / _TEMPORARY / "session_latest"
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Ray's record of each node that is reachable: NodeID, NodeManagerHostname, Resources ...
+
+        Ray itself takes about ten seconds to notice the end of a node.
+        """
+        import ray
+
+        records: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        return find_reachable([node for node in records if node["Alive"]])
+
+    def close(self) -> None:
+        """End this use, to be called once; the last one ends the connection, and what was started for it."""
+        with self._lock:
+            self.connection.users -= 1
+            if not self.connection.users:
+                is_lost = self.connection.is_lost
+                self.connection.close()
+                if RayConnection._latest is self.connection and not is_lost:
+                    RayConnection._latest = None
+
+
+class _Connection:
+    """The connection of this process. `close` ends what was started here, and nothing else.
+
+    Attributes:
+        users: how many `RayConnection` there are of it.
+        dashboard_url: of Ray's dashboard; empty where it is off.
+        token_file: with the token that the dashboard of a Ray of our own asks for; None where it has none.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.users = 0
+        self._id: tuple[str, str] | None = None
         self._limit_s, self._dashboard = limit_s, os.environ.get(RAY_DASHBOARD) == "1"
         self.dashboard_url = ""
         self.token_file: Path | None = None
@@ -85,11 +151,17 @@ class RayConnection:
             self._start()
         elif self._connected_here:
             self._join(str(address))
+        self._id = _identify()
 
     @property
     def directory(self) -> Path | None:
-        """The directory of a Ray that was started for this run, mode 0700; None on another cluster."""
+        """The directory of a Ray of our own, mode 0700; None on another cluster."""
         return self._private.path if self._private is not None else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether somebody has closed it meanwhile, and perhaps opened another one."""
+        return self._id is not None and self._id != _identify()
 
     def _join(self, address: str) -> None:
         import ray
@@ -180,22 +252,6 @@ class RayConnection:
             return "Ray's dashboard could not be started; see ray.log in the run directory"
         return f"Ray's dashboard: http://{self.dashboard_url} (it asks for the token in {self.token_file})"
 
-    @property
-    def ray_directory(self) -> Path:
-        """The directory of the session of a Ray of our own, as Ray names it."""
-        assert self._private is not None
-        return self._private.path / _TEMPORARY / "session_latest"
-
-    def nodes(self) -> list[dict[str, Any]]:
-        """Ray's record of each node that is reachable: NodeID, NodeManagerHostname, Resources ...
-
-        Ray itself takes about ten seconds to notice the end of a node.
-        """
-        import ray
-
-        records: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-        return find_reachable([node for node in records if node["Alive"]])
-
     def close(self) -> None:
         """Disconnect; end a Ray of our own, wait for its processes, remove its directory."""
         import ray
@@ -203,11 +259,12 @@ class RayConnection:
         if not self._connected_here:
             return
         with defer_signals() as received:  # one that arrives now would leave the directory
+            is_lost = self.is_lost
             if self._connector is not None:
                 self._connector.give_up()
             if self._private is not None:
-                self._end_own(self._private)
-            elif self._connector is not None and self._connector.has_tried:
+                self._end_own(self._private, is_lost=is_lost)
+            elif not is_lost and self._connector is not None and self._connector.has_tried:
                 ray.shutdown()
             self._connected_here = False
             self._single_node.close()
@@ -216,13 +273,13 @@ class RayConnection:
         for number in received:
             signal.raise_signal(number)
 
-    def _end_own(self, private: PrivateDirectory) -> None:
+    def _end_own(self, private: PrivateDirectory, *, is_lost: bool) -> None:
         """End a Ray of our own, also one of which the start was given up, and remove its directory."""
         import ray
 
         started = self._connector is not None and self._connector.has_tried
         mine = _find_processes(private.path)
-        if started:
+        if started and not is_lost:
             ray.shutdown()
         _terminate(mine, patience_s=5.0 if started else 0.0)
         until = time.monotonic() + (0.0 if started else _ABANDONED_S)
@@ -231,7 +288,27 @@ class RayConnection:
             time.sleep(LOOK_S)
             _terminate(_find_processes(private.path), patience_s=0.0)
         private.close()
-        _set_token(self._token_before)
+        if not is_lost:
+            _set_token(self._token_before)
+
+    def restore_token(self) -> None:
+        """Set the token that was there before; where somebody else has taken Ray over, it may be in use."""
+        import ray
+
+        if self._private is not None and not ray.is_initialized():
+            _set_token(self._token_before)
+
+
+def _identify() -> tuple[str, str] | None:
+    """What tells the present connection of this process from any other; None: there is none."""
+    import ray
+
+    try:
+        with _compat.start_no_ray():
+            context = ray.get_runtime_context()
+            return context.get_node_id(), context.get_worker_id()
+    except Exception:  # of several kinds, while it is closed
+        return None
 
 
 def _set_token(token: str | None) -> None:

@@ -101,10 +101,12 @@ class Guard:
         announce: receives the address with a new token.
         scraper_token: lets a scraper read /metrics; None: only with a session.
         announce_viewer: receives the address with the viewers' token; None: there is none.
+        prefix: of the paths that browsers ask a proxy for, which takes it away; "/team/run".
         clock: seconds, by which sessions end.
 
     Attributes:
         root: path of the folder with the page, with the slash.
+        shown_root: the same as browsers know it.
     """
 
     def __init__(
@@ -115,9 +117,11 @@ class Guard:
         announce: Callable[[str], object],
         scraper_token: str | None = None,
         announce_viewer: Callable[[str], object] | None = None,
+        prefix: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.root = f"/p/{secrets.token_urlsafe(16)}/"
+        self.shown_root = prefix + self.root
         self._clock = clock
         self.cookie = f"ensemble_{port}"
         self._hosts, self._url, self._announce = frozenset(hosts), url, announce

@@ -78,7 +78,7 @@ class Page:
         id = self._guard.redeem(request.query.get("token", ""))
         if id is None:
             raise Refused(401, "this address has been used, or is of another server")
-        root = self._guard.root
+        root = self._guard.shown_root
         answer = web.Response(status=303, headers={"Location": root})
         answer.set_cookie(self._guard.cookie, id, httponly=True, samesite="Strict", path=root)
         return answer

@@ -67,7 +67,7 @@ class Lender:
         self.answers: dict[str, list[Any]] = defaultdict(list)
         self.reachable = set(self.cluster.total)
         self.is_late = False  # Ray gives nothing for now
-        session = SimpleNamespace(nodes=self.nodes, directory=None, close=lambda: None)
+        session = SimpleNamespace(nodes=self.nodes, directory=None, is_lost=False, close=lambda: None)
         patch.setattr(executor, "RayConnection", lambda: session)
         patch.setattr(agent_link, "start_agent", self.start_agent)
         patch.setattr(executor, "Head", lambda: Head(lambda timeout_s: True))

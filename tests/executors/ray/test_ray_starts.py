@@ -46,7 +46,7 @@ class Simulated:
         self.commands: list[tuple[str, int, list[Any]]] = []
         monkeypatch.setattr(ray, "get", lambda call: call.said)
         monkeypatch.setattr(ray, "wait", self.wait)
-        session = SimpleNamespace(nodes=self.nodes, directory=Path("/tmp/ray-of-this-run"))
+        session = SimpleNamespace(nodes=self.nodes, directory=Path("/tmp/ray-of-this-run"), is_lost=False)
         monkeypatch.setattr("ensemble.executors.ray.executor.RayConnection", lambda: session)
         monkeypatch.setattr(agent_link, "start_agent", self.start_agent)
         monkeypatch.setattr("ensemble.executors.ray.executor.Head", lambda: Head(lambda timeout_s: True))
@@ -98,7 +98,7 @@ def test_agents_of_fifty_nodes_take_as_long_as_one(tmp_path: Path, monkeypatch: 
 def test_a_run_that_cannot_be_opened_ends_its_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
     session = SimpleNamespace(
-        nodes=list, directory=None, close=lambda: closed.append("ray"), ray_directory=tmp_path
+        nodes=list, directory=None, is_lost=False, close=lambda: closed.append("ray"), ray_directory=tmp_path
     )
     monkeypatch.setattr("ensemble.executors.ray.executor.RayConnection", lambda: session)
     monkeypatch.setattr("ensemble.executors.ray.executor.Head", lambda: Head(lambda timeout_s: True))

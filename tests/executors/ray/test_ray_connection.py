@@ -1,0 +1,99 @@
+"""The connection of a process to Ray is counted: several runs, and the user's program, use it at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.more]
+
+HERE = Path(__file__).parent
+PROGRAM = """
+import os, sys, threading
+import ray
+from execute_members import an_ensemble
+from ensemble import Resources, resume, submit
+from ensemble.executors import ClusterLostError
+
+def start(path, epochs=2, **options):
+    usual = {"gate_timeout_s": 240.0, "resources": Resources(cpus_per_worker=0.4)}
+    made = an_ensemble([{"lr": 0.1, "step_s": 0.05}], epochs=epochs, **usual)
+    return submit(made, path, executor="ray", **options)
+
+def finish(run):
+    assert [member["state"] for member in run.wait().members] == ["finished"], run
+
+def both(): # the second ends later than the first
+    runs = [start("first"), start("second", 8)]
+    for run in runs:
+        finish(run)
+
+def threads():
+    ended = []
+    def train(path):
+        finish(start(path))
+        ended.append(path)
+    each = [threading.Thread(target=train, args=(path,)) for path in ("third", "fourth")]
+    for thread in each:
+        thread.start()
+    for thread in each:
+        thread.join()
+    assert sorted(ended) == ["fourth", "third"]
+
+def lose(close):
+    trains = threading.Event()
+    run = start("lost", 2000, on_event=lambda event: trains.set() if event["type"] == "epoch" else None)
+    trains.wait()
+    close()
+    try:
+        run.wait()
+    except ClusterLostError as error:
+        assert "ray.shutdown" in str(error) and "ensemble resume" in str(error), error
+    else:
+        raise AssertionError("a run without Ray went on")
+
+def of_the_program():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    for path in ("fifth", "sixth"):
+        finish(start(path))
+        assert ray.is_initialized(), "it is the program's"
+    lose(ray.shutdown)
+    assert not ray.is_initialized(), "nobody starts a Ray unasked"
+
+def of_the_run():
+    def exchange():
+        ray.shutdown()
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    lose(exchange)
+    assert ray.is_initialized() and ray.get(ray.put(5)) == 5, "it is the program's"
+    ray.shutdown()
+    run = resume("lost")
+    run.stop()
+    run.wait()
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    assert sys.argv[1] == "of_the_program" or not ray.is_initialized()
+"""
+
+
+@pytest.mark.parametrize("case", ["both", "threads", "of_the_program", "of_the_run"])
+def test_the_last_user_closes_the_connection_and_a_run_that_loses_it_says_so(case: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    path = os.pathsep.join([str(HERE.parents[2]), str(HERE.parent)])
+    usual = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "program.py", case]
+    with (
+        tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as own,
+        tempfile.TemporaryDirectory(dir="/tmp") as users,
+    ):
+        more = {"PYTHONPATH": path, "TMPDIR": own, "HOME": str(tmp_path), "RAY_TMPDIR": users}
+        done = subprocess.run(command, cwd=tmp_path, env={**usual, **more}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        if case in ("both", "threads"):  # agents that lose their Ray leave a directory to the next one
+            assert os.listdir(own) == []
