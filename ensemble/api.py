@@ -44,7 +44,7 @@ from ensemble.store.frozen_arrays import check_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.mirror import check_fetched, claim_mirror, fetch_run, is_url
 from ensemble.store.verification import FileCheck
-from ensemble.train.data_identity import training_data
+from ensemble.train.data_identity import renew_data, training_data
 from ensemble.user_code.fingerprint import Code, code_of
 from pipelines.environment.library_settings import apply_settings, find_settings, keep_settings, keeps_settings
 
@@ -161,6 +161,7 @@ def submit(
     spec_file: str | os.PathLike[str] | None = None,
     *,
     accept_code: bool = False,
+    accept_data: bool = False,
     fresh: bool = False,
     group_read: bool = False,
     limits: Mapping[str, float] | None = None,
@@ -188,6 +189,8 @@ def submit(
         on_event: called with each event of the log, from the thread that runs the controller.
         spec_file: the file that declares the ensemble; a copy is kept in the run directory.
         accept_code: continue although members were trained with other code.
+        accept_data: continue although members were trained on other data. Other data to evaluate on need it not:
+            members that have finished are evaluated on them again.
         fresh: if there is a run already, leave it unchanged and start a new one in a directory beside it.
         group_read: let the group of the run directory read it; by default only its owner can.
         limits, priority, share_weight: for this start, in the place of what the ensemble declares.
@@ -229,7 +232,9 @@ def submit(
             return _follow(known, ensemble, code, on_event)
         check_fetched(known)
         state = fold(read_events(known.events))
-        check_same(state, ensemble, known.path)  # before the declaration of the run is replaced
+        check_same(
+            state, ensemble, known.path, accepts_data=accept_data
+        )  # before the declaration of the run is replaced
         check_code(state, code, known, accept=accept_code)
     if not ensemble.keep_data and runner.name == "ray":
         raise SpecError(
@@ -246,7 +251,13 @@ def submit(
         frozen = declaration.load(made.data, is_in_process=runner.in_process)
         del declaration, ensemble  # they hold memory for as long as the run takes
         frozen = apply_limits(frozen, limits, priority, share_weight)
-        return _start(made, frozen, code, runner, on_event, checked=checked, notify=receivers, mirror=mirror)
+        more: dict[str, Any] = {
+            "checked": checked,
+            "notify": receivers,
+            "mirror": mirror,
+            "accepts_data": accept_data,
+        }
+        return _start(made, frozen, code, runner, on_event, **more)
     except BaseException:
         release_arrays(made.data)
         raise
@@ -269,6 +280,7 @@ def resume(
     on_event: Callable[[dict[str, Any]], None] | None = None,
     *,
     accept_code: bool = False,
+    accept_data: bool = False,
     epochs: int | None = None,
     budget: Mapping[str, float] | None = None,
     limits: Mapping[str, float] | None = None,
@@ -296,6 +308,7 @@ def resume(
         on_event: as in `submit`.
         accept_code: continue although members were trained with other code, of modules that are not kept in the
             run.
+        accept_data: as in `submit`. Sources are made anew where their files have changed.
         epochs: train the members for so many epochs, more than they were declared with.
         budget: of a search, in all, as `Search.budget`. Later resumes keep it.
         limits, priority, share_weight: as `Ensemble` has them, of this start; unless given, as declared.
@@ -323,7 +336,12 @@ def resume(
     restore_files(known, state)
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
     check_arrays(known)
-    ensemble, more_epochs = known.load_ensemble(takes_settings=True), None
+    declared = known.load_ensemble(takes_settings=True)
+    ensemble, more_epochs = renew_data(declared), None
+    if ensemble is not declared:
+        check_data(state, ensemble, known.path, accepts=accept_data)  # before the declaration is replaced
+        code = dataclasses.replace(code_of(ensemble), sources={})  # those that are kept stay
+        RunDir.create(known.path, ensemble, code=code)
     if epochs is not None:
         more_epochs = plan_more_epochs(known, state, ensemble, epochs)
         for note in [] if more_epochs is None else more_epochs.notes:
@@ -338,10 +356,11 @@ def resume(
     ensemble = apply_limits(ensemble, limits, priority, share_weight)
     check_installed(ensemble.loggers)
     code = code_of(ensemble)
-    check_data(state, ensemble, known.path)
+    check_data(state, ensemble, known.path, accepts=accept_data)
     check_code(state, code, known, accept=accept_code)
     check_edits(code, known, accept=accept_code)
-    return _start(known, ensemble, code, runner, on_event, more_epochs, checked, receivers, mirror)
+    more: dict[str, Any] = {"checked": checked, "notify": receivers, "mirror": mirror, "accepts_data": accept_data}
+    return _start(known, ensemble, code, runner, on_event, more_epochs, **more)
 
 
 def fetch_mirror(url: str, into: str | os.PathLike[str] | None, trust: str | None) -> RunDir:
@@ -379,9 +398,9 @@ def _start(
     executor: Executor,
     on_event: Callable[[dict[str, Any]], None] | None,
     more_epochs: MoreEpochs | None = None,
-    checked: Sequence[FileCheck] | None = None,
-    notify: Sequence[Notify] = (),
+    *,
     mirror: str | None = None,
+    **more: Any,
 ) -> Run:
     for row in ensemble.list_overlaps():
         log.warning("%s", describe_overlap(row))
@@ -402,9 +421,8 @@ def _start(
             on_event=on_event,
             code=code,
             more_epochs=more_epochs,
-            checked=checked,
-            notify=notify,
             mirror=mirrored,
+            **more,
         )
         try:
             controller.open()

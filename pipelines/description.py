@@ -42,6 +42,8 @@ class PipelineDescription(ABC):
     """A source and the stages applied to each of its records; `Pipeline` documents the arguments.
 
     Attributes:
+        is_set: whether all samples are prepared before one is read: if the first cannot be, the next one shows the
+            fields, and all that cannot be are named together.
         poison_records: the records known to crash or hang this process; all copies that prepare the same samples
             share them.
     """
@@ -78,7 +80,7 @@ class PipelineDescription(ABC):
         self._inferred: Inferred | None = None
         # Identify this object and the pipelines that it was mapped from: one token per number of stages.
         self._tokens: tuple[str, ...] = (uuid.uuid4().hex,)
-        self._is_cut = False
+        self._is_cut = self.is_set = False
         self.poison_records = PoisonRecords()
 
     def map(
@@ -193,6 +195,15 @@ class PipelineDescription(ABC):
         shorter.poison_records = PoisonRecords()
         shorter._declared = self._declared
         return shorter
+
+    def renew(self, known: dict[int, Any]) -> Self:
+        """Returns the same pipeline, its source made anew where a file has changed: see `Source.renew`."""
+        if not hasattr(self.source, "renew") or (source := self.source.renew(known)) is self.source:
+            return self
+        other = self._copy()
+        other.source, other.poison_records = source, PoisonRecords()
+        other._tokens = tuple(uuid.uuid4().hex for _ in self._tokens)
+        return other
 
     def number_classes(self, field: str, names: Sequence[str]) -> Self:
         """Returns the same pipeline, in whose records the classes of a field have the numbers of `names`.
@@ -332,9 +343,12 @@ class PipelineDescription(ABC):
         """Returns a function (epoch, start, stop) -> indices of the samples there, int64 [stop - start]."""
         if self.sampling is not None:
             return self.sampling
+        order: Callable[[int, int, int], Indices]
+        order = functools.partial(epoch_indices, len(self), self.seed, shuffle=bool(self.shuffle))
         if self.shuffle == "blocks":
-            return BlockOrder(self.source.groups, self.seed, self.shuffle_window)
-        return functools.partial(epoch_indices, len(self), self.seed, shuffle=bool(self.shuffle))
+            order = BlockOrder(self.source.groups, self.seed, self.shuffle_window)
+        is_endless = getattr(self.source, "is_endless", False)
+        return functools.partial(_go_on, order, len(self)) if is_endless else order
 
     @property
     def token(self) -> str:
@@ -396,12 +410,17 @@ class PipelineDescription(ABC):
             PipelineError: a stage draws random numbers, or the pipeline has `sampling`.
         """
         check_repeatable(self)
-        if not self.shuffle:
+        if self.is_set:
             return self
         ordered = self._copy()
-        ordered.shuffle = False
+        ordered.shuffle, ordered.is_set = False, True
         ordered._inferred = self._inferred
         return ordered
+
+
+def _go_on(order: Callable[[int, int, int], Indices], n: int, epoch: int, start: int, stop: int) -> Indices:
+    """The records of an epoch of a source without an end, which follow those of the epoch before."""
+    return order(epoch, start, stop) + epoch * n
 
 
 def _derive_tokens(tokens: Sequence[str], change: str) -> tuple[str, ...]:

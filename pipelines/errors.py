@@ -42,6 +42,35 @@ class SampleError(PipelineError):
         return type(self), (self.index, self.where, self.reason)
 
 
+class BadRecords(SampleError):
+    """Several records of a set cannot be read or prepared.
+
+    Args:
+        errors: of the first of them, which are named.
+        further: where the others are, as `Source.where` says.
+    """
+
+    def __init__(self, errors: Sequence[SampleError], further: Sequence[str] = ()) -> None:
+        first = errors[0]
+        super().__init__(first.index, first.where, first.reason)
+        self._made_of = list(errors), list(further)
+        more = f"; and {len(further):,} more{_describe_common(further)}" if further else ""
+        self.args = (f"{len(errors) + len(further):,} records: {'; '.join(map(str, errors))}{more}",)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_of
+
+
+def _describe_common(places: Sequence[str]) -> str:
+    """In which file or folder all of these are, as the end of a phrase; empty where in none."""
+    low, high = min(places), max(places)
+    common = low[
+        : next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), None)
+    ]
+    common = common[: max(common.rfind(mark) for mark in "/:") + 1].rstrip(":/")
+    return f", all in {common}" if common else ""
+
+
 class DataOutOfReach(PipelineError):
     """A record was out of reach for longer than it is read again; no `SampleError`, as nothing is wrong with it.
 
@@ -81,6 +110,9 @@ class SamplesDiffer(PipelineError):
         super().__init__(message)
         self.finding = finding
 
+
+MOST_RECORDS = 10
+"""Bad records that an error names."""
 
 MOST_NAMES = 12
 """Valid names that an error lists; of more, the nearest and where all of them are found."""

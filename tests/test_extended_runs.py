@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from event_dicts import fold, read_events
 from execute_members import an_ensemble, loss, model, momentum
@@ -22,6 +24,7 @@ from ensemble.store import (
     StoreError,
     load_predictions,
 )
+from pipelines import Pipeline, sources
 
 K, N = 2, 5
 STEP = {"name": "step", "milestones": [1, 3], "gamma": 0.5}
@@ -374,3 +377,24 @@ def test_what_a_function_reads_is_seen() -> None:
     assert not reads_parameter(lambda a, b, steps: b["steps"], 2), "a hyperparameter of that name"
     assert reads_parameter(lambda *all: None, 2) and reads_parameter(print, 2), "what cannot be seen"
     assert reads_attribute(own_loop, "steps") and not reads_attribute(loss, "steps")
+
+
+def test_further_epochs_of_a_stream_without_an_end_go_on_in_it(tmp_path: Path) -> None:
+    import torch
+
+    def count_up() -> Any:
+        return ({"x": np.full(4, number, np.float32), "label": number % 3} for number in itertools.count())
+
+    def loss(model: Any, batch: Any) -> Any:
+        if model.training:
+            with open(tmp_path / "seen", "a") as file:
+                print(*batch["x"][:, 0].int().tolist(), file=file)
+        return torch.nn.functional.cross_entropy(model(batch["x"] / 100), batch["label"], reduction="none")
+
+    stream = Pipeline(sources.iterable(count_up, length=12, endless=True), shuffle=False)
+    recipe = Recipe(model=lambda params: torch.nn.Linear(4, 3), loss=loss)
+    known = {"optimizer": "sgd", "batch_size": 4, "energy": ensemble.Energy(measure_idle_s=0)}
+    declared = ensemble.Ensemble(name="on", recipe=recipe, members=[{"lr": 0.1}], train=stream, epochs=2, **known)
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    ensemble.resume(tmp_path / "run", epochs=3).wait()
+    assert list(map(int, (tmp_path / "seen").read_text().split())) == list(range(36))

@@ -140,6 +140,8 @@ def add_run_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> N
         action="store_true",
         help=f"continue although members were trained with other code{modules}",
     )
+    text = "continue although members were trained on other data; other data to evaluate on need it not"
+    parser.add_argument("--accept-data", action="store_true", help=text)
     trust = "load code from files that their group may write, such as on a shared volume"
     parser.add_argument("--trust-group", action="store_true", help=trust)
     trust = (

@@ -25,7 +25,12 @@ def dry_run(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace) ->
     from ensemble.inspection.dry_run_result import format_dry_run
 
     path = choose_free_path(run_dir.path) if options.fresh else run_dir.path
-    found = try_run(ensemble, path, options.executor, options.spec, accept_code=options.accept_code)
+    how = {
+        "accept_code": options.accept_code,
+        "accept_data": options.accept_data,
+        "full": options.dry_run == "full",
+    }
+    found = try_run(ensemble, path, options.executor, options.spec, **how)
     print_lines(options, *format_dry_run(found, find_width()).splitlines())
     write_json(options, found.as_dict())
     failed = [row["error"] is not None for row in found.members]

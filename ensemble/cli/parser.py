@@ -214,8 +214,11 @@ def _make_parser() -> argparse.ArgumentParser:
         added = command(name, do, text)
         if name == "run":
             added.add_argument("spec", metavar="SPEC.py", type=path)
-            text = "show what the run would do, need and cost, from one batch and a few steps; writes nothing"
-            added.add_argument("--dry-run", action="store_true", help=text)
+            text = (
+                "show what the run would do, need and cost, from one batch and a few steps; writes nothing. Data"
+                " to evaluate on are prepared for some seconds; 'full' (after SPEC.py): all records of all splits"
+            )
+            added.add_argument("--dry-run", nargs="?", const="quick", choices=("quick", "full"), help=text)
         added.add_argument("--run-dir", help=f"run directory (default: {usual})")
         add_executor(added, executor="ray")
         add_run_options(added)

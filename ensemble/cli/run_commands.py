@@ -73,7 +73,15 @@ def submit(options: argparse.Namespace) -> int:
     name = options.name or spec.stem
     run_dir = Path(options.run_dir or Path("runs") / name).expanduser().absolute()
     given = vars(options)
-    flags = ["--accept-code", "--fresh", "--trust-group", "--allow-failed", "--dashboard", "--no-samples"]
+    flags = [
+        "--accept-code",
+        "--accept-data",
+        "--fresh",
+        "--trust-group",
+        "--allow-failed",
+        "--dashboard",
+        "--no-samples",
+    ]
     page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
     numbers = ("max_gpus", "max_cpus", "priority", "share_weight")
     ranks = [f"--{name.replace('_', '-')}={given[name]}" for name in numbers if given[name] is not None]
@@ -128,7 +136,13 @@ def _switch_on_ray_dashboard(options: argparse.Namespace) -> None:
 def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spec_file: str | None = None) -> int:
     with repeat_lost_signals():
         from ensemble.api import choose_free_path, submit
-        from ensemble.controller.changes import check_code, check_same, has_corrected_member, is_combined_otherwise
+        from ensemble.controller.changes import (
+            check_code,
+            check_same,
+            explain_changed_splits,
+            has_corrected_member,
+            is_combined_otherwise,
+        )
         from ensemble.controller.repair import check_ended
         from ensemble.controller.retention import is_more_to_remove
         from ensemble.controller.unfinished import explain_rest
@@ -147,10 +161,10 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         declared = ensemble.search.trials if ensemble.search else len(ensemble.members or ())
         over = _is_finished(state, code.fingerprint) and not has_corrected_member(state, ensemble)
         if over and len(state.members) >= declared:
-            check_same(state, ensemble, run_dir.path)
+            check_same(state, ensemble, run_dir.path, accepts_data=options.accept_data)
             check_code(state, code, run_dir, accept=accept)
             checked = check_ended(run_dir, state, code.fingerprint)
-            rest = explain_rest(state, checked)
+            rest = explain_rest(state, checked) or explain_changed_splits(state, ensemble)
             if rest is None and is_combined_otherwise(state, ensemble):
                 rest = "its members are combined again as is declared now"
             if rest is None and is_more_to_remove(state, ensemble.keep_checkpoints):
@@ -161,6 +175,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
     known: dict[str, Any] = {
         "notify": _list_receivers(options),
         "accept_code": accept,
+        "accept_data": options.accept_data,
         "group_read": options.group_read,
         "code": code,
         "checked": checked,
@@ -194,10 +209,13 @@ def resume(options: argparse.Namespace) -> int:
     """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
     from ensemble.api import fetch_mirror, read_begun
     from ensemble.api import resume as resume_run
+    from ensemble.controller.changes import explain_changed_splits
     from ensemble.controller.repair import check_ended, restore_files
     from ensemble.controller.unfinished import explain_rest
     from ensemble.store import RunDir, is_locked, read_events
     from ensemble.store.mirror import is_url
+    from ensemble.train.data_identity import renew_data
+    from pipelines.environment.library_settings import keep_settings
 
     _apply_trust(options)
     if is_url(options.run_dir):
@@ -230,9 +248,13 @@ def resume(options: argparse.Namespace) -> int:
         checked = check_ended(run_dir, state, state.header.code)
         rest = explain_rest(state, checked)
         if rest is None:
+            with keep_settings():
+                rest = explain_changed_splits(state, renew_data(run_dir.load_ensemble(takes_settings=True)))
+        if rest is None:
             return _show_finished(run_dir, state, options)
         print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
-    how: dict[str, Any] = {"accept_code": options.accept_code, "epochs": options.epochs, "checked": checked}
+    accepted = {name: getattr(options, name) for name in ("accept_code", "accept_data")}
+    how: dict[str, Any] = {**accepted, "epochs": options.epochs, "checked": checked}
     how["notify"] = _list_receivers(options)
     how |= {"budget": options.budget, "mirror": options.mirror, **limited}
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)

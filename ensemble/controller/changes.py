@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from ensemble.spec.population import identify_trial
 from ensemble.store import RunDir, RunState, StoreError, load_code, versions
 from ensemble.store.member import ENDED
 from ensemble.train.data_identity import (
+    describe_changed_records,
+    describe_changed_splits,
     describe_difference,
     describe_moves,
     list_unsure_splits,
@@ -184,7 +186,21 @@ def check_edits(now: Code, run_dir: RunDir, *, accept: bool) -> None:
     )
 
 
-def check_same(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: bool = False) -> None:
+def explain_evaluation(changed: Mapping[str, str]) -> str:
+    """What follows from data that members are evaluated on and that have changed (`describe_changed_splits`)."""
+    then = "members are evaluated on it from now on, and those that have finished again, without training"
+    return f"{'; '.join(changed.values())}; {then}"
+
+
+def explain_changed_splits(state: RunState, ensemble: Ensemble) -> str | None:
+    """Why the members of a run that has finished are evaluated again with these data; None where they are not."""
+    changed = describe_changed_splits(state.header.data, training_data(ensemble), ensemble)
+    return explain_evaluation(changed) if changed else None
+
+
+def check_same(
+    state: RunState, ensemble: Ensemble, path: Path, *, in_progress: bool = False, accepts_data: bool = False
+) -> None:
     """Refuse to go on with members whose declaration has changed, unless they have no checkpoint.
 
     Args:
@@ -213,7 +229,7 @@ def check_same(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
                 )
                 raise StoreError(f"{path}: {member.id} has epochs={before!r}, now {now!r}: {hint}; {_ANEW}")
             raise StoreError(f"{path}: {member.id} has {name}={before!r}, now {now!r}; {_ANEW}")
-    check_data(state, ensemble, path, in_progress=in_progress)
+    check_data(state, ensemble, path, in_progress=in_progress, accepts=accepts_data)
 
 
 def has_corrected_member(state: RunState, ensemble: Ensemble) -> bool:
@@ -279,8 +295,10 @@ def _list_differences(member: MemberState, ensemble: Ensemble, extended: int) ->
     return fresh.list_differences(declared)
 
 
-def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: bool = False) -> None:
-    """Refuse to go on with other data; warn where a change cannot be detected.
+def check_data(
+    state: RunState, ensemble: Ensemble, path: Path, *, in_progress: bool = False, accepts: bool = False
+) -> None:
+    """Refuse to go on with other training data, unless that is accepted; warn where a change cannot be detected.
 
     Raises:
         StoreError: members of the run in `path` were trained with other data.
@@ -291,9 +309,16 @@ def check_data(state: RunState, ensemble: Ensemble, path: Path, *, in_progress: 
         return
     now = training_data(ensemble)
     changed = describe_difference(before, now)
+    if in_progress and not changed:  # it is evaluated on these
+        changed = "; ".join(describe_changed_splits(before, now, ensemble).values())
     if changed:
+        changed += describe_changed_records(before, now, ensemble, "train")
         moved = f"; {moves}" if (moves := describe_moves(before, now)) else ""
-        raise StoreError(f"{path}: {changed}{moved}{_describe_settings(state)}; {_ANEW}")
+        text = f"{path}: {changed}{moved}{_describe_settings(state)}"
+        if not accepts:
+            accept = "" if in_progress else "--accept-data goes on with them (accept_data=True in Python), "
+            raise StoreError(f"{text}; {accept}{_ANEW}")
+        log.warning("%s, and is accepted: members that have not ended go on with other data than they began", text)
     why = why_unsure(before, now)
     if why is not None:
         log.warning(

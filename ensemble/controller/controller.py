@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.controller.actions import Action
-from ensemble.controller.changes import find_code_change
+from ensemble.controller.changes import explain_evaluation, find_code_change
 from ensemble.controller.clock import StallFreeClock
 from ensemble.controller.driver_usage import DriverUsage
 from ensemble.controller.feeders import SharedStream
@@ -44,15 +44,17 @@ from ensemble.search.budget import explain_end
 from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, Notify, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests
-from ensemble.store.event_handlers import give_more_epochs
+from ensemble.store.event_handlers import evaluate_again, give_more_epochs
 from ensemble.store.files import format_command
 from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.member_log import shorten
 from ensemble.store.mirror import MirrorOptions, describe_status, explain_rest, load_status
 from ensemble.store.packs import finish_removal
 from ensemble.store.verification import FileCheck
+from ensemble.train.data_identity import describe_changed_splits, training_data
 from ensemble.train.kernel_caches import remove_empty
 from ensemble.user_code.fingerprint import Code, code_of
+from pipelines.errors import PipelineError
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ class Controller:
         stop_timeout_s: how long members may take to write a checkpoint when the run is stopped, in seconds.
         code: the ensemble's code; None: it is read now.
         more_epochs: more epochs for members that have ended.
+        accepts_data: whether members go on with other training data.
         mirror: where the run is mirrored.
         checked: how the files of members that have ended were found (`check_ended`); None: `open` reads them.
 
@@ -99,13 +102,14 @@ class Controller:
         stop_timeout_s: float = 60.0,
         code: Code | None = None,
         more_epochs: MoreEpochs | None = None,
+        accepts_data: bool = False,
         checked: Sequence[FileCheck] | None = None,
         notify: Sequence[Notify] = (),
         mirror: MirrorOptions | None = None,
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
         self.lock, self.view = threading.RLock(), None
-        self._more_epochs, self._checked = more_epochs, checked
+        self._more_epochs, self._checked, self._accepts_data = more_epochs, checked, accepts_data
         self._code = code or code_of(ensemble)  # before user code runs, which may change what it finds in globals
         self._finalizer = Finalizer(run_dir, ensemble)
         self._events, self._on_event, self._stop_timeout_s = events, on_event, stop_timeout_s
@@ -138,6 +142,7 @@ class Controller:
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             left, files = self._read_unreported()  # by processes of an earlier start that was killed
             check_starts(self.ensemble, self.state)
+            changed_splits = self._find_changed_splits()
             repairs = self._plan_repairs()
             opened = self.executor.open(self.run_dir, self.ensemble, self.handle)
             nodes = [node.limit(self.ensemble.limits) for node in opened]
@@ -183,6 +188,8 @@ class Controller:
                     members=len(self.state.members) + (self._trials.left() if has_trials else 0),
                     code=self._code.fingerprint,
                     more_epochs=self._more_epochs,
+                    changed_splits=changed_splits,
+                    accepts_data=self._accepts_data,
                 ),
                 *repairs,
                 *unnamed,
@@ -204,6 +211,16 @@ class Controller:
             self._close()
             raise
 
+    def _find_changed_splits(self) -> dict[str, str]:
+        """The changed data for which finished members are evaluated again; the state is as that leaves it."""
+        if not any(member.checkpoint for member in self.state.members.values()):
+            return {}
+        found = describe_changed_splits(self.state.header.data, training_data(self.ensemble), self.ensemble)
+        if found:
+            log.warning("%s: %s", self.run_dir.path, explain_evaluation(found))
+            evaluate_again(self.state, self._events.read_clock())
+        return found
+
     def _plan_repairs(self) -> list[Report]:
         """The events by which this start mends damage. The state is as they, and `more_epochs`, will leave it: a
         searcher reads it before they are logged.
@@ -221,7 +238,8 @@ class Controller:
         """Train all members to their end, then combine and report; or stop on request. Closes everything.
 
         Raises:
-            ClusterLostError: the run was stopped because of that.
+            PipelineError: it was stopped because records on which members are evaluated cannot be prepared.
+            ClusterLostError: it was stopped because of that.
         """
         try:
             self.handle([])
@@ -233,6 +251,8 @@ class Controller:
             raise
         finally:
             self._close()
+        if self.session.unusable_data is not None:
+            raise PipelineError(self.session.unusable_data)
         if self._cluster_lost is not None:
             raise ClusterLostError(
                 f"{self._cluster_lost}; {format_command('resume', self.run_dir.path)} continues the run"

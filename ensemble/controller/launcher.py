@@ -101,6 +101,7 @@ class Launcher:
             checkpoints=known.list_checkpoints(),
             exchange_plan=_find_plan(known),
             files=self._state.files,
+            accepts_data=self._state.header.accepts_data,
             bad=[[split, index, event.code] for (split, index), event in self._state.bad_records.items()],
         )
         self._actions.append(Launch(jobs, placement.devices))

@@ -101,6 +101,7 @@ class Session:
             self._planner,
             streaming=streaming,
         )
+        self.unusable_data: str | None = None
         self._unused: set[str] = set()  # hyperparameters for which `unused_hyperparameters` was logged
         self._readers_changed = True
 
@@ -217,6 +218,10 @@ class Session:
     def _handle(self, event: Report) -> None:
         kind = event["type"]
         of_the_spec = kind == "failed" and event.get("reason") == "spec"
+        if kind == "failed" and event.get("reason") == "data":  # which fails all: none is at fault, or has trained
+            self.unusable_data = self.unusable_data or event["error"]
+            self._stop(event["error"], self.state.now + self._stop_timeout_s)
+            event, kind = {**event, "type": "stopped"}, "stopped"
         if of_the_spec and not any(member.attempts for member in self.state.run.members.values()):
             raise SpecError(event["error"])
         if self._planner.handle(event):

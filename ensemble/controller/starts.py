@@ -105,6 +105,8 @@ def describe_start(
     members: int,
     code: str,
     more_epochs: MoreEpochs | None,
+    changed_splits: Mapping[str, str],
+    accepts_data: bool,
 ) -> Report:
     """The `run_started` event.
 
@@ -138,6 +140,8 @@ def describe_start(
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "resumed": state.started is not None,
+        "changed_splits": dict(changed_splits),
+        "accepts_data": accepts_data or state.header.accepts_data,
         **({} if more_epochs is None else {"more_epochs": more_epochs}),
     }
 

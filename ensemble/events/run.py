@@ -64,11 +64,14 @@ class RunStarted(Event):
         data: `fingerprint`, `fingerprints` (where members have pipelines of their own), `scheme` of the
             fingerprint, `python` that compiled the functions in it, `samples`, `drop_last`, `splits`,
             `numbering`: of splits whose classes are mapped to the numbers of the training data, a digest
-            of how, `sides`: of splits that are parts of the same data, hashes of a sample of their records.
+            of how, `records`: of splits whose records can change alone, numbers that tell which did, `sides`: of
+            splits that are parts of the same data, hashes of a sample of their records.
         overlap: objects of `split`, `with`, `shared`, `samples`: samples of a split that another one has,
             too.
         energy: `intensity_g_per_kwh`, `pue`, `price_per_kwh`, `currency`.
         more_epochs: `epochs`, `members`: *member*: epochs before, `notes`.
+        changed_splits: *split*: how it has changed; members that had finished are evaluated on it again.
+        accepts_data: whether members go on with other training data than before, in this start or an earlier one.
         further_objectives: of a search, beside `objective`: `name`, `mode` of each.
         second_objective: the only one of these, minimized, in logs of earlier versions.
         budget: of a search: `trials`, `hours`, `cpu_hours`, `energy_kj`, those that are limited.
@@ -97,6 +100,8 @@ class RunStarted(Event):
     pid: int | None = None
     resumed: bool = False
     more_epochs: MoreEpochs | None = None
+    changed_splits: dict[str, str] = {}
+    accepts_data: bool = False
     limits: Json = {}
     priority: int = 0
     share_weight: float = 1.0

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.spec.sample_weights import make_weight_function
+from pipelines.errors import SampleError
 from pipelines.loader.ragged import find_tensors
+from pipelines.prepare.preparer import Preparer
+from pipelines.shm import ring
 
 if TYPE_CHECKING:
     import torch
 
+    from pipelines import Pipeline
+
 Table = list[dict[str, Any]]
 MOST_LABELS = 1000
+CHUNK = 64  # records that are tried at a time
 FIGURES = ("min", "mean", "max", "not_finite")
 
 
@@ -38,6 +46,26 @@ def describe_first_batch(ensemble: Ensemble, identity: Identity) -> tuple[Table,
         return rows, _count_labels(batch.get(_find_target(ensemble)))
     finally:
         loader.close()
+
+
+def find_bad_records(pipeline: Pipeline, until: float) -> tuple[int, list[SampleError]]:
+    """Prepare the samples of a pipeline's first epoch, up to a time of `time.monotonic`.
+
+    Returns:
+        How many were tried, and the errors of those that cannot be prepared.
+    """
+    errors: list[SampleError] = []
+    preparer, layout = Preparer(pipeline, errors.append), ring.Layout(pipeline.fields, CHUNK)
+    fd = ring.create(layout, "records that are tried")
+    try:
+        columns = ring.map_writable(fd, layout)
+    finally:
+        os.close(fd)
+    for start in range(0, n := len(pipeline), CHUNK):
+        if time.monotonic() >= until:
+            return start, errors
+        preparer.fill(columns, 0, 0, start, min(start + CHUNK, n))
+    return n, errors
 
 
 def _find_target(ensemble: Ensemble) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble.inspection.batches import describe_first_batch, describe_pipelines
+from ensemble.inspection.batches import describe_first_batch, describe_pipelines, find_bad_records
 from ensemble.inspection.dry_run_result import DryRun, Table
 from ensemble.inspection.estimates import estimate_members, estimate_run
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble, check_installed
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 FIGURES = ("step_s", "memory_gb", "gpu_memory_gb", "cpus")
 MOST_SELECTIONS = 3
+READ_S = 5.0
+REMEDY = 'Replace the files; or leave such records out: Pipeline(on_error="skip"), at most max_skipped= of them'
 STEPS_S = (0.5, 6.0)
 """Seconds of steps to measure, at most: of each architecture, and of all together."""
 
@@ -46,6 +49,8 @@ def dry_run(
     spec_file: str | os.PathLike[str] | None = None,
     *,
     accept_code: bool = False,
+    accept_data: bool = False,
+    full: bool = False,
 ) -> DryRun:
     """Find out what a run would do, need and cost on this machine. It takes seconds and leaves nothing behind.
 
@@ -54,7 +59,9 @@ def dry_run(
         run_dir: `runs/<name>` unless given; a run that is there would be continued.
         executor: "ray", "local" or "inline". Steps are measured in this process, whatever it is.
         spec_file: the file that declares the ensemble.
-        accept_code: as in `submit`.
+        accept_code, accept_data: as in `submit`.
+        full: prepare all records of all splits, in this process, however long that takes; else those on which
+            members are evaluated, for `READ_S` seconds. It says what was not read.
 
     Returns:
         What was found; `str()` of it is a text. Durations are in seconds, memory in GiB.
@@ -73,14 +80,14 @@ def dry_run(
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
     known, code = RunDir(path), code_of(ensemble)
     data = training_data(ensemble)
-    state = _check_run_dir(known, ensemble, code, spec_file, accept=accept_code)
+    state = _check_run_dir(known, ensemble, code, spec_file, accept=accept_code, accepts_data=accept_data)
     node = describe_host("local", places=1 if executor == "inline" else None, feeds=executor != "inline")
     stream = _check_start(ensemble, state, executor, node)
     identities = _list_members(ensemble)
     if executor == "ray":  # which nodes they select is checked in the cluster
         identities = [dataclasses.replace(each, nodes=None) for each in identities]
     fields, labels = describe_first_batch(ensemble, identities[0])
-    notes = _list_notes(ensemble, executor, state, code)
+    notes = [*_list_notes(ensemble, executor, state, code), *_read_data(ensemble, identities[0], full=full)]
     with _make_folder() as folder, _open_meter(ensemble, notes) as meter:
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, meter)
         estimate_members(groups, power)
@@ -112,7 +119,13 @@ def dry_run(
 
 
 def _check_run_dir(
-    known: RunDir, ensemble: Ensemble, code: Code, spec_file: str | os.PathLike[str] | None, *, accept: bool
+    known: RunDir,
+    ensemble: Ensemble,
+    code: Code,
+    spec_file: str | os.PathLike[str] | None,
+    *,
+    accept: bool,
+    accepts_data: bool,
 ) -> RunState:
     """What `submit` checks of the run directory; returns the state of the run that is there."""
     from ensemble.controller.changes import check_code, check_same
@@ -122,13 +135,46 @@ def _check_run_dir(
     state = RunState()
     if known.info_file.exists() and known.events.exists():
         state = fold(read_events(known.events))
-        check_same(state, ensemble, known.path, in_progress=bool(is_locked(known.events)))
+        in_progress = bool(is_locked(known.events))
+        check_same(state, ensemble, known.path, in_progress=in_progress, accepts_data=accepts_data)
         check_code(state, code, known, accept=accept)
     parent = next(each for each in (known.path, *known.path.parents) if each.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise StoreError(f"cannot write {known.path}: choose a run directory that you may write to")
     pickle_ensemble(ensemble, None if spec_file is None else Path(spec_file))
     return state
+
+
+def _read_data(ensemble: Ensemble, identity: Identity, *, full: bool) -> list[str]:
+    """Prepare records, and say what was not read, and how many are left out.
+
+    Raises:
+        PipelineError: some cannot be prepared, or more than may be left out.
+    """
+    from pipelines.errors import MOST_RECORDS, BadRecords, PipelineError, TooManySkipped
+
+    until = math.inf if full else time.monotonic() + READ_S
+    splits = {split: getattr(ensemble, split) for split in PREDICTED_SPLITS}
+    pipelines = {split: pipe.without_randomness() for split, pipe in splits.items() if pipe is not None}
+    train = ensemble.pipeline(identity.params)
+    notes, unread, bad = [], [] if full else [f"the {len(train):,} of train"], []
+    for split, pipeline in (pipelines | ({"train": train} if full else {})).items():
+        read, errors = find_bad_records(pipeline, until)
+        places = [error.index for error in errors]
+        if read < len(pipeline):
+            unread.append(f"{len(pipeline) - read:,} of the {len(pipeline):,} of {split}")
+        if errors and pipeline.on_error == "raise":
+            further = [pipeline.source.where(index) for index in places[MOST_RECORDS:]]
+            bad.append(f"{split}: {BadRecords(errors[:MOST_RECORDS], further)}")
+        elif errors:
+            notes.append(f"{len(errors):,} of {read:,} records of {split} cannot be prepared and are left out")
+            try:
+                pipeline.check_skipped(len(errors), len(pipeline), places)
+            except TooManySkipped as error:
+                bad.append(f"{split}: {error}")
+    if bad:
+        raise PipelineError(f"records cannot be prepared: {'; '.join(bad)}. {REMEDY}")
+    return [*notes, *([f"not read: {', '.join(unread)} records (--dry-run full reads all)"] if unread else [])]
 
 
 def _check_start(ensemble: Ensemble, state: RunState, executor: str, node: Node) -> str | None:

@@ -220,6 +220,10 @@ def make_weight_function(record: dict[str, Any] | None, source: Source) -> Any:
         return None
     if record["kind"] == "bootstrap":
         return weights.bootstrap(record["seed"])
+    if getattr(source, "is_endless", False):
+        raise SpecError(
+            "folds and class weights are of known records, and each epoch of an endless stream has others"
+        )
     if record["kind"] == "classes":
         of: Any = record["of"]
         return weights.assigned(source.weigh_classes(record["field"], of if isinstance(of, str) else dict(of)))

@@ -159,6 +159,7 @@ class FileCheckpointer(Checkpointer):
         self._identity, self._ensemble = job.identity, ensemble
         self._files, self._attempt, self._checkpoints = RunDir(job.run_dir), job.attempt, job.checkpoints
         self._network: dict[str, Any] | None = None
+        self._accepts_data = job.accepts_data
 
     @functools.cached_property
     def _data(self) -> dict[str, Any]:
@@ -170,7 +171,8 @@ class FileCheckpointer(Checkpointer):
         for name, digest in self._checkpoints:  # no others: the log vouches for these
             path = self._files.member(member) / name
             try:
-                return read(path, self._identity, self._data, self._ensemble.elastic, digest)
+                data = None if self._accepts_data else self._data
+                return read(path, self._identity, data, self._ensemble.elastic, digest)
             except DamagedError as error:
                 on_damage(path.name, str(error))
         return None
@@ -222,12 +224,16 @@ class FileCheckpointer(Checkpointer):
 
 
 def read(
-    path: Path, identity: Identity, data: Mapping[str, Any], elastic: bool = False, digest: str | None = None
+    path: Path,
+    identity: Identity,
+    data: Mapping[str, Any] | None,
+    elastic: bool = False,
+    digest: str | None = None,
 ) -> dict[str, Any]:
     """Read a member's checkpoint.
 
     Args:
-        data: the data that the member reads now (`data_identity.training_data`).
+        data: the data that the member reads now (`data_identity.training_data`); None: it may have read any.
         elastic: whether fewer workers may have written it. All workers have the same state but for the residuals
             of error feedback (`GradientExchange.load_state_dict`), and a step is the same global batch.
         digest: of the file, by the log; None: not known.
@@ -257,10 +263,11 @@ def read(
             f"{path} belongs to another identity of {identity.member}: {differences}. "
             "Declare it as it was, or take a new run directory"
         )
-    changed = describe_difference(state["data"], data)
+    changed = None if data is None else describe_difference(state["data"], data)
     if changed:
         raise TrainingError(
-            f"{path} was trained on other data: {changed}. Read what was read before, or take a new run directory"
+            f"{path} was trained on other data: {changed}. Read what was read before, accept these data "
+            "(--accept-data), or take a new run directory"
         )
     return state
 

@@ -21,7 +21,7 @@ from ensemble.spec.sample_weights import make_weight_function
 from ensemble.spec.task import IGNORED, LABELS, Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.gather import gather_json
-from ensemble.train.job import SharingDiffers, TrainingError
+from ensemble.train.job import SharingDiffers, TrainingError, UnusableData
 from ensemble.train.node_checks import NODE_DIRECTORY, NodeChecks, make_checker_address
 from pipelines.verification.reader import Finding, Verification
 
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from pipelines.loader.collate import Collate
     from pipelines.loader.resident import StreamedSet
     from pipelines.verification.reader import MakeVerification, StreamOrigin
+
+WHAT_IS_BAD = "records on which members are to be evaluated cannot be prepared, so that nothing was trained"
+REMEDY = (
+    'Replace the files and resume the run; or leave such records out: Pipeline(on_error="skip"), at most '
+    "max_skipped= of them"
+)
 
 
 def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
@@ -122,6 +128,24 @@ class Data:
         self._before: Counter[str] = Counter()  # counters of loaders that were closed
         self._epochs: Iterator[Any] = iter(())
         self._residents: dict[str, Resident | StreamedSet] = {}
+
+    def prepare_splits(self) -> None:
+        """Prepare the splits on which the member is evaluated; one that memory does not hold is read later.
+
+        Raises:
+            UnusableData: records of some cannot be prepared; it names those of all splits.
+        """
+        from pipelines.errors import SampleError, TooManySkipped
+
+        bad = []
+        for split in PREDICTED_SPLITS:
+            try:
+                if getattr(self._ensemble, split) is not None:
+                    self._resident(split)
+            except (SampleError, TooManySkipped) as error:
+                bad.append(f"{split}: {error}")
+        if bad:
+            raise UnusableData(f"{WHAT_IS_BAD}: {'; '.join(bad)}. {REMEDY}")
 
     def open(self, epoch: int, step: int) -> None:
         """Open the stream at a step of an own epoch; all ranks call it."""

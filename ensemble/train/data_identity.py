@@ -5,17 +5,25 @@ The log records the identity of all splits, and each checkpoint that of the trai
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from ensemble.spec.splits import LABELLED, describe_numbering
 from ensemble.user_code.fingerprint import PYTHON
 from pipelines.fingerprint import SCHEME, digest
-from pipelines.sources._sides import Moves, Sketch, find_moves
+from pipelines.sources._sides import Moves, Sketch, find_moves, mix
 
 if TYPE_CHECKING:
     from pipelines import Pipeline
+
+MOST_STAMPS = 4096
+"""Of each split, numbers by which changed records are found: of more records, one for several in a row."""
+MOST_NAMED = 3
 
 
 def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -29,6 +37,7 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     `splits` has, of each other split of a run, the number of its samples and a fingerprint of its source and its
     stages.
     `sides` has a sample of the records of splits that are parts of the same data (`describe_moves`).
+    `records` has, of splits of which each record can change alone, `MOST_STAMPS` numbers that do (uint32, base64).
     Where each member has a pipeline of its own (`train=` is a function), `fingerprints` has that of each declared
     member instead, and `sides` is empty.
 
@@ -42,6 +51,8 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
         others = ((split, getattr(ensemble, split)) for split in PREDICTED_SPLITS)
         common |= {"splits": {split: _identify(pipeline) for split, pipeline in others if pipeline is not None}}
         common |= {"sides": ensemble.sides}
+        stamped = ((name, _stamp(pipe)) for name, pipe in splits.items() if hasattr(pipe, "source"))
+        common |= {"records": {name: stamps for name, stamps in stamped if stamps is not None}}
     if not callable(ensemble.train) or params is not None:
         return {"fingerprint": ensemble.pipeline(params or {}).fingerprint, **common}
     numbers = range(len(ensemble.members or ()))
@@ -49,11 +60,70 @@ def training_data(ensemble: Ensemble, params: Mapping[str, Any] | None = None) -
     return {"fingerprints": {one.member: ensemble.pipeline(one.params).fingerprint for one in members}, **common}
 
 
+def renew_data(ensemble: Ensemble) -> Ensemble:
+    """The declaration with its sources made anew where their files have changed; itself where none has."""
+    splits, known = ((split, getattr(ensemble, split)) for split in ("train", *PREDICTED_SPLITS)), dict[int, Any]()
+    pairs = ((split, pipe, pipe.renew(known)) for split, pipe in splits if hasattr(pipe, "renew"))
+    renewed = {split: new for split, pipe, new in pairs if new is not pipe}
+    return dataclasses.replace(ensemble, **renewed) if renewed else ensemble
+
+
 def _identify(pipeline: Pipeline) -> list[Any]:
     """Number of samples, and a fingerprint of what determines them: None where it is unsure."""
     parts = pipeline.parts()
     kept = None if parts is None else [part for part in parts if part[0] not in ("seed", "shuffle", "on_error")]
     return [len(pipeline), None if kept is None else digest([SCHEME, kept])]
+
+
+def _stamp(pipeline: Pipeline) -> str | None:
+    stamps = pipeline.source.stamp_records() if hasattr(pipeline.source, "stamp_records") else None
+    if stamps is None:
+        return None
+    n = len(stamps)
+    mixed = mix(stamps + np.arange(n, dtype=np.uint64))
+    blocks = np.bitwise_xor.reduceat(mixed, range(0, n, -(-n // MOST_STAMPS)))
+    return base64.b64encode(blocks.astype("<u4").tobytes()).decode("ascii")
+
+
+def describe_changed_records(
+    before: Mapping[str, Any], now: Mapping[str, Any], ensemble: Ensemble, split: str
+) -> str:
+    """How many records of a split are others than before, and which, as the end of a message; "" if not known."""
+    known = [(data.get("records") or {}).get(split, "") for data in (before, now)]
+    then, here = (np.frombuffer(base64.b64decode(text), "<u4") for text in known)
+    if len(then) != len(here):
+        return ""
+    changed, source = np.flatnonzero(then != here).tolist(), getattr(ensemble, split).source
+    step = -(-len(source) // MOST_STAMPS)
+    if not changed:
+        return ""
+    named = ", ".join(source.where(place * step) for place in changed[:MOST_NAMED])
+    more = ", ..." if len(changed) > MOST_NAMED else ""
+    what, near = f"{len(changed):,} of its {len(source):,} records", ""
+    if step > 1:
+        what, near = f"records in {len(changed):,} places", "near "
+    return f": {what} changed ({near}{named}{more})"
+
+
+def describe_changed_splits(
+    before: Mapping[str, Any], now: Mapping[str, Any], ensemble: Ensemble
+) -> dict[str, str]:
+    """The splits on which members are evaluated that are others than before, and what is known of how."""
+    then, here = before.get("splits"), now.get("splits") or {}
+    if then is None:
+        return {}
+    unsure, found = list_unsure_splits(before, now), {}
+    numbering = [data.get("numbering") or {} for data in (before, now)]
+    for split, (count, fingerprint) in here.items():
+        samples, earlier = then.get(split, (None, None))
+        if samples is None:
+            found[split] = f"{split} is new"
+        elif samples != count:
+            found[split] = f"{split} had {samples:,} samples, has {count:,}"
+        elif (earlier != fingerprint and split not in unsure) or len({each.get(split) for each in numbering}) > 1:
+            records = describe_changed_records(before, now, ensemble, split)
+            found[split] = f"{split} has changed{records or ' (its source, classes or stages)'}"
+    return found
 
 
 def check_split(before: Mapping[str, Any], ensemble: Ensemble, split: str) -> tuple[str | None, bool]:
@@ -139,26 +209,15 @@ def _pair_fingerprints(
 
 
 def describe_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """The first difference between two `training_data`, for the user; None where there is none.
+    """The first difference of the training data, for the user; None where there is none.
 
     Fingerprints of another scheme or Python are not compared: `why_unsure` says so.
     """
     for name, meaning in (("samples", "samples of train"), ("drop_last", "drop_last")):
         if name in before and before[name] != now[name]:
             return f"{meaning} was {before[name]}, is {now[name]}"
-    then, here = before.get("numbering") or {}, now.get("numbering") or {}
-    if changed := sorted(split for split in {*then, *here} if then.get(split) != here.get(split)):
-        return f"the classes of {' and '.join(changed)} have other numbers than before"
-    unsure, splits = list_unsure_splits(before, now), now.get("splits") or {}
-    for split, (samples, fingerprint) in (before.get("splits") or {}).items():
-        count, other = splits.get(split, (samples, fingerprint))  # a new split, or one that is gone, mixes nothing
-        if count != samples:
-            return f"samples of {split} was {samples}, is {count}"
-        if other != fingerprint and split not in unsure:
-            return (
-                f"the pipeline of {split} is another one (its source or stages), and figures of both would be "
-                f"mixed: its fingerprint was {fingerprint}, is {other}"
-            )
+    if (before.get("numbering") or {}).get("train") != (now.get("numbering") or {}).get("train"):
+        return "the classes of train have other numbers than before"
     comparable = _is_comparable(before, now) and not _is_of_another_python(before, now)
     pairs = _pair_fingerprints(before, now) if comparable else {}
     for name, (first, second) in pairs.items():

@@ -55,13 +55,14 @@ class Effects:
         self.data.on_finding = functools.partial(reporter.event, "sample_difference")
 
     def open(self, inbox: Inbox, at: Position | None) -> None:
-        """Begin to read the stream, without the records at which earlier attempts died.
+        """Prepare the other splits, then read the stream; without records at which earlier attempts died.
 
         Args:
             at: where; None: no epoch is left to be trained.
         """
         pipelines = {name: self.data.pipeline(name) for name in ("train", *self.splits)}
         PoisonRecords(self._job, self._ensemble, self._comm, pipelines, self.reporter.event).start(inbox)
+        self.data.prepare_splits()
         if at is not None:
             self.data.open(at.epoch, at.step)
 

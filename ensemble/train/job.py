@@ -41,6 +41,10 @@ class LabelError(TrainingError):
     """The label of a sample is not a class of the model."""
 
 
+class UnusableData(TrainingError):
+    """Records of a split on which members are evaluated cannot be prepared."""
+
+
 class Diverged(TrainingError):
     """The loss is NaN or infinite."""
 
@@ -119,6 +123,7 @@ class Job:
             checkpoint (`ensemble.comm.autotune.plan.ExchangePlan` as a dict): it has the same sums, on whatever
             hosts.
         profile: what to measure; `identity` is then no member's. None: train.
+        accepts_data: whether its checkpoint may be of other training data.
         files: what the declaration and the code of the run are (`ensemble.store.RunState.files`), so that not each
             worker reads the whole log for it. None: it does.
     """
@@ -141,6 +146,7 @@ class Job:
     local_world: int | None = None
     exchange_plan: dict[str, Any] | None = None
     files: dict[str, list[str]] | None = None
+    accepts_data: bool = False
 
     def as_json(self) -> str:
         """One line of JSON that `from_json` reads back to an equal Job (hyperparameters must be JSON values).

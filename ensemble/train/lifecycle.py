@@ -376,6 +376,14 @@ class Lifecycle:
         if self._state.ends_early:
             self._data.leave()
 
+    def report_end(self, metrics: Mapping[str, float]) -> None:
+        """See `TrainContext.report_end`."""
+        at, best = self._state.at, self._state.selection.best
+        at.metrics = {name: float(value) for name, value in metrics.items()}
+        if best is not None and self._identity.keep == "best":
+            by = (self._identity.selected_by or {}).get("metric")
+            best.update(metrics=dict(at.metrics), value=at.metrics.get(by or "", best["value"]))
+
     def use_weights(self, weights: Mapping[str, Tensor] | None, metrics: Mapping[str, float] | None) -> None:
         """See `TrainContext.use_weights`."""
         optimization = self._state.optimization

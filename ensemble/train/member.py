@@ -283,6 +283,10 @@ class TrainContext:
         at = self._state.at
         at.metrics, at.is_reported = {name: float(value) for name, value in metrics.items()}, True
 
+    def report_end(self, metrics: Mapping[str, float]) -> None:
+        """Report the metrics of the weights that are kept, of a member that trains no more."""
+        self._life.report_end(metrics)
+
     def evaluate(self, measure: Measure, split: str = "valid") -> dict[str, float]:
         """The means of metrics over all samples of a split, of all ranks; empty where the ensemble has no such
         split.

@@ -38,7 +38,9 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
     member.validate_by(lambda: evaluate(recipe, member))
 
+    is_trained = False
     for epoch in member.epochs():
+        is_trained = True
         model.train()
         for batch in member.batches():
             for part in member.parts(batch):
@@ -52,6 +54,8 @@ def train(recipe: Recipe, member: TrainContext) -> None:
         if epoch == 0:
             member.report_unused()
 
+    if not is_trained:  # it had ended: what it is evaluated on may have changed since
+        member.report_end(evaluate(recipe, member))
     member.predict_all()
 
 

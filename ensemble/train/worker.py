@@ -27,6 +27,7 @@ from ensemble.train.job import (
     SharingDiffers,
     StopTraining,
     TrainingError,
+    UnusableData,
 )
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import OutputError
@@ -190,6 +191,8 @@ def classify(error: BaseException) -> tuple[str, bool]:
         return "nan", False
     if isinstance(error, ShapeMismatchError):
         return "impossible", False
+    if isinstance(error, UnusableData):
+        return "data", False
     if isinstance(error, CommunicatorError):
         return "lost", True
     if isinstance(error, DataOutOfReach):

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 #: The form of descriptions.
-SCHEME = 5
+SCHEME = 6
 
 
 _LONGEST = 4096  # characters of what is kept with each copy of an object

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pipelines.checks import check_address, check_function, check_integer, check_pipeline
 from pipelines.description import PipelineDescription
 from pipelines.environment.machine_limits import fits_in_memory
-from pipelines.errors import DataOutOfReach, PipelineError, SampleError
+from pipelines.errors import MOST_RECORDS, BadRecords, DataOutOfReach, PipelineError, SampleError
 from pipelines.ipc import messages
 from pipelines.loader.batch import Batch
 from pipelines.loader.collate import Collate, make_collator
@@ -59,7 +59,7 @@ class Resident:
         if pipeline.on_error == "skip":
             pipeline.check_skipped(len(failed), len(pipeline), failed)
         elif failed:
-            _raise_failure(pipeline, view.columns, failed[0])
+            _raise_failures(pipeline, view.columns, failed)
 
     @classmethod
     def prepare(cls, pipeline: PipelineDescription, check: Callable[[int], None] = lambda size: None) -> Resident:
@@ -201,7 +201,7 @@ class StreamedSet:
             ok = columns[OK][: stop - start] & GOOD != 0
             failed.extend((start + np.flatnonzero(~ok)).tolist())
             if failed and self.pipeline.on_error != "skip":
-                _raise_failure(self.pipeline, columns, failed[0])
+                _raise_failures(self.pipeline, columns, failed)
             if stop == last:
                 self.pipeline.check_skipped(len(failed), last - first, failed)
                 self._preparer.on_skip = None  # each was named once
@@ -220,11 +220,24 @@ def _check_reached(ok: bytes) -> None:
         raise DataOutOfReach("records were out of reach where they were prepared")
 
 
-def _raise_failure(pipeline: PipelineDescription, columns: Columns, bad: int) -> None:
-    """Prepare a record that has failed here again, to raise the original error."""
+def _raise_failures(pipeline: PipelineDescription, columns: Columns, failed: Sequence[int]) -> None:
+    """Prepare the first records that have failed here again, for the original errors, and raise all in one.
+
+    Raises:
+        SampleError: of the only one, or `BadRecords`.
+    """
     alone = {name: column[:1].copy() for name, column in columns.items() if name != OK}
-    Preparer(pipeline).fill(alone, 0, 0, bad, bad + 1)
-    raise SampleError(bad, pipeline.source.where(bad), "could not be prepared, but can be now: try again")
+    where, errors = pipeline.source.where, []
+    for bad in failed[:MOST_RECORDS]:
+        try:
+            Preparer(pipeline).fill(alone, 0, 0, bad, bad + 1)
+        except SampleError as error:
+            errors.append(error)
+        else:
+            errors.append(SampleError(bad, where(bad), "could not be prepared, but can be now: try again"))
+    if len(failed) == 1:
+        raise errors[0]
+    raise BadRecords(errors, [where(bad) for bad in failed[MOST_RECORDS:]])
 
 
 class ResidentLoader:
@@ -309,7 +322,7 @@ def resident(
         address: of the feeder; None where there is none.
         key: the name under which the feeder was given the pipeline, such as "valid".
         pipeline: the same pipeline, built again; fingerprints are compared.
-        on_wait: called every second while the feeder still prepares the set.
+        on_wait: called every second while the feeder still prepares the set; now and then while this process does.
         verify: whether samples are prepared here, too, and compared (`attach`): two before the set is read; then
             one for each 2,000 that are read. If one of the first differs, the set is prepared here.
 
@@ -336,8 +349,14 @@ def resident(
             if not refused.unsure:
                 raise PipelineError(str(refused)) from None
             warnings.warn(f"{key!r} is prepared here: {refused}", stacklevel=2)
+
+    def check(size: int) -> None:  # again and again: others may prepare theirs
+        _check_memory(size)
+        if on_wait is not None:
+            on_wait()
+
     try:
-        return Resident.prepare(still, _check_memory)  # again and again: others may prepare theirs
+        return Resident.prepare(still, check)
     except MemoryError as error:
         warnings.warn(f"{key!r} is prepared anew at each pass: {error}", stacklevel=2)
         return StreamedSet(still)

@@ -107,17 +107,19 @@ def prepare_first_sample(
     """The first sample from index `start` on that can be prepared, after all stages or so many.
 
     Raises:
-        SampleError: it cannot be prepared (with `on_error="skip"`: none can).
+        SampleError: it cannot be prepared (with `on_error="skip"`, and of a set: none can).
         ForeignRandomness: the source or a stage draws random numbers that are not seeded.
     """
-    maker = SampleMaker(pipeline)
+    maker, first = SampleMaker(pipeline), None
+    goes_on = pipeline.on_error == "skip" or pipeline.is_set
     try:
         for index in range(start, len(pipeline.source)):
             try:
                 return prepare_checked(maker, index, last=stages, is_repeated=True)
-            except SampleError:
-                if pipeline.on_error == "raise" or index == len(pipeline.source) - 1:
-                    raise
+            except SampleError as error:
+                first = first or error
+                if not goes_on or index == len(pipeline.source) - 1:
+                    raise first from first.__cause__
     finally:
         pipeline.source.forget()  # a consumer that reads from a feeder has no use for a whole row group
     raise AssertionError("a pipeline has samples")

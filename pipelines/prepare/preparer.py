@@ -102,7 +102,8 @@ class Preparer:
         self._structure = pipeline.structure
         layouts = pipeline.layouts if in_ring else ""
         self._layouts = layouts if isinstance(layouts, dict) else None
-        self._cache, self._is_for_others = cache, is_for_others
+        self._cache = None if getattr(pipeline.source, "is_endless", False) else cache  # no record comes again
+        self._is_for_others = is_for_others
         self._poison_records = pipeline.poison_records
         self._maker = SampleMaker(pipeline)
         self._order = pipeline.order()

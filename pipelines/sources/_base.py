@@ -6,6 +6,7 @@ that prepares samples. Open files and caches are made at first use in each proce
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from abc import ABC, abstractmethod
@@ -38,10 +39,12 @@ class Source(ABC):
         kind: the name of the function that makes such a source.
         is_fork_safe: whether forked processes may go on with the source that they inherit, with its open files and
             caches; else they make a pickled copy.
+        is_endless: whether records go on after the first `len(source)`: epoch e has those from `e * len(self)` on.
     """
 
     kind: str
     is_fork_safe = False
+    is_endless = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -113,6 +116,39 @@ class Source(ABC):
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - most sources have no use for it
         """Announces the records that are read next, int64 [n]: a source may prefetch their groups."""
+
+    def stamp_records(self) -> npt.NDArray[np.uint64] | None:
+        """Returns a number for each record that changes with it, uint64 [n]; None where all change together."""
+        return None
+
+    def identify_records(self, indices: Indices) -> Any:
+        """Returns the `identity` of some of the records, in which the others have no part; None: none is known."""
+        return None
+
+    def renew(self, known: dict[int, Source]) -> Source:
+        """Returns the source, made anew where a file was changed after its records were indexed.
+
+        Args:
+            known: by their ids, sources of which others are parts, and what they are now; it is filled.
+
+        Raises:
+            PipelineError: a file cannot be read any more, or another number of records than before is in them.
+        """
+        inner = getattr(self, "source", None)
+        if not (is_ours(type(self)) and isinstance(inner, Source)):
+            return self
+        if id(inner) not in known:
+            known[id(inner)] = inner.renew(known)
+        if (new := known[id(inner)]) is inner:
+            return self
+        if len(new) != len(inner):
+            raise PipelineError(
+                f"{inner!r} has {len(new):,} records now, so that its parts are others: declare them again"
+            )
+        other = copy.copy(self)
+        other.__dict__.pop("groups", None)
+        other.__dict__["source"] = new
+        return other
 
     def forget(self) -> None:  # noqa: B027 - most sources keep nothing
         """Frees what was cached for further reads, because this process may not read again."""
@@ -414,7 +450,14 @@ class Subset(Source):
     def where(self, index: int) -> str:
         return self.source.where(int(self.indices[index]))
 
+    def stamp_records(self) -> npt.NDArray[np.uint64] | None:
+        stamps = self.source.stamp_records()
+        return None if stamps is None else stamps[self.indices]
+
     def identity(self) -> Any:
+        alone = self.source.identify_records(self.indices)
+        if alone is not None:
+            return {"source": self._describe_class(), "of": alone}
         whole = self.source.identity()
         if whole is None:
             return None
@@ -424,6 +467,8 @@ class Subset(Source):
         return {"source": self._describe_class(), "of": whole, "indices": digest_indices(self.indices)}
 
     def describe_for_fingerprint(self) -> Description:
+        if self.source.identify_records(self.indices) is not None:
+            return Description(self.identity())
         whole = self.source.describe_for_fingerprint()
         return Description([self.identity(), whole.value], whole.gaps)
 

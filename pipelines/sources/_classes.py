@@ -106,6 +106,7 @@ class ClassNumbers(Source):
     def __init__(self, source: Source, field: str, names: Sequence[str]) -> None:
         self.source, self.field, self.classes = source, field, tuple(names)
         self.kind, self.is_fork_safe = source.kind, source.is_fork_safe and is_ours(type(source))
+        self.is_endless = source.is_endless
         self._known = source.find_class_names(field)  # None: they are texts
         self._numbers = {name: number for number, name in enumerate(self.classes)}
 
@@ -164,6 +165,13 @@ class ClassNumbers(Source):
 
     def where(self, index: int) -> str:
         return self.source.where(index)
+
+    def stamp_records(self) -> npt.NDArray[np.uint64] | None:
+        return self.source.stamp_records()
+
+    def identify_records(self, indices: Any) -> Any:
+        alone = self.source.identify_records(indices)
+        return None if alone is None else [alone, self.describe_numbering()]
 
     def identity(self) -> Any:
         whole = self.source.identity()

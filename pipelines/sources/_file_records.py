@@ -13,7 +13,7 @@ import os
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -43,11 +43,26 @@ class FilesSource(Source):
         PipelineError: there is no record.
     """
 
+    _made_by: tuple[str, tuple[Any, ...], dict[str, Any]] = ("", (), {})
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Takes note of what it is made of, for `renew`, before a subclass has changed that."""
+        made = super().__new__(cls)
+        made._made_by = (os.getcwd(), given, named)
+        return made
+
     def __init__(self, files: list[File], counts: Sequence[int], what: str = "record") -> None:
         self.files = files
         self._firsts = [0, *np.cumsum(counts).tolist()]  # record that each file begins with, and the number of all
         if not self._firsts[-1]:
             raise PipelineError(f"{self.kind}(): {', '.join(file.path for file in files)}: holds no {what}")
+
+    def renew(self, known: dict[int, Source]) -> Source:
+        if not any(file.was_changed() for file in self.files if type(file) is File):
+            return self
+        folder, given, named = self._made_by
+        with contextlib.chdir(folder):  # relative paths are of there
+            return type(self)(*given, **named)
 
     def __len__(self) -> int:
         return int(self._firsts[-1])

@@ -56,6 +56,13 @@ class File:
             return [os.path.basename(self.path), self.size, self.mtime_ns, self.digest]
         return [self.path, self.size, self.mtime_ns]
 
+    def was_changed(self) -> bool:
+        """Whether it is gone, or has another size or time of change than when it was indexed."""
+        try:
+            return File.of(self.path) != replace(self, digest="", is_whole=False)
+        except OSError:
+            return True
+
     def exists(self) -> bool:
         """Whether there is a file at the path, changed or not."""
         return os.path.exists(self.path)

@@ -20,6 +20,7 @@ from pipelines.sources._base import Source
 from pipelines.sources._classes import ClassNames
 from pipelines.sources._files import File
 from pipelines.sources._image_labels import Labels, find_labels
+from pipelines.sources._origin import Indices
 from pipelines.sources._strings import Strings
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -56,13 +57,12 @@ class ImageFolder(Source):
             status = _read_status(self.path, names_found)
         except OSError as error:
             raise PipelineError(f"image_folder({self.path!r}): {error.filename}: {error.strerror}") from None
+        self._made_by = (names, labels)
         self._names = Strings(names_found)
         self._labels = np.array([label for _, label in found], np.int32)
         self._as_indexed = np.array(status, np.int64)
-        digest = hashlib.sha256()
-        for (name, label), (size, mtime_ns) in zip(found, status, strict=True):
-            digest.update(repr((name, label, size, mtime_ns)).encode("utf-8", "surrogateescape"))
-        self._digest = digest.hexdigest()
+        rows = ((*file, *stamp) for file, stamp in zip(found, status, strict=True))
+        self._stamps = np.fromiter(map(_stamp, rows), np.uint64, len(found))
         self._has_names, self._given = names, labels is not None
         if labels is not None:
             if self.classes:
@@ -101,13 +101,24 @@ class ImageFolder(Source):
     def find_class_names(self, field: str) -> ClassNames | None:
         return ClassNames((self.classes,)) if field == "label" and self.classes else None
 
+    def renew(self, known: dict[int, Source]) -> Source:
+        new = ImageFolder(self.path, *self._made_by)
+        return self if np.array_equal(new._stamps, self._stamps) else new
+
+    def stamp_records(self) -> npt.NDArray[np.uint64]:
+        return self._stamps
+
     def where(self, index: int) -> str:
         return os.path.join(self.path, self._names[index])
 
     def identity(self) -> Any:
-        identity = {"source": self._describe_class(), "files": self._digest}
+        return self.identify_records(slice(None))
+
+    def identify_records(self, indices: Indices | slice) -> Any:
+        digest = hashlib.sha256(self._stamps[indices].astype("<u8").tobytes()).hexdigest()
+        identity = {"source": self._describe_class(), "files": digest}
         if self._given:
-            identity["labels"] = [describe_array(self._labels), list(self.classes)]
+            identity["labels"] = [describe_array(self._labels[indices]), list(self.classes)]
         return {**identity, "names": True} if self._has_names else identity
 
 
@@ -157,6 +168,12 @@ def _read_status(root: str, names: list[str]) -> list[tuple[int, int]]:
         return list(chain(first, *map(read, rest)))
     with ThreadPoolExecutor(_THREADS) as threads:
         return list(chain(first, *threads.map(read, rest)))
+
+
+def _stamp(row: tuple[str, int, int, int]) -> int:
+    """64 bits of the name of a file, its label, its size and the time of its last change."""
+    text = repr(row).encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def _scan_folder(root: str) -> tuple[list[tuple[str, int]], tuple[str, ...]]:

@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,9 @@ import numpy.typing as npt
 from pipelines.checks import check_flag, check_integer
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
+from pipelines.sources._base import Source
 from pipelines.sources._file_records import FileRecords
-from pipelines.sources._files import File, check_names
+from pipelines.sources._files import File, check_names, read_exactly
 from pipelines.sources._recent import ThreadLock
 from pipelines.sources._record_codec import NotStorable, decode, encode
 from pipelines.sources._values import UnnamedValues, make_record
@@ -60,7 +61,9 @@ class IterableRecords(FileRecords):
         self._called = check_names("iterable", names, "names= must name each value of an item")
         self._id = id
         count = check_integer("iterable: length", length, 1)
-        self._first = count if endless else None
+        self.is_endless, self._length = endless, count
+        self._epochs: dict[int, tuple[BinaryIO, npt.NDArray[np.int64]]] = {}  # later ones, opened
+        self._ahead_at: tuple[int, int, Iterator[Any]] | None = None  # process, next record, what yields it
         self._folder = _make_folder(None if folder is None else os.fspath(folder))
         self._owner = _own(self, self._folder)
         try:
@@ -70,16 +73,25 @@ class IterableRecords(FileRecords):
             raise
         super().__init__([File.of(self._path)], [offsets])
 
+    def renew(self, known: dict[int, Source]) -> Source:
+        return self  # a spool that is gone is written again, and its records are compared
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_owner": None}
+        return {**self.__dict__, "_owner": None, "_epochs": {}, "_ahead_at": None}
 
     @property
     def _path(self) -> str:
         return os.path.join(self._folder, "records")
 
-    def _iterate(self) -> Iterator[dict[str, Any]]:
-        iterator = None
-        for count in itertools.count() if self._first is None else range(self._first):
+    def _iterate(self, first: int = 0) -> Iterator[dict[str, Any]]:
+        """The records from one on: all, or those of an epoch, after which the process goes on from there."""
+        kept, self._ahead_at = self._ahead_at, None
+        begin, iterator = kept[1:] if kept and kept[0] == os.getpid() and kept[1] <= first else (0, None)
+        for count in itertools.count(begin):
+            if self.is_endless and count == first + self._length:
+                if first and iterator is not None:
+                    self._ahead_at = (os.getpid(), count, iterator)
+                return
             try:
                 if iterator is None:
                     iterator = iter(self._items if hasattr(self._items, "__iter__") else self._items())
@@ -92,31 +104,57 @@ class IterableRecords(FileRecords):
                 raise
             except Exception as error:
                 raise PipelineError(f"iterable(): record {count}: {type(error).__name__}: {error}") from error
-            yield record
+            if count >= first:
+                yield record
 
     def _read(self, index: int) -> dict[str, Any]:
+        if index >= self._length:
+            return self._read_later(index)
         if not os.path.exists(self.files[0].path):
             self._restore(index)
         return decode(self._read_bytes(index))
+
+    def _read_later(self, index: int) -> dict[str, Any]:
+        """Reads a record of a later epoch; who comes first writes the epoch for all processes of the machine."""
+        epoch, place = divmod(index, self._length)
+        try:
+            with _lock:
+                while epoch not in self._epochs:
+                    path = self._write_missing(epoch)
+                    for number in [each for each in self._epochs if abs(each - epoch) > 1]:
+                        self._epochs.pop(number)[0].close()
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile by who is two epochs further
+                        self._epochs[epoch] = open(path, "rb", buffering=0), np.load(f"{path}.npy")  # noqa: SIM115
+                file, offsets = self._epochs[epoch]
+                start, end = offsets[place : place + 2].tolist()
+                return decode(read_exactly(file.fileno(), end - start, start))
+        except (PipelineError, OSError) as error:
+            raise SampleError(index, self.where(index), str(error)) from error
+
+    def will_read(self, indices: npt.NDArray[np.int64]) -> None:
+        super().will_read(indices[indices < self._length])
 
     def _restore(self, index: int) -> None:
         """Reads the stream again, on a machine that does not have the spool."""
         with _lock:
             if not os.path.exists(self._path):
                 try:
-                    self.files = [self._write_again()]
-                except PipelineError as error:
+                    self.files = [File.of(self._write_missing(0))]
+                except (PipelineError, OSError) as error:
                     raise SampleError(index, self.where(index), str(error)) from error
                 self._open.drop(0)
 
-    def _write_again(self) -> File:
-        """Writes the file where it is missing, and checks each record.
+    def _write_missing(self, epoch: int) -> str:
+        """Writes the file of an epoch where it is missing, and checks the records of the first; returns its path.
+
+        Later epochs but the last two are removed: a process that needs one again reads the stream again up to it.
 
         Processes that do this at the same time wait for the first one.
 
         Raises:
             PipelineError: the stream's records differ from those of its first pass; says from where on.
         """
+        is_new = not os.path.isdir(self._folder)
         try:
             os.makedirs(self._folder, 0o700, exist_ok=True)
             status = os.stat(self._folder)
@@ -126,13 +164,19 @@ class IterableRecords(FileRecords):
             raise PipelineError(f"iterable(): {self._folder} belongs to somebody else")
         with open(os.path.join(self._folder, "writing"), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not os.path.exists(self._path):
-                _write(self._path, self._iterate(), len(self), self._digests, self.files[0].mtime_ns)
-                self._owner = _own(self, self._folder)
-            try:
-                return File.of(self._path)
-            except OSError:
-                raise PipelineError(f"iterable(): {self._path} was removed while it was read") from None
+            path = f"{self._path}-{epoch}" if epoch else self._path
+            if not os.path.exists(f"{path}.npy" if epoch else path):
+                known = (None, None) if epoch else (self._digests, self.files[0].mtime_ns)
+                offsets, _ = _write(path, self._iterate(epoch * self._length), self._length, *known)
+                if epoch:
+                    np.save(f"{path}.new.npy", offsets)
+                    os.rename(f"{path}.new.npy", f"{path}.npy")
+                for old in (f"{self._path}-{epoch - 2}{end}" for end in ("", ".npy") if epoch > 2):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(old)
+                if is_new or not epoch:
+                    self._owner = _own(self, self._folder)
+            return path
 
     def where(self, index: int) -> str:
         return f"{self._describe_items()}:record {index}"
@@ -142,10 +186,11 @@ class IterableRecords(FileRecords):
         return f"{named}()" if named else type(self._items).__name__
 
     def identity(self) -> Any:
+        goes_on = {"endless": True} if self.is_endless else {}
         if self._id is not None:
-            return {"source": self._describe_class(), "id": self._id, "count": len(self)}
+            return {"source": self._describe_class(), "id": self._id, "count": len(self), **goes_on}
         digest = hashlib.sha256(self._digests.astype("<u8").tobytes()).hexdigest()
-        return {"source": self._describe_class(), "records": digest}
+        return {"source": self._describe_class(), "records": digest, **goes_on}
 
 
 _lock = ThreadLock()
@@ -176,8 +221,11 @@ def iterable(
         names: fields of an item that is a tuple, in order (`image`, `label` for two values unless given). Dicts,
             named tuples and dataclasses have their own names.
         folder: where the records are written, instead of the folder for temporary files (`TMPDIR`).
-        endless: whether the stream goes on after `length` records, which are the first ones of it. An epoch is
-            then a number of samples: all of them, or some after the other (`sampling.consecutive`).
+        endless: whether the stream goes on after `length` records: an epoch is then so many records, epoch e those
+            from `e * length` on, shuffled among themselves (`Pipeline(shuffle=False)`: in the stream's order). A
+            later epoch is written to the folder when it is first needed, the last two are kept. A process that has
+            not read the epoch before, such as after a restart, reads the stream from its beginning for it. With
+            `sampling=`, or in parts (`split`), the source has the first `length` records alone.
 
     Returns:
         A source of records. Tensors are numpy arrays, PIL images uint8 [C, H, W].

@@ -316,7 +316,7 @@ def test_other_lengths_are_refused_even_of_another_version(project: Project) -> 
         pytest.param("test", "x=x + 1", marks=pytest.mark.more),
     ],
 )
-def test_other_validation_or_test_data_are_refused_as_other_training_data_are(
+def test_members_go_on_with_other_validation_or_test_data_and_those_that_have_finished_are_evaluated_again(
     project: Project, split: str, change: str
 ) -> None:
     others = "valid=pipe, test=unseen, shifted=unseen, allow_overlap=True,"
@@ -327,6 +327,7 @@ def test_other_validation_or_test_data_are_refused_as_other_training_data_are(
         "    unseen = Pipeline(sources.arrays(x=x, label=np.arange(12) % 3))\n    return Ensemble(",
     )
     project.run_and_stop()
+    finished = len(project.events("finished"))
     other = "pipe.map(raise_x)"
     if change != "map(raise_x)":
         labels = "np.arange(6) % 3" if "6" in change else "np.arange(12) % 3"
@@ -335,11 +336,11 @@ def test_other_validation_or_test_data_are_refused_as_other_training_data_are(
         project.spec, "def spec(", "def raise_x(sample):\n    return {**sample, 'x': sample['x'] + 1}\n\ndef spec("
     )
     project.edit(project.spec, f"{split}={'pipe' if split == 'valid' else 'unseen'}", f"{split}={other}")
-    status, said = project.run()
-    assert status == 2 and "--fresh" in said, said
-    assert (
-        f"samples of {split} was 12, is 6" if "6" in change else f"the pipeline of {split} is another one"
-    ) in said
+    status, said = project.run(*(["--accept-code"] if change == "map(raise_x)" else []))
+    assert status == 0 and project.states() == {"finished"}, said
+    assert (f"{split} had 12 samples, has 6" if "6" in change else f"{split} has changed") in said
+    assert len(project.events("epoch")) == 4, "none is trained again"
+    assert len(project.events("finished")) == 2 + finished
 
 
 DIVIDED = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import ensemble
 from ensemble import Ensemble, Recipe
 from ensemble.artifact import ArtifactError, predict
 from ensemble.cli.parser import main
-from ensemble.store import RunDir, StoreError
+from ensemble.store import RunDir
 from pipelines import Pipeline, sources, stages
 
 COLORS = {"a": (250, 0, 0), "b": (0, 250, 0), "c": (0, 0, 250)}
@@ -129,12 +130,14 @@ def test_a_function_of_the_users_gets_labels_by_name_and_says_what_it_lacks(
             predict(model, tmp_path / "y.npz", tmp_path / "p.parquet")
 
 
-def test_a_run_of_other_numbers_of_classes_does_not_go_on(folder: Path) -> None:
-    run = folder / "run"
+def test_members_are_evaluated_again_on_other_numbers_of_classes(folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(folder / "run", tmp_path / "run")
     other = draw(folder / "other", "ac", 4)
-    with pytest.raises(StoreError, match="the classes of valid have other numbers than before"):
-        ensemble.submit(declare(prepare(folder / "train"), prepare(other)), run, executor="inline")
-    ensemble.resume(run).wait()  # with the declaration that is kept, nothing is left to do
+    before = [event["type"] for event in read_events(run / "events.jsonl")].count("epoch")
+    ensemble.submit(declare(prepare(folder / "train"), prepare(other)), run, executor="inline").wait()
+    events = read_events(run / "events.jsonl")
+    assert "valid" in [each for each in events if each["type"] == "run_started"][-1]["changed_splits"]
+    assert [event["type"] for event in events].count("epoch") == before, "nothing is trained"
 
 
 def test_shared_samples_are_said_before_training_and_in_the_report(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines import Pipeline, sampling, sources
+from pipelines import Feeder, Pipeline, attach, sampling, sources, stages
 from pipelines.errors import PipelineError, SampleError
 
 
@@ -158,3 +158,31 @@ def test_of_a_stream_that_does_not_end_the_first_records_are_read() -> None:
     assert [sorted(each.tolist()) for each in epochs] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 8, 9]]
     with pytest.raises(PipelineError):
         sources.iterable(count, length=10)
+
+
+def count_up() -> Iterator[dict[str, int]]:
+    for number in itertools.count():
+        yield {"x": number}
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "blocks"])
+def test_epochs_of_a_stream_without_an_end_go_on_in_it_for_every_reader(shuffle: Any, tmp_path: Path) -> None:
+    source = sources.iterable(count_up, length=10, endless=True, folder=tmp_path)
+    pipe = Pipeline(source, seed=3, shuffle=shuffle).map(stages.cast("x", "int32"))
+
+    def read(loader: Any) -> list[int]:
+        return [int(x) for batch in loader for x in batch["x"]]
+
+    alone = read(pipe.loader(4, epochs=5))
+    for epoch in range(5):
+        rows = alone[10 * epoch : 10 * (epoch + 1)]
+        assert sorted(rows) == list(range(10 * epoch, 10 * (epoch + 1))) and (shuffle or rows == sorted(rows))
+    assert sorted(path.name for path in tmp_path.glob("*/records-?")) == ["records-3", "records-4"]
+    for other in (pipe, pickle.loads(pickle.dumps(pipe))):  # a restart, in this process and in another
+        assert read(other.loader(4, epochs=range(2, 4))) == alone[20:40]
+    assert read(pipe.loader(4, epochs=5, workers=2)) == alone
+    with Feeder(pipe, workers=2, capacity=8, cache="memory") as feeder:
+        assert read(attach(feeder.address, pipe, batch_size=4, epochs=range(5))) == alone
+    ended = Pipeline(sources.iterable([{"x": n} for n in range(15)], length=10, endless=True), shuffle=False)
+    with pytest.raises(SampleError, match="ended after 5 records, but length=10"):
+        read(ended.loader(5, epochs=2))

@@ -1,0 +1,199 @@
+"""Damaged records of the data on which members are evaluated: named before anything trains, mended at no cost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from event_dicts import read_events
+from PIL import Image
+
+import ensemble
+from ensemble.cli.parser import main
+from ensemble.spec.spec_file import load_spec
+from ensemble.store import StoreError
+from pipelines import PipelineError
+
+SPEC = """
+import torch
+from ensemble import Ensemble, Energy, Recipe, Resources
+from pipelines import Pipeline, sources, stages
+
+def model(params):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2))
+
+def images(source, **options):
+    return Pipeline(source, seed=0, **options).map(stages.decode_jpeg("image")).map(stages.scale("image"))
+
+def spec(sharing="auto", skip="", parts=False):
+    folders = {{name: sources.image_folder({path!r} + "/" + name) for name in ("train", "valid", "test")}}
+    if parts:
+        folders["train"], folders["valid"] = folders["train"].split(0.5)
+    leaves_out = {{"on_error": "skip", "max_skipped": 1.0}}
+    splits = {{name: images(source, **(leaves_out if name == skip else {{}})) for name, source in folders.items()}}
+    return Ensemble(
+        name="damaged", recipe=Recipe(model=model, loss="cross_entropy"), **splits, epochs=2, batch_size=8,
+        members=[{{"lr": 0.01}}, {{"lr": 0.02}}], optimizer="sgd", sharing=sharing, retries=2,
+        energy=Energy(measure_idle_s=0), devices="cpu",
+        resources=Resources(workers=1, cpus_per_worker=0.5, threads=1, memory_gb=1.0),
+    )
+"""
+SIZES = {"train": 32, "valid": 12, "test": 12}
+
+
+def write_image(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
+    Image.fromarray(pixels).save(path, quality=95)
+
+
+def damage(*paths: Path) -> None:
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:40])
+
+
+class Frame:
+    """A spec on images of two classes, and what its log says."""
+
+    def __init__(self, path: Path) -> None:
+        self.data, self.run, self.spec = path / "data", path / "run", path / "spec.py"
+        for split, size in SIZES.items():
+            for number in range(size):
+                write_image(self.image(split, number), 1000 * len(split) + number)
+        self.spec.write_text(SPEC.format(path=str(self.data)))
+
+    def image(self, split: str, number: int) -> Path:
+        return self.data / split / "ab"[number % 2] / f"{number:03}.jpg"
+
+    def submit(self, executor: str = "inline", **options: Any) -> ensemble.Result:
+        settings = [f"{name}={value}" for name, value in options.items()]
+        return ensemble.submit(load_spec(str(self.spec), settings), self.run, executor, spec_file=self.spec).wait()
+
+    def events(self, *types: str) -> list[dict[str, Any]]:
+        return [event for event in read_events(self.run / "events.jsonl") if event["type"] in types]
+
+
+@pytest.fixture
+def frame(tmp_path: Path) -> Frame:
+    return Frame(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("executor", "sharing"),
+    [
+        ("inline", "auto"),
+        pytest.param("local", "auto", marks=pytest.mark.more),
+        pytest.param("local", "independent", marks=pytest.mark.more),
+        pytest.param("ray", "auto", marks=[pytest.mark.more, pytest.mark.ray]),
+    ],
+)
+def test_all_damaged_records_are_named_before_anything_trains_and_replacing_them_is_all_it_takes(
+    frame: Frame, executor: str, sharing: str
+) -> None:
+    bad = [*(frame.image("valid", n) for n in (3,)), *(frame.image("test", n) for n in (0, 5))]
+    damage(*bad)
+    with pytest.raises(PipelineError, match="nothing was trained") as refused:
+        frame.submit(executor, sharing=sharing)
+    for path in bad:
+        assert str(path) in str(refused.value)
+    for way_out in ("Replace the files", 'on_error="skip"', "max_skipped"):
+        assert way_out in str(refused.value)
+    assert not frame.events("started", "epoch", "checkpoint", "failed"), "no step, and no attempt is used up"
+    (stopped,) = frame.events("run_stopped")
+    assert str(bad[0]) in stopped["reason"]
+    for number, path in enumerate(bad):
+        write_image(path, number)
+    result = ensemble.resume(frame.run).wait()
+    assert [row["state"] for row in result.members] == ["finished"] * 2
+    assert result.combined is not None and result.combined["split"] == "test"
+
+
+def predictions(frame: Frame, split: str) -> dict[str, str]:
+    """The digest of the last predictions of each member."""
+    return {event["member"]: event["predictions"][split] for event in frame.events("finished")}
+
+
+@pytest.mark.parametrize("command", ["resume", "run"])
+def test_data_to_evaluate_on_that_were_replaced_are_evaluated_again_and_nothing_is_trained(
+    frame: Frame, command: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = frame.submit()
+    kept = {split: predictions(frame, split) for split in ("valid", "test")}
+    weights = {event["member"]: event["weights_sha256"] for event in frame.events("finished")}
+    combined = frame.events("combined")[-1]["metrics"]
+    write_image(frame.image("valid", 1), 77)
+    words = [str(frame.run)] if command == "resume" else [str(frame.spec), "--run-dir", str(frame.run)]
+    assert main([command, *words, "--executor", "inline"]) == 0
+    said = capsys.readouterr().err + caplog.text
+    assert re.search(r"valid has changed: 1 of its 12 records changed \(.*valid/b/001.jpg\)", said), said
+    assert "those that have finished again, without training" in said
+    assert len(frame.events("epoch")) == 4, "those of the first start"
+    assert {event["member"]: event["weights_sha256"] for event in frame.events("finished")} == weights
+    assert not set(kept["valid"].values()) & set(predictions(frame, "valid").values())
+    assert kept["test"] == predictions(frame, "test")
+    after = frame.events("finished")[-1]["metrics"]
+    assert after["loss"] != next(row["metrics"]["loss"] for row in reversed(before.members))
+    assert len(frame.events("combined")) == 2 and frame.events("combined")[-1]["metrics"] != combined, (
+        "calibrated anew"
+    )
+    assert main([command, *words, "--executor", "inline"]) == 0
+    assert len(frame.events("run_started")) == 2, "nothing is left to be done"
+
+
+def test_other_training_data_ask_to_be_accepted_and_rows_of_other_parts_do_not_count(frame: Frame) -> None:
+    frame.submit(parts=True)
+    declared = load_spec(str(frame.spec), ["parts=True"])
+    parts = [[pipe.source.where(index) for index in range(2)] for pipe in (declared.train, declared.valid)]
+    write_image(Path(parts[1][0]), 78)
+    ensemble.resume(frame.run).wait()
+    assert len(frame.events("epoch")) == 4 and list(frame.events("run_started")[-1]["changed_splits"]) == ["valid"]
+    write_image(Path(parts[0][1]), 79)
+    with pytest.raises(
+        StoreError, match=rf"1 of its 16 records changed \({re.escape(parts[0][1])}\).*--accept-data"
+    ):
+        ensemble.resume(frame.run, epochs=3)
+    ensemble.resume(frame.run, epochs=3, accept_data=True).wait()
+    assert len(frame.events("epoch")) == 6
+    ensemble.resume(frame.run, epochs=4).wait()
+    assert len(frame.events("epoch")) == 8, "what was accepted stays so"
+
+
+def test_a_dry_run_names_damaged_records_and_says_what_it_has_not_read(
+    frame: Frame, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", str(frame.spec), "--executor", "inline", "--run-dir", str(frame.run), "--dry-run"]
+    assert main(words) == 0
+    assert "not read: the 32 of train records (--dry-run full reads all)" in capsys.readouterr().out
+    damage(frame.image("train", 7))
+    assert main(words) == 0 and main([*words, "full"]) == 2
+    assert str(frame.image("train", 7)) in capsys.readouterr().err
+    damage(*(frame.image("test", number) for number in range(11)))
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"test: 11 records: sample 0 ({frame.image('test', 0)})" in said
+        and f"; and 1 more, all in {frame.data}/test/b" in said
+    )
+    assert main([*words, "--set", "skip=test"]) == 0
+    assert "11 of 12 records of test cannot be prepared and are left out" in capsys.readouterr().out
+
+
+def test_a_damaged_training_record_ends_members_in_the_first_epoch_and_touches_no_weight(frame: Frame) -> None:
+    damage(frame.image("train", 7))
+    result = frame.submit()
+    assert [row["state"] for row in result.members] == ["failed"] * 2
+    assert not frame.events("epoch", "checkpoint")
+    assert str(frame.image("train", 7)) in frame.events("failed")[0]["error"]
+    write_image(frame.image("train", 7), 5)
+    assert [row["state"] for row in ensemble.resume(frame.run).wait().members] == ["finished"] * 2
+
+
+def test_damaged_records_are_left_out_where_that_is_declared_later(frame: Frame) -> None:
+    damage(frame.image("test", 0))
+    with pytest.raises(PipelineError, match="test: sample 0"):
+        frame.submit()
+    assert [row["state"] for row in frame.submit(skip="test").members] == ["finished"] * 2
+    assert not frame.events("failed")
