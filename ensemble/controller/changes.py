@@ -42,6 +42,8 @@ _LIBRARIES = {
     "optuna": "what the sampler proposes",
 }
 _USED_BY_ALL = {"torch", "numpy"}
+#: Parts of the code that train nobody, and say what a trained member predicts.
+_PREDICTING = {"Recipe.predict", "Recipe.task"}
 _ANEW = "--fresh starts anew beside this run (fresh=True in Python)"
 
 
@@ -196,6 +198,21 @@ def explain_changed_splits(state: RunState, ensemble: Ensemble) -> str | None:
     """Why the members of a run that has finished are evaluated again with these data; None where they are not."""
     changed = describe_changed_splits(state.header.data, training_data(ensemble), ensemble)
     return explain_evaluation(changed) if changed else None
+
+
+def list_evaluated_again(state: RunState, changed: Mapping[str, str], change: Change | None) -> list[str]:
+    """The finished members that are evaluated again: all with changed data (`describe_changed_splits`), or where
+    the change is one of how members predict; after other changes of the code those that have no predictions.
+    """
+    is_all = bool(changed) or (change is not None and not _PREDICTING.isdisjoint(change.names))
+    finished = [each for each in state.members.values() if each.state == "finished" and each.checkpoint]
+    return [each.id for each in finished if is_all or (change is not None and not each.predictions)]
+
+
+def explain_predicted_again(state: RunState, change: Change | None) -> str | None:
+    """Which finished members predict again, as the code has changed; None where none does."""
+    members = list_evaluated_again(state, {}, change)
+    return f"{abbreviate(members)} predict again with the changed code, without training" if members else None
 
 
 def check_same(

@@ -167,6 +167,21 @@ def compute(
     return found
 
 
+def measure_reported(reported: Iterable[str], task: Task, values: Any, target: Any) -> dict[str, float]:
+    """Those of the metrics with names that mean the same to everybody, computed from predictions (tensors) of the
+    task; none that is not defined for them.
+    """
+    found, values, target = {}, values.detach().cpu(), target.detach().cpu()
+    for name in {"accuracy", "rmse", "mae", "mse", "nll", "auroc"}.intersection(reported):
+        known = OTHER_NAMES.get(name, name)
+        if name == "accuracy" and task.kind == "classification":
+            takes_part = find_known(target)
+            found[name] = float((values.argmax(dim=-1) == target)[takes_part].double().mean())
+        elif known in KNOWN and task.kind in KNOWN[known].kinds:
+            found[name] = _compute(known, values.numpy(), target.numpy(), task)
+    return {name: value for name, value in found.items() if value == value}
+
+
 def _call(metric: Callable[..., float], values: Array, target: Array | None) -> float:
     """What a function of the user gives.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from ensemble.spec.split_metrics import measure_reported
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.train.averaging import LossProbe
 from ensemble.train.call import Observation
@@ -25,6 +26,9 @@ from ensemble.train.state import TrainState
 if TYPE_CHECKING:
     from pipelines import Batch
 
+#: By how much, in parts of the larger, a reported metric may differ from that of the saved predictions.
+DIFFERENCE = 0.02
+
 Measure = Callable[[nn.Module, "Batch"], Mapping[str, Any]]
 
 
@@ -34,6 +38,7 @@ class Evaluator:
     Attributes:
         measure: the last one; None before the first.
         predictions: digests of the predictions that were saved, by split.
+        measured: metrics that were reported, of the predictions that were saved on validation.
         footprint: what `ensemble.train.footprint` has measured.
     """
 
@@ -41,6 +46,7 @@ class Evaluator:
         self._state = state
         self.measure: Measure | None = None
         self.predictions: dict[str, str] = {}
+        self.measured: dict[str, float] = {}
         self.footprint: dict[str, float] = {}
         self._has_warned = False
         state.data.on_resident_wait = state.report_progress
@@ -172,3 +178,23 @@ class Evaluator:
         if state.comm.rank == 0 and values is not None and index is not None:
             digest = state.effects.save_predictions(split, what, values, index, target, state.target)
             self.predictions[split] = digest
+            if split == "valid" and target is not None:
+                self.measured = measure_reported(self.find_reported(), what, values, target)
+
+    def find_reported(self) -> dict[str, float]:
+        """The metrics of the weights that are kept, as they were reported."""
+        at, best = self._state.at, self._state.selection.best
+        if at.handed_over:
+            return at.handed_over
+        return dict(best["metrics"] if best is not None and self._state.identity.keep == "best" else at.metrics)
+
+    def compare_reported(self) -> None:
+        """Remark a metric that was reported otherwise than the saved predictions on validation have it."""
+        reported = self.find_reported()
+        for name, figure in self.measured.items():
+            own = reported.get(name, figure)
+            if abs(own - figure) > DIFFERENCE * max(abs(own), abs(figure)):
+                self._state.remark(
+                    f"it reported {name} {own:.4g}, and its saved predictions on 'valid' have {figure:.4g}: where "
+                    "one is in other units or of other weights, members are combined by wrong values"
+                )

@@ -128,7 +128,10 @@ class Lifecycle:
     def _continue(self, saved: dict[str, Any]) -> None:
         """Take the position and what is known from a checkpoint."""
         state = self._state
-        state.observer.seen = Observation.from_checkpoint(saved)
+        seen = Observation.from_checkpoint(saved)
+        if seen is not None and seen.task is None:  # why there is none may no more be so: predict= was added since
+            seen = replace(seen, reason=None, is_open=True)
+        state.observer.seen = seen
         at = state.at = Position(**saved["position"])
         state.selection = Selection(**at.selection)
         state.saved_at = (at.epoch, at.step)
@@ -405,6 +408,7 @@ class Lifecycle:
         if state.saved_at != (state.at.epoch, state.at.step):
             self.save()
         if self._comm.rank == 0:
+            self._evaluator.compare_reported()
             predictions = self._evaluator.predictions
             self._reporter.event(
                 "finished",
