@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 Combine = Callable[..., object]
 """`combine(values [m, n, ...]) -> [n, ...]` of torch tensors."""
 
+CALIBRATION_SAMPLES = 50
+"""Below so many validation samples (positions count) a calibration that is fitted makes figures worse."""
+
 FUNCTION = "function"
 """The method of a combination by the user's function."""
 
@@ -141,6 +144,11 @@ def fit(
     return fit_held_out(method, values, target, task=task, objective=objective, calibrate=calibrate)[0]
 
 
+def is_enough(target: Array) -> bool:
+    """Whether a calibration that is fitted to these targets is worth it."""
+    return np.asarray(target).size >= CALIBRATION_SAMPLES
+
+
 def fit_stack(
     math: TaskMath, values: Sequence[Array], target: Array, groups: Sequence[int] | None
 ) -> tuple[Stack, Array]:
@@ -226,5 +234,5 @@ def fit_held_out(
         weights = share_out(weights, groups)
     if held_out is None:
         held_out = math.mix(values, weights)
-    factor = math.fit_calibration(held_out, target) if calibrate else 1.0
+    factor = math.fit_calibration(held_out, target) if calibrate and is_enough(target) else 1.0
     return Combination(name, weights, factor, stacker, reason, task, function), math.calibrate(held_out, factor)

@@ -16,7 +16,14 @@ import numpy as np
 
 from ensemble.combine.bootstrap import Resampled, find_noise, intervals
 from ensemble.combine.classes import explain_missing_classes
-from ensemble.combine.combination import FUNCTION, Combination, fingerprint_function, fit_held_out
+from ensemble.combine.combination import (
+    CALIBRATION_SAMPLES,
+    FUNCTION,
+    Combination,
+    fingerprint_function,
+    fit_held_out,
+    is_enough,
+)
 from ensemble.combine.metrics import Array, CombineError, compute_defined
 from ensemble.combine.prediction_matrix import PredictionMatrix, explain_left_out, read_prediction_matrix
 from ensemble.combine.quantify import Quantified, describe, quantify
@@ -245,6 +252,8 @@ def _describe_calibration(
         reason = NOT_ASKED
     elif reason is None and valid.target is None:
         reason = "the validation predictions have no target"
+    elif reason is None and valid.target is not None and not is_enough(valid.target):
+        reason = f"{valid.target.size} validation samples are fewer than the {CALIBRATION_SAMPLES} that it needs"
     if reason is not None:
         return {"method": None, "value": None, "reason": reason}
     return {"method": task_math.calibration, "value": combination.temperature, "reason": None}
@@ -306,7 +315,7 @@ def _measure(
     at = valid.members.index(best)
     alone = [task_math.measure(own, target, more) for own in report.values]
     calibrated: dict[str, float] | None = None
-    if ensemble.calibrate and task_math.calibration is not None:
+    if ensemble.calibrate and task_math.calibration is not None and is_enough(valid.target):
         factor = task_math.fit_calibration(valid.values[at], valid.target)
         calibrated = task_math.measure(task_math.calibrate(report.values[at], factor), target, more)
     models = {"ensemble": combined, "best": report.values[at]}

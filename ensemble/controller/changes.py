@@ -42,6 +42,8 @@ _LIBRARIES = {
     "optuna": "what the sampler proposes",
 }
 _USED_BY_ALL = {"torch", "numpy"}
+#: Parts of the code that train nobody, and say what a trained member predicts.
+_PREDICTING = {"Recipe.predict", "Recipe.task"}
 _ANEW = "--fresh starts anew beside this run (fresh=True in Python)"
 
 
@@ -196,6 +198,25 @@ def explain_changed_splits(state: RunState, ensemble: Ensemble) -> str | None:
     """Why the members of a run that has finished are evaluated again with these data; None where they are not."""
     changed = describe_changed_splits(state.header.data, training_data(ensemble), ensemble)
     return explain_evaluation(changed) if changed else None
+
+
+def list_evaluated_again(
+    state: RunState, ensemble: Ensemble, changed: Mapping[str, str], change: Change | None
+) -> list[str]:
+    """The finished members that are evaluated again: all with changed data (`describe_changed_splits`), or where
+    the change is one of how members predict; after other changes of the code those that have no predictions.
+    """
+    function = getattr(getattr(ensemble.recipe, "predict", None), "__qualname__", "Recipe.predict")
+    names = [] if change is None else [name.partition(" (")[0] for name in change.names]
+    is_all = bool(changed) or any(name in _PREDICTING or name.endswith(function) for name in names)
+    finished = [each for each in state.members.values() if each.state == "finished" and each.checkpoint]
+    return [each.id for each in finished if is_all or (change is not None and not each.predictions)]
+
+
+def explain_predicted_again(state: RunState, ensemble: Ensemble, change: Change | None) -> str | None:
+    """Which finished members predict again, as the code has changed; None where none does."""
+    members = list_evaluated_again(state, ensemble, {}, change)
+    return f"with the changed code {abbreviate(members)} will predict again, without training" if members else None
 
 
 def check_same(

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ensemble.controller.actions import Action
-from ensemble.controller.changes import explain_evaluation, find_code_change
+from ensemble.controller.changes import (
+    Change,
+    explain_evaluation,
+    explain_predicted_again,
+    find_code_change,
+    list_evaluated_again,
+)
 from ensemble.controller.clock import StallFreeClock
 from ensemble.controller.driver_usage import DriverUsage
 from ensemble.controller.feeders import SharedStream
@@ -142,7 +148,8 @@ class Controller:
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             left, files = self._read_unreported()  # by processes of an earlier start that was killed
             check_starts(self.ensemble, self.state)
-            changed_splits = self._find_changed_splits()
+            change = find_code_change(self.state, self._code, self.run_dir)
+            changed_splits, evaluated_again = self._evaluate_again(change)
             repairs = self._plan_repairs()
             opened = self.executor.open(self.run_dir, self.ensemble, self.handle)
             nodes = [node.limit(self.ensemble.limits) for node in opened]
@@ -159,7 +166,6 @@ class Controller:
             self._performer = Performer(
                 self.run_dir, self.executor, self._events, self._trials, self._on_event, self._status, self.state
             )
-            change = find_code_change(self.state, self._code, self.run_dir)
             known = list(self.state.profiles.values()) if change is None else []  # changed code invalidates them
             self.session = Session(
                 ensemble=self.ensemble,
@@ -189,6 +195,7 @@ class Controller:
                     code=self._code.fingerprint,
                     more_epochs=self._more_epochs,
                     changed_splits=changed_splits,
+                    evaluated_again=evaluated_again,
                     accepts_data=self._accepts_data,
                 ),
                 *repairs,
@@ -211,15 +218,19 @@ class Controller:
             self._close()
             raise
 
-    def _find_changed_splits(self) -> dict[str, str]:
-        """The changed data for which finished members are evaluated again; the state is as that leaves it."""
+    def _evaluate_again(self, change: Change | None) -> tuple[dict[str, str], list[str]]:
+        """The changed data, and the finished members that are evaluated again; the state is as that leaves it."""
         if not any(member.checkpoint for member in self.state.members.values()):
-            return {}
+            return {}, []
         found = describe_changed_splits(self.state.header.data, training_data(self.ensemble), self.ensemble)
-        if found:
-            log.warning("%s: %s", self.run_dir.path, explain_evaluation(found))
-            evaluate_again(self.state, self._events.read_clock())
-        return found
+        members = list_evaluated_again(self.state, self.ensemble, found, change)
+        for why in filter(
+            None, (found and explain_evaluation(found), explain_predicted_again(self.state, self.ensemble, change))
+        ):
+            log.warning("%s: %s", self.run_dir.path, why)
+        if found or members:
+            evaluate_again(self.state, members, self._events.read_clock())
+        return found, members
 
     def _plan_repairs(self) -> list[Report]:
         """The events by which this start mends damage. The state is as they, and `more_epochs`, will leave it: a

@@ -106,6 +106,7 @@ def describe_start(
     code: str,
     more_epochs: MoreEpochs | None,
     changed_splits: Mapping[str, str],
+    evaluated_again: Sequence[str],
     accepts_data: bool,
 ) -> Report:
     """The `run_started` event.
@@ -141,6 +142,7 @@ def describe_start(
         "pid": os.getpid(),
         "resumed": state.started is not None,
         "changed_splits": dict(changed_splits),
+        "evaluated_again": list(evaluated_again),
         "accepts_data": accepts_data or state.header.accepts_data,
         **({} if more_epochs is None else {"more_epochs": more_epochs}),
     }

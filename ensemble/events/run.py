@@ -71,6 +71,7 @@ class RunStarted(Event):
         energy: `intensity_g_per_kwh`, `pue`, `price_per_kwh`, `currency`.
         more_epochs: `epochs`, `members`: *member*: epochs before, `notes`.
         changed_splits: *split*: how it has changed; members that had finished are evaluated on it again.
+        evaluated_again: members that had finished, and are evaluated again from their checkpoints.
         accepts_data: whether members go on with other training data than before, in this start or an earlier one.
         further_objectives: of a search, beside `objective`: `name`, `mode` of each.
         second_objective: the only one of these, minimized, in logs of earlier versions.
@@ -101,6 +102,7 @@ class RunStarted(Event):
     resumed: bool = False
     more_epochs: MoreEpochs | None = None
     changed_splits: dict[str, str] = {}
+    evaluated_again: list[str] = []
     accepts_data: bool = False
     limits: Json = {}
     priority: int = 0

@@ -167,6 +167,21 @@ def compute(
     return found
 
 
+def measure_reported(reported: Iterable[str], task: Task, values: Array, target: Array) -> dict[str, float]:
+    """Those of the metrics with names that mean the same to everybody, computed from predictions of the task;
+    none that is not defined for them.
+    """
+    found = {}
+    for name in {"accuracy", "rmse", "mae", "mse", "nll", "auroc"}.intersection(reported):
+        known = OTHER_NAMES.get(name, name)
+        if name == "accuracy" and task.kind == "classification":
+            takes_part = find_known(target)
+            found[name] = float((values.argmax(axis=-1) == target)[takes_part].mean())
+        elif known in KNOWN and task.kind in KNOWN[known].kinds:
+            found[name] = _compute(known, values, target, task)
+    return {name: value for name, value in found.items() if value == value}
+
+
 def _call(metric: Callable[..., float], values: Array, target: Array | None) -> float:
     """What a function of the user gives.
 

@@ -203,11 +203,10 @@ def give_more_epochs(run: RunState, more_epochs: events.MoreEpochs, t: float) ->
     run.combined = None  # it was of the members as they had finished
 
 
-def evaluate_again(run: RunState, t: float) -> None:
-    """Lets members that have finished, and whose weights are kept, wait to be evaluated on other data."""
-    for member in run.members.values():
-        if member.state == "finished" and member.checkpoint is not None:
-            reopen_member(run, member, t)
+def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
+    """Lets members that have finished wait to be evaluated on other data, or with other code."""
+    for member in members:
+        reopen_member(run, run.members[member], t)
     run.combined = None
 
 
@@ -217,8 +216,8 @@ def _start_run(run: RunState, event: events.RunStarted) -> None:
     run.holes = [replace(hole, is_known=True) for hole in run.holes]
     if event.more_epochs is not None:
         give_more_epochs(run, event.more_epochs, event.t)
-    if event.changed_splits:
-        evaluate_again(run, event.t)
+    if event.changed_splits or event.evaluated_again:
+        evaluate_again(run, event.evaluated_again, event.t)
     run.starts += 1
     run.name, run.run_id = event.name or run.name, event.run_id or run.run_id
     run.executor, run.mode = event.executor or run.executor, event.mode or run.mode

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from ensemble.spec.split_metrics import measure_reported
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.store import PredictedRows
 from ensemble.train.averaging import LossProbe
@@ -26,6 +27,10 @@ from ensemble.train.state import TrainState
 if TYPE_CHECKING:
     from pipelines import Batch
 
+#: By how much, in parts of the larger, a reported metric may differ from that of the saved predictions.
+MOST_COMPARED = 2**26  # bytes of predictions of which metrics are computed again
+DIFFERENCE = 0.02
+
 Measure = Callable[[nn.Module, "Batch"], Mapping[str, Any]]
 
 
@@ -35,6 +40,7 @@ class Evaluator:
     Attributes:
         measure: the last one; None before the first.
         predictions: digests of the predictions that were saved, by split.
+        measured: metrics that were reported, of the predictions that were saved on validation.
         footprint: what `ensemble.train.footprint` has measured.
     """
 
@@ -42,6 +48,7 @@ class Evaluator:
         self._state = state
         self.measure: Measure | None = None
         self.predictions: dict[str, str] = {}
+        self.measured: dict[str, float] = {}
         self.footprint: dict[str, float] = {}
         self._has_warned = False
         state.data.on_resident_wait = state.report_progress
@@ -203,5 +210,28 @@ class Evaluator:
                 self._save(split, what, together)
 
     def _save(self, split: str, task: Task, rows: PredictedRows) -> None:
-        if len(rows):
-            self.predictions[split] = self._state.effects.save_predictions(split, task, rows, self._state.target)
+        if not len(rows):
+            return
+        self.predictions[split] = self._state.effects.save_predictions(split, task, rows, self._state.target)
+        if split == "valid":
+            values, _, target = rows.arrays()
+            if target is not None and values.nbytes <= MOST_COMPARED:
+                self.measured = measure_reported(self.find_reported(), task, values, target)
+
+    def find_reported(self) -> dict[str, float]:
+        """The metrics of the weights that are kept, as they were reported."""
+        at, best = self._state.at, self._state.selection.best
+        if at.handed_over:
+            return at.handed_over
+        return dict(best["metrics"] if best is not None and self._state.identity.keep == "best" else at.metrics)
+
+    def compare_reported(self) -> None:
+        """Remark a metric that was reported otherwise than the saved predictions on validation have it."""
+        reported = self.find_reported()
+        for name, figure in self.measured.items():
+            own = reported.get(name, figure)
+            if abs(own - figure) > DIFFERENCE * max(abs(own), abs(figure)):
+                self._state.remark(
+                    f"it reported {name} {own:.4g}, and its saved predictions on 'valid' have {figure:.4g}: where "
+                    "one is in other units or of other weights, members are combined by wrong values"
+                )

@@ -103,7 +103,10 @@ class Lifecycle:
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
         if saved is not None:
             set_loose(optimization.model, saved.get("loose", {}))
-            state.observer.seen = Observation.from_checkpoint(saved)
+            seen = Observation.from_checkpoint(saved)
+            if seen is not None and seen.task is None:  # why may no more be so: predict= was added since
+                seen = replace(seen, reason=None, is_open=True)
+            state.observer.seen = seen
             if inherited is None and (
                 why := find_first(self._comm, self._answers.explain_other(saved.get("answers")))
             ):
@@ -415,6 +418,7 @@ class Lifecycle:
         if state.saved_at != (state.at.epoch, state.at.step):
             self.save()
         if self._comm.rank == 0:
+            self._evaluator.compare_reported()
             predictions = self._evaluator.predictions
             self._reporter.event(
                 "finished",

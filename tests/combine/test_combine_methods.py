@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from property_examples import examples
 
 from ensemble.combine import CombineError, fit
-from ensemble.combine.combination import call_function
+from ensemble.combine.combination import CALIBRATION_SAMPLES, call_function
 from ensemble.combine.methods import average_weights, mix
 from ensemble.spec import COMBINERS
 from ensemble.spec.task import Task
@@ -139,6 +139,12 @@ def test_rows_that_are_all_right_leave_the_temperature_alone() -> None:
         before.append(nll(p[30:], target[30:]))
         after.append(nll(MATH.calibrate(p[30:], temperature), target[30:]))
     assert np.mean(after) < 1.1 * np.mean(before)
+
+
+def test_nothing_is_calibrated_on_few_samples() -> None:
+    sure, target = np.tile([[0.99, 0.01]], (CALIBRATION_SAMPLES, 1)), np.arange(CALIBRATION_SAMPLES) % 2
+    assert fit("average", [sure], target).temperature > 1
+    assert fit("average", [sure[1:]], target[1:]).temperature == 1
 
 
 def test_a_stack_corrects_classes_that_a_member_mixes_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,17 +38,23 @@ class Parts(nn.Module):
         return self.form(self.line(x), x)
 
 
-def run(folder: Path, recipe: Any, label: Any = LABEL, **options: Any) -> RunProjection:
+def run(
+    folder: Path,
+    recipe: Any,
+    label: Any = LABEL,
+    executor: str = "inline",
+    accept_code: bool = False,
+    **options: Any,
+) -> RunProjection:
     pipe = Pipeline(sources.arrays(x=X, label=label), seed=0)
-    options = {"train": pipe, "valid": pipe, "epochs": 1, "seed": 0, **options}
+    options = {"train": pipe, "valid": pipe, "epochs": 1, "seed": 0, "members": [Member({"lr": 0.01})], **options}
     declared = Ensemble(
         name="looked",
         recipe=recipe,
-        members=[Member({"lr": 0.01})],
         batch_size=20,
         **options,
     )
-    ensemble.submit(declared, folder, "inline").wait()
+    ensemble.submit(declared, folder, executor, accept_code=accept_code).wait()
     return RunProjection.from_events(read_events(RunDir(folder).events))
 
 
@@ -181,3 +188,47 @@ def test_nan_in_the_validation_data_is_named_with_row_and_field(tmp_path: Path) 
     valid = Pipeline(sources.arrays(x=x, label=LABEL))
     ran = run(tmp_path / "run", Recipe(model=scores, loss="cross_entropy"), valid=valid)
     assert "'x' of sample 7 (arrays(x, label):row 7)" in " ".join(ran.state.members["member-0"].remarks)
+
+
+def test_predict_that_is_added_later_combines_finished_members_without_training(tmp_path: Path) -> None:
+    def go_on(recipe: Recipe) -> RunProjection:
+        return run(tmp_path / "run", recipe, executor="local", accept_code=True)
+
+    def count_epochs() -> int:
+        return [type(event).__name__ for event in read_events(RunDir(tmp_path / "run").events)].count("Epoch")
+
+    first = go_on(PARTS)
+    assert first.state.combined is not None and first.state.combined.members == [] and count_epochs() == 1
+    weights = first.state.members["member-0"].weights_sha256
+    for take in (lambda outputs: outputs[1], lambda outputs: 2 * outputs[1]):  # none before, and others before
+        later = replace(PARTS, predict=lambda model, batch, take=take: take(model(batch["x"])).softmax(-1))
+        saved = first.state.members["member-0"].predictions
+        first = go_on(replace(later, task="classification"))
+        member = first.state.members["member-0"]
+        assert first.state.combined is not None and first.state.combined.members == ["member-0"]
+        assert member.weights_sha256 == weights and member.predictions != saved and count_epochs() == 1
+
+
+def test_a_metric_that_its_predictions_do_not_have_is_remarked(tmp_path: Path) -> None:
+    def train(member: Any) -> None:
+        model = nn.Linear(4, 3)
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+
+        def measure(model: Any, batch: Any) -> Any:
+            right = model(batch["x"]).argmax(dim=-1) == batch["label"]
+            return {
+                "accuracy": right.float(),
+                "nll": entropy()(model, batch) * (10 if member.params["wrong"] else 1),
+            }
+
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(entropy()(model, batch))
+                member.step()
+            member.report(**member.evaluate(measure))
+        member.predict_all()
+
+    members = [Member({"wrong": False}), Member({"wrong": True})]
+    ran = run(tmp_path / "run", train, members=members, objective="accuracy", mode="max")
+    right, wrong = (ran.state.members[f"member-{number}"].remarks for number in (0, 1))
+    assert right == [] and len(wrong) == 1 and wrong[0].startswith("it reported nll ")
