@@ -23,6 +23,21 @@ _MEANING = {
     "quantiles": "the quantiles, along the last axis",
     "free": "what the ensemble's own combination gives",
 }
+_WORDS = {  # what a stage of `pipelines.stages.records` does
+    "cast": "convert the values of `{field}` to another type",
+    "center_crop": "cut the middle out of `{field}`",
+    "decode_image": "decode the image file in `{field}` to channels x height x width",
+    "decode_jpeg": "decode the JPEG file in `{field}` to channels x height x width",
+    "drop": "leave out fields",
+    "fit": "put columns, as they were fitted to the training data, into the vector `{field}`",
+    "pad": "fill `{field}` up to a length",
+    "rename": "rename fields",
+    "resize": "resize the image `{field}`",
+    "scale": "divide `{field}` by 255 where it holds integers, subtract the mean and divide by the deviation",
+    "select": "keep these fields only",
+    "shrink_jpeg": "make the JPEG file in `{field}` smaller",
+    "tokenize": "divide the text in `{field}` into numbered tokens",
+}
 
 
 def make_card(
@@ -88,6 +103,11 @@ def _explain_use(record: Record, onnx_difference: float | None) -> str:
         parts.append(f"`{UNCERTAINTY}` takes the same and returns a dict: {names}.")
     if record["classes"]:
         parts.append("Classes, from 0: " + ", ".join(map(_escape, record["classes"])) + ".")
+    if all(stage["record"] for stage in record["stages"]["of_caller"]):
+        parts.append(
+            "Of raw records (a folder of images, CSV, Parquet ...) it predicts by this command, with the "
+            "preprocessing below:\n\n```sh\nensemble predict . DATA --out predictions.csv\n```"
+        )
     if onnx_difference is not None:
         parts.append(f"`{ONNX}` is the same for ONNX runtimes; it differs by {onnx_difference:.2g} at most.")
     parts.append(
@@ -133,8 +153,9 @@ def _list_stages(stages: Mapping[str, Sequence[Record]]) -> str:
 def _format_stage(stage: Record) -> str:
     if stage["record"] is None:
         return f"`{stage['name']}` (a function of the spec, not in this folder)"
-    values = ", ".join(f"{name}={_shorten(value)}" for name, value in stage["record"]["values"].items())
-    return f"`{stage['record']['stage']}({values})`"
+    name, values = stage["record"]["stage"], stage["record"]["values"]
+    call = ", ".join(f"{key}={_shorten(value)}" for key, value in values.items() if value is not None)
+    return f"{_WORDS[name].format(field=values.get('field', ''))}: `{name}({call})`"
 
 
 def _shorten(value: Any) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from pipelines.stage import Stage
 from pipelines.stages import _image_size
-from pipelines.stages._decode import DecodeImage, DecodeJpeg
+from pipelines.stages._decode import DecodeImage, DecodeJpeg, find_orientation
 from pipelines.stages._geometry import CenterCrop, Crop, RandomCrop, RandomResizedCrop
 from pipelines.stages._sample import Sample, load_jpeg_decoder
 
@@ -52,6 +52,8 @@ class DecodedPart:
         size = _read_size(data) if type(data) is bytes else None
         if size is None or size[0] * size[1] > self.decode.max_pixels:
             return None
+        if find_orientation(data, self.decode.orient) != 1:
+            return None
         part = self.crop.find_part(*size, rng)
         if part is None:
             return None
@@ -68,7 +70,11 @@ def find_decoded_parts(stages: Iterable[Stage]) -> dict[int, DecodedPart]:
         # A class derived from one of ours may do something else.
         if type(decode) not in (DecodeJpeg, DecodeImage) or type(crop) not in _CROPS:
             continue
-        if crop.field != decode.field or getattr(decode, "min_size", None) is not None:
+        if (
+            crop.field != decode.field
+            or getattr(decode, "min_size", None)
+            or getattr(decode, "dtype", None) not in (None, "uint8")
+        ):
             continue
         given = (first.field, first.random, second.field, second.random)
         if given == (None, None, None, crop.draws) and (library := load_library()) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import glob
 import hashlib
+import io
 import os
 import re
 import stat
@@ -26,6 +27,13 @@ WHOLE_BYTES = 256 << 20
 _BLOCKS, _BLOCK_BYTES = 16, 4096
 _READ_BYTES = 1 << 20
 _READERS = 16
+
+
+class _OpenFile(io.FileIO):
+    """A file that is closed with its last reader, as several sources may read it."""
+
+    def __del__(self) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ class File:
             PipelineError: the file is missing, or was changed since it was indexed.
         """
         try:
-            file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - the caller keeps it open
+            file = _OpenFile(self.path, "rb")  # the caller keeps it open
         except OSError as error:
             raise PipelineError(f"{self.path}: cannot be opened: {error.strerror}") from error
         status = os.fstat(file.fileno())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ from pipelines.stages._sample import (
 )
 
 MODES = ("RGB", "BGR", "GRAY")
+DTYPES = (None, "uint8", "uint16", "float32")
 
 
 @known_as("pipelines.stages.decode_jpeg")
@@ -36,12 +39,16 @@ class DecodeJpeg(Transform):
     mode: str
     min_size: tuple[int, int] | None
     max_pixels: int = MAX_PIXELS
+    orient: bool | None = None
 
     def __call__(self, sample: Sample) -> Sample:
         data = get_image_bytes(sample, self.field)
         if not is_jpeg(data):
             raise PipelineError(_format_refusal(self.field, data, "decode_image reads other formats"))
-        return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, self.min_size, self.max_pixels)}
+        least, orientation = self.min_size, find_orientation(data, self.orient)
+        least = least[::-1] if least and orientation > 4 else least
+        image = _decode_jpeg(self.field, data, self.mode, least, self.max_pixels)
+        return {**sample, self.field: _turn(image, orientation)}
 
 
 @known_as("pipelines.stages.decode_image")
@@ -52,15 +59,43 @@ class DecodeImage(Transform):
     field: str
     mode: str
     max_pixels: int = MAX_PIXELS
+    orient: bool | None = None
+    dtype: str | None = None
 
     def __call__(self, sample: Sample) -> Sample:
         data = get_image_bytes(sample, self.field)
         if is_jpeg(data):
-            return {**sample, self.field: _decode_jpeg(self.field, data, self.mode, None, self.max_pixels)}
-        return {**sample, self.field: _decode_other(self.field, data, self.mode, self.max_pixels)}
+            image = _decode_jpeg(self.field, data, self.mode, None, self.max_pixels)
+            image = _turn(image, find_orientation(data, self.orient))
+        else:
+            image = self._decode_other(data)
+        if image.dtype != (self.dtype or "uint8"):
+            raise PipelineError(
+                f"field {self.field!r}: the image holds {image.dtype}: decode_image({self.field!r}, "
+                f'dtype="{image.dtype}") keeps that, and dtype="uint8" makes it 8 bits a value: the upper 8 of '
+                "16, which are 0 to 15 in 12-bit pictures"
+            )
+        return {**sample, self.field: image}
+
+    def _decode_other(self, data: bytes) -> Array:
+        cv2 = load_opencv()
+        _image_size.check_pixels(self.field, *(_image_size.read_size(data) or (0, 0)), self.max_pixels)
+        flags = cv2.IMREAD_GRAYSCALE if self.mode == "GRAY" else cv2.IMREAD_COLOR
+        flags |= 0 if self.orient else cv2.IMREAD_IGNORE_ORIENTATION
+        flags |= 0 if self.dtype == "uint8" else cv2.IMREAD_ANYDEPTH
+        pixels = None
+        if data:
+            try:
+                pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+            except cv2.error as error:
+                raise PipelineError(f"field {self.field!r}: cannot decode image: {error.err}") from error
+        if pixels is None:
+            problem = f"unknown format or damaged ({data[:8].hex(' ')} ...)" if data else "there are no bytes"
+            raise PipelineError(f"field {self.field!r}: cannot decode image: {problem}")
+        return to_chw(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if self.mode == "RGB" else pixels)
 
 
-@known_as("pipelines.stages.shrink_jpeg")
+@known_as("pipelines.stages.shrink_jpeg", version=2)
 @dataclass(frozen=True)
 class ShrinkJpeg(Transform):
     """See `shrink_jpeg`."""
@@ -88,7 +123,11 @@ class ShrinkJpeg(Transform):
         cv2 = load_opencv()
         small = cv2.resize(image.transpose(1, 2, 0), size, interpolation=cv2.INTER_AREA)
         pixels = small.reshape(*small.shape[:2], -1)
-        return {**sample, self.field: bytes(load_jpeg_encoder()(pixels, self.quality, mode, subsampling))}
+        made = bytes(load_jpeg_encoder()(pixels, self.quality, mode, subsampling))
+        if (orientation := _image_size.read_orientation(data)) != 1:
+            tag = struct.pack(">HHHIHHI", 1, 0x0112, 3, 1, orientation, 0, 0)
+            made = made[:2] + b"\xff\xe1\0\x22Exif\0\0MM\0*\0\0\0\x08" + tag + made[2:]
+        return {**sample, self.field: made}
 
 
 def decode_jpeg(
@@ -96,6 +135,8 @@ def decode_jpeg(
     mode: str = "RGB",
     min_size: int | tuple[int, int] | None = None,
     max_pixels: int = MAX_PIXELS,
+    *,
+    orient: bool | None = None,
 ) -> DecodeJpeg:
     """Decodes JPEG bytes to an image, uint8 [C, H, W].
 
@@ -110,6 +151,8 @@ def decode_jpeg(
             decoded at the smallest of 4/8, 3/8, 2/8 or 1/8 of its size that is not below `min_size`, which is
             faster; follow with `resize`.
         max_pixels: largest height x width of an image, checked in its header before it is decoded.
+        orient: whether pictures are turned as EXIF says (boxes and masks do not follow); None: they are not, and a
+            warning says so at the first that would be.
 
     Raises:
         PipelineError: an argument is invalid.
@@ -118,26 +161,38 @@ def decode_jpeg(
         >>> pipe = pipe.map(decode_jpeg("image", min_size=224)).map(stages.resize("image", 224))
     """
     smallest = None if min_size is None else check_size("min_size", min_size)
-    return DecodeJpeg(
-        field, _check_mode("decode_jpeg", mode), smallest, _check_max_pixels("decode_jpeg", max_pixels)
-    )
+    pixels = _check_max_pixels("decode_jpeg", max_pixels)
+    return DecodeJpeg(field, _check_mode("decode_jpeg", mode), smallest, pixels, orient)
 
 
-def decode_image(field: str, mode: str = "RGB", max_pixels: int = MAX_PIXELS) -> DecodeImage:
+def decode_image(
+    field: str,
+    mode: str = "RGB",
+    max_pixels: int = MAX_PIXELS,
+    *,
+    orient: bool | None = None,
+    dtype: str | None = None,
+) -> DecodeImage:
     """Decodes bytes of any format that OpenCV reads (PNG, WebP, TIFF, BMP ...) to an image, uint8 [C, H, W].
 
-    JPEG is decoded as by `decode_jpeg`. Transparency is dropped, 16-bit channels become 8-bit, and EXIF
-    orientation is not applied. A sample fails if the format is unknown or the bytes are damaged.
+    JPEG is decoded as by `decode_jpeg`. Transparency is dropped. A sample fails if the format is unknown, the
+    bytes are damaged, or its values are of more than 8 bits and no `dtype` says what becomes of them.
 
     Args:
         field: holds the bytes, then the image.
         mode: "RGB" or "BGR" (3 channels each) or "GRAY" (1 channel).
         max_pixels: largest height x width of an image, checked in its header before it is decoded.
+        orient: as of `decode_jpeg`; the warning is of JPEG only.
+        dtype: "uint16" or "float32" of pictures that hold such values (a file with others fails); "uint8": 16 bits
+            become their upper 8.
 
     Raises:
         PipelineError: an argument is invalid.
     """
-    return DecodeImage(field, _check_mode("decode_image", mode), _check_max_pixels("decode_image", max_pixels))
+    if dtype not in DTYPES:
+        raise PipelineError(f"decode_image: dtype cannot be {dtype!r} (valid: uint8, uint16, float32)")
+    pixels = _check_max_pixels("decode_image", max_pixels)
+    return DecodeImage(field, _check_mode("decode_image", mode), pixels, orient, dtype)
 
 
 def shrink_jpeg(field: str, shorter: int, quality: int = 90, max_pixels: int = MAX_PIXELS) -> ShrinkJpeg:
@@ -145,9 +200,8 @@ def shrink_jpeg(field: str, shorter: int, quality: int = 90, max_pixels: int = M
 
     What a cache keeps of a pipeline with this stage is its result (`Feeder(cache=)`). It is encoded with 4:2:0
     chroma, grey files as grey. Files whose shorter side is not longer than `shorter`, and files of other formats,
-    stay as they are. Labels in pixels (boxes, masks) do not follow; orientation (EXIF) and colour profile are not
-    copied: `decode_jpeg` and `decode_image` use neither. A sample fails if a file that is to be made
-    smaller is damaged or truncated.
+    stay as they are. Labels in pixels (boxes, masks) do not follow; of EXIF only the orientation is kept. A sample
+    fails if a file that is to be made smaller is damaged or truncated.
 
     Args:
         field: holds the bytes.
@@ -223,17 +277,23 @@ def _decode_jpeg(field: str, data: bytes, mode: str, min_size: tuple[int, int] |
     return to_chw(pixels)
 
 
-def _decode_other(field: str, data: bytes, mode: str, max_pixels: int) -> Array:
-    cv2 = load_opencv()
-    _image_size.check_pixels(field, *(_image_size.read_size(data) or (0, 0)), max_pixels)
-    flags = cv2.IMREAD_GRAYSCALE if mode == "GRAY" else cv2.IMREAD_COLOR
-    pixels = None
-    if data:
-        try:
-            pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags | cv2.IMREAD_IGNORE_ORIENTATION)
-        except cv2.error as error:
-            raise PipelineError(f"field {field!r}: cannot decode image: {error.err}") from error
-    if pixels is None:
-        problem = f"unknown format or damaged ({data[:8].hex(' ')} ...)" if data else "there are no bytes"
-        raise PipelineError(f"field {field!r}: cannot decode image: {problem}")
-    return to_chw(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB) if mode == "RGB" else pixels)
+def find_orientation(data: bytes, orient: bool | None) -> int:
+    """How the picture of a JPEG file is to be turned, as EXIF numbers it (1: not at all)."""
+    orientation = 1 if orient is False else _image_size.read_orientation(data)
+    if orient is None and orientation != 1:
+        warnings.warn(
+            "a JPEG file says that its picture is to be turned (EXIF orientation), and is decoded as it lies: "
+            "orient=True of the stage that decodes turns such pictures, orient=False says that they stay",
+            stacklevel=2,
+        )
+        return 1
+    return orientation
+
+
+def _turn(image: Array, orientation: int) -> Array:
+    """The image upright."""
+    if orientation == 1:
+        return image
+    image = image.transpose(0, 2, 1) if orientation > 4 else image
+    image = image[:, ::-1] if orientation in (3, 4, 7, 8) else image
+    return np.ascontiguousarray(image[:, :, ::-1] if orientation in (2, 3, 6, 7) else image)

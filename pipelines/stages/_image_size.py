@@ -22,8 +22,9 @@ _JPEG = re.compile(
     re.DOTALL,
 )
 _JPEG_SIZE = struct.Struct(">HH")
+_APPLICATION = {bytes([marker]) for marker in range(0xE0, 0xF0)}  # JPEG's segments APP0 to APP15
 _BOXES = 65536  # bytes in which the boxes that describe an image lie
-_WIDTH, _HEIGHT = 256, 257  # tags of TIFF
+_WIDTH, _HEIGHT, _ORIENTATION = 256, 257, 274  # tags of TIFF
 
 
 def check_pixels(field: str, height: int, width: int, max_pixels: int) -> None:
@@ -98,18 +99,39 @@ def _webp(data: bytes) -> tuple[int, int] | None:
     return None
 
 
+def read_orientation(data: bytes) -> int:
+    """The EXIF orientation of a JPEG file, 1 to 8; 1 where it names none."""
+    at = 2
+    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] in _APPLICATION:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if data[at + 4 : at + 10] == b"Exif\0\0":
+            try:
+                orientation = _read_tags(data[at + 10 : end]).get(_ORIENTATION, 1)
+            except struct.error:
+                return 1
+            return orientation if 1 <= orientation <= 8 else 1
+        at = end
+    return 1
+
+
 def _tiff(data: bytes) -> tuple[int, int] | None:
+    tags = _read_tags(data)
+    return (tags[_HEIGHT], tags[_WIDTH]) if _HEIGHT in tags and _WIDTH in tags else None
+
+
+def _read_tags(data: bytes) -> dict[int, int]:
+    """The size and the orientation that a TIFF file's first directory has."""
     order = "<" if data[:2] == b"II" else ">"
     big = b"+" in data[2:4]
     (directory,) = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)
     (count,) = struct.unpack_from(order + ("Q" if big else "H"), data, directory)
     first, entry = (directory + 8, 20) if big else (directory + 2, 12)
-    sides = {}
+    tags = {}
     for at in range(first, min(first + entry * count, len(data)), entry):
         tag, kind = struct.unpack_from(order + "HH", data, at)
-        if tag in (_WIDTH, _HEIGHT) and kind in _INTEGERS:
-            (sides[tag],) = struct.unpack_from(order + _INTEGERS[kind], data, at + (12 if big else 8))
-    return (sides[_HEIGHT], sides[_WIDTH]) if len(sides) == 2 else None
+        if tag in (_WIDTH, _HEIGHT, _ORIENTATION) and kind in _INTEGERS:
+            (tags[tag],) = struct.unpack_from(order + _INTEGERS[kind], data, at + (12 if big else 8))
+    return tags
 
 
 _INTEGERS = {3: "H", 4: "I", 16: "Q"}

@@ -95,7 +95,8 @@ def test_without_preprocessing_the_program_takes_what_the_pipeline_gives(run: Pa
     batch = {"image": prepared(make_images(5)["image"])}
     assert bits(programs.load_program(made / "model.pt2")(batch)) == bits(ensemble.load(run)(batch))
     assert not (made / "uncertainty.pt2").exists() and record["uncertainty"] is None
-    assert "1. `center_crop(" in (made / "README.md").read_text()
+    card = (made / "README.md").read_text()
+    assert "1. cut the middle out of `image`: `center_crop(" in card and "ensemble predict . DATA" in card
 
 
 def test_the_record_says_what_is_in_the_artifact(run: Path, artifact: Path) -> None:

@@ -199,7 +199,8 @@ def test_a_stage_of_the_users_is_done_by_the_run_and_asked_of_the_artifacts_call
     wanted = compute(run, photos["pixels"] // 2)
     assert same(read(tmp_path / "alone")["probabilities"], wanted)
     assert same(read(tmp_path / "run.parquet")["probabilities"], wanted)
-    assert "`double` (a function of the spec, not in this folder)" in (made / "README.md").read_text()
+    card = (made / "README.md").read_text()
+    assert "`double` (a function of the spec, not in this folder)" in card and "ensemble predict" not in card
 
 
 def test_numbers_of_other_types_are_cast_and_other_shapes_refused(artifact: Path, tmp_path: Path) -> None:

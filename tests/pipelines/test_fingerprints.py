@@ -30,7 +30,7 @@ from pipelines.stages._values import Cast
 
 #: Public name -> version, of what computes something else than its version 1: runs and caches of before have other
 #: data then.
-RAISED = {
+RAISED = {"pipelines.stages.shrink_jpeg": 2} | {
     f"pipelines.weights.{name}": 2
     for name in ("assigned", "assigned_fold", "bootstrap", "expanding_window", "fold")
 }

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import stages
+from pipelines import Pipeline, sources, stages
 from pipelines.errors import PipelineError
+from pipelines.prepare.sample_maker import SampleMaker
 from pipelines.stages import _image_size
 
 Image = np.ndarray[Any, Any]
@@ -185,11 +188,60 @@ def test_any_other_format_is_refused_from_its_header_too(extension: str) -> None
         pixels = pixels.astype("float32")
     options = [cv2.IMWRITE_WEBP_QUALITY, 101] if extension == "lossless.webp" else []
     data = cv2.imencode(f".{extension}", np.ascontiguousarray(pixels), options)[1].tobytes()
-    assert run(stages.decode_image("image", max_pixels=2856), data).shape == (3, 42, 68)
+    dtype = pixels.dtype.name
+    assert run(stages.decode_image("image", max_pixels=2856, dtype=dtype), data).shape == (3, 42, 68)
     with pytest.raises(PipelineError, match="the image claims 42 x 68 pixels, more than max_pixels=2855"):
         stages.decode_image("image", max_pixels=2855)({"image": data})
     for cut in range(min(len(data), 600)):
         assert _image_size.read_size(data[:cut]) in (None, (42, 68))  # and no other error
+
+
+def with_orientation(data: bytes, orientation: int) -> bytes:
+    tag = struct.pack("<HHHIHHI", 1, 0x0112, 3, 1, orientation, 0, 0)
+    return data[:2] + b"\xff\xe1\0\x22Exif\0\0II*\0\x08\0\0\0" + tag + data[2:]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_are_turned_as_exif_says_where_that_is_declared(orientation: int) -> None:
+    plain = simplejpeg.encode_jpeg(smooth(64, 96), colorsubsampling="444")
+    data = with_orientation(plain, orientation)
+    upright = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)[:, :, ::-1].transpose(2, 0, 1)
+    lying = run(stages.decode_jpeg("image"), plain)
+    for decode in (stages.decode_jpeg, stages.decode_image):
+        turned = run(decode("image", orient=True), data)
+        assert turned.shape == upright.shape
+        assert np.abs(turned.astype(int) - upright).max() <= 4  # another libjpeg
+        np.testing.assert_array_equal(run(decode("image", orient=False), data), lying)
+        with contextlib.nullcontext() if orientation == 1 else pytest.warns(UserWarning, match="orient=True"):
+            np.testing.assert_array_equal(run(decode("image"), data), lying)
+        crop = Pipeline(sources.arrays(image=[data]), seed=1).map(decode("image", orient=True))
+        crop = crop.map(stages.random_crop("image", 32))
+        part = SampleMaker(crop).make(0, 0)["image"]
+        assert any((part == turned[:, i : i + 32, j : j + 32]).all() for i in range(65) for j in range(65))
+    small = run(stages.shrink_jpeg("image", 16), data)
+    assert run(stages.decode_jpeg("image", orient=True), small).shape == (
+        3,
+        *((24, 16) if orientation > 4 else (16, 24)),
+    )
+    least = run(stages.decode_jpeg("image", min_size=(8, 12)[:: -1 if orientation > 4 else 1], orient=True), data)
+    assert least.shape == ((3, 24, 16) if orientation > 4 else (3, 16, 24))
+
+
+def test_values_of_more_than_8_bits_are_kept_or_refused() -> None:
+    pixels = np.arange(4096, dtype=np.uint16).reshape(64, 64)  # 12 bits
+    for extension, kept in (("png", pixels), ("tiff", pixels), ("tiff", pixels.astype("float32"))):
+        data, dtype = cv2.imencode(f".{extension}", kept)[1].tobytes(), str(kept.dtype)
+        with pytest.raises(PipelineError, match=f'holds {dtype}: .*dtype="{dtype}"'):
+            stages.decode_image("image", "GRAY")({"image": data})
+        made = run(stages.decode_image("image", "GRAY", dtype=dtype), data)
+        assert made.dtype == dtype
+        np.testing.assert_array_equal(made[0], kept)
+    data = cv2.imencode(".png", pixels)[1].tobytes()
+    np.testing.assert_array_equal(run(stages.decode_image("image", dtype="uint8"), data)[1], pixels >> 8)
+    with pytest.raises(PipelineError, match="holds uint8"):
+        stages.decode_image("image", dtype="uint16")({"image": simplejpeg.encode_jpeg(smooth(16, 16))})
+    with pytest.raises(PipelineError, match="dtype cannot be 'int8'"):
+        stages.decode_image("image", dtype="int8")
 
 
 # Resize

@@ -93,9 +93,9 @@ def _describe_bytes(data: bytes) -> Field:
     if is_jpeg(data):
         height, width = load_jpeg_decoder()[0](data)[:2]
         data = stages.shrink_jpeg("image", PIXELS)({"image": data})["image"]
-        drawn = _draw(stages.decode_jpeg("image")({"image": data})["image"], as_jpeg=True)
+        drawn = _draw(stages.decode_jpeg("image", orient=True)({"image": data})["image"], as_jpeg=True)
         return drawn | {"text": _describe_size(height, width)}
-    return _draw(stages.decode_image("image")({"image": data})["image"], as_jpeg=False)
+    return _draw(stages.decode_image("image", orient=True, dtype="uint8")({"image": data})["image"], as_jpeg=False)
 
 
 def _describe_array(value: Array) -> Field:
