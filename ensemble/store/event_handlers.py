@@ -22,7 +22,7 @@ import ensemble.events as events
 from ensemble.events import Event, to_dict
 from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.log_lines import add_files
-from ensemble.store.member import ENDED, Exclusion, MemberState, Span
+from ensemble.store.member import ENDED, UNCOMBINED, Exclusion, MemberState, Span
 from ensemble.store.state import RunState
 
 
@@ -205,8 +205,9 @@ def give_more_epochs(run: RunState, more_epochs: events.MoreEpochs, t: float) ->
 
 def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
     """Lets members that have finished wait to be evaluated on other data, or with other code."""
-    for member in members:
-        reopen_member(run, run.members[member], t)
+    for member in map(run.members.__getitem__, members):
+        reopen_member(run, member, t)
+        member.remarks = [text for text in member.remarks if not text.startswith(UNCOMBINED)]
     run.combined = None
 
 

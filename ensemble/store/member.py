@@ -15,6 +15,9 @@ State = Literal["waiting", "placed", "running", "paused", "stopped", "finished",
 #: States in which nothing more will come of a member; a resume takes up only what failed again.
 ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 
+#: How remarks begin that hold only for what a member predicts.
+UNCOMBINED = "there will be no combined model"
+
 #: Why a member failed for good: the same batches give the same loss with the same code, and what a search proposed
 #: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the
 #: recipe, no memory, no room on the disk) may have been mended before a resume.

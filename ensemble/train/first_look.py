@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ensemble.spec import Recipe
 from ensemble.spec.task import NUMBERS, Task, find_known
+from ensemble.store.member import UNCOMBINED
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target
 from ensemble.train.infer_task import OutputError, describe, find_class_axis, fit_points
@@ -24,7 +25,6 @@ from ensemble.train.state import TrainState
 if TYPE_CHECKING:
     from pipelines import Batch
 
-UNCOMBINED = "there will be no combined model"
 #: By how much the loss of a sample may change with its neighbours, in parts of the largest: kernels round.
 ROUNDING = 0.02
 #: Values between 0 and 1 of which scores are not so by chance.

@@ -118,8 +118,13 @@ def predictions(frame: Frame, split: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("command", ["resume", "run"])
 def test_data_to_evaluate_on_that_were_replaced_are_evaluated_again_and_nothing_is_trained(
-    frame: Frame, command: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    frame: Frame,
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("ensemble.combine.combination.CALIBRATION_SAMPLES", 12)
     before = frame.submit()
     kept = {split: predictions(frame, split) for split in ("valid", "test")}
     weights = {event["member"]: event["weights_sha256"] for event in frame.events("finished")}

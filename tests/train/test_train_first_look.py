@@ -206,7 +206,12 @@ def test_predict_that_is_added_later_combines_finished_members_without_training(
         first = go_on(replace(later, task="classification"))
         member = first.state.members["member-0"]
         assert first.state.combined is not None and first.state.combined.members == ["member-0"]
-        assert member.weights_sha256 == weights and member.predictions != saved and count_epochs() == 1
+        assert (
+            member.remarks == []
+            and member.weights_sha256 == weights
+            and member.predictions != saved
+            and count_epochs() == 1
+        )
 
 
 def test_a_metric_that_its_predictions_do_not_have_is_remarked(tmp_path: Path) -> None:
