@@ -50,7 +50,7 @@ class DecodedPart:
         field = self.decode.field
         data = sample.get(field) if type(sample) is dict else None
         size = _read_size(data) if type(data) is bytes else None
-        if size is None or size[0] * size[1] > self.decode.max_pixels:
+        if type(data) is not bytes or size is None or size[0] * size[1] > self.decode.max_pixels:
             return None
         if find_orientation(data, self.decode.orient) != 1:
             return None
