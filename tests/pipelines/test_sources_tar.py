@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import io
 import os
@@ -45,6 +46,14 @@ def test_extensions_are_fields_and_members_of_one_name_are_a_record(tmp_path: Pa
     ]
     assert source.where(0) == f"{tmp_path}/a.tar:train/a.JPG"
     assert source.extensions == ("jpg", "cls", "seg.png")
+
+
+def test_an_archive_is_closed_with_its_source(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    source = sources.tar(write(tmp_path / "a.tar", {"a.txt": b"one"}))
+    assert source[0]["txt"] == b"one"
+    del source
+    gc.collect()
+    assert not [found for found in recwarn if issubclass(found.category, ResourceWarning)]
 
 
 def test_rename_gives_several_extensions_one_field(tmp_path: Path) -> None:
