@@ -91,9 +91,10 @@ def describe_changed_records(
     """How many records of a split are others than before, and which, as the end of a message; "" if not known."""
     known = [(data.get("records") or {}).get(split, "") for data in (before, now)]
     then, here = (np.frombuffer(base64.b64decode(text), "<u4") for text in known)
-    if len(then) != len(here):
+    source = getattr(getattr(ensemble, split), "source", None)  # the training data may be a function's
+    if len(then) != len(here) or source is None:
         return ""
-    changed, source = np.flatnonzero(then != here).tolist(), getattr(ensemble, split).source
+    changed = np.flatnonzero(then != here).tolist()
     step = -(-len(source) // MOST_STAMPS)
     if not changed:
         return ""
