@@ -94,7 +94,13 @@ def test_members_that_share_and_one_that_is_killed_end_with_the_bits_of_members_
     assert (tmp_path / "killed").exists() and len(of_kind(run_dir, "failed")) == 1
     assert finished_hashes(run_dir) == alone and len(set(alone.values())) == 2
     ended = of_kind(run_dir, "epoch", "member-0")
-    assert len(ended) == EPOCHS and all(each["samples"] == POSITIONS for each in ended)
+    declared = declare()
+    weigh = make_weight_function(declared.identify(0).weights, source())
+    assert weigh is not None and isinstance(declared.train, Pipeline)
+    trained = [0] * EPOCHS  # samples of its fold are not in its batches
+    for batch in declared.train.loader(BATCH, EPOCHS):
+        trained[batch.epoch] += np.count_nonzero(weigh(batch["index"].numpy()))
+    assert [each["samples"] for each in ended] == trained and max(trained) < POSITIONS
     assert all(each["private_batches"] == 0 and each["shared_batches"] == STEPS for each in ended)
     assert of_kind(run_dir, "feeder")[-1]["prepared"] == EPOCHS * POSITIONS
     members = fold(read_events(run_dir / "events.jsonl")).members.values()
