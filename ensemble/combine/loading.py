@@ -404,7 +404,7 @@ def _load_member(
     if mapped:
         map_weights(model, weights)
     answers = saved.get("answers")
-    if answers is not None and member.code in (None, answers["code"]):
+    if answers is not None and not mapped and member.code in (None, answers["code"]):
         _check_answers(name, model.eval(), call, answers)
     return model
 

@@ -174,7 +174,7 @@ def measure_reported(reported: Iterable[str], task: Task, values: Array, target:
     found = {}
     for name in {"accuracy", "rmse", "mae", "mse", "nll", "auroc"}.intersection(reported):
         known = OTHER_NAMES.get(name, name)
-        if name == "accuracy" and task.kind == "classification":
+        if name == "accuracy" and task.kind == "classification" and values.shape[:-1] == target.shape:
             takes_part = find_known(target)
             found[name] = float((values.argmax(axis=-1) == target)[takes_part].mean())
         elif known in KNOWN and task.kind in KNOWN[known].kinds:

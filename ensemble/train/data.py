@@ -128,6 +128,7 @@ class Data:
         self._before: Counter[str] = Counter()  # counters of loaders that were closed
         self._epochs: Iterator[Any] = iter(())
         self._residents: dict[str, Resident | StreamedSet] = {}
+        self._were_read = set[str]()  # splits of which batches were asked for
 
     def prepare_splits(self) -> None:
         """Prepare the splits on which the member is evaluated; one that memory does not hold is read later.
@@ -334,12 +335,13 @@ class Data:
     def split(self, name: str, collate: Collate | None = None) -> Iterator[Batch]:
         """Yield this rank's share of a resident split, in its source's order, on the member's device."""
         rank, world, chosen = self._comm.rank, self._comm.world, self.find_held_out(name)
+        self._were_read.add(name)
         share = self._resident(name).loader(self._identity.batch_size, rank, world, chosen=chosen)
         return self._on_device(self._apply_collate(iter(share), collate, is_training=False))
 
     def has_read(self, name: str) -> bool:
         """Whether batches of a resident split were read."""
-        return name in self._residents
+        return name in self._were_read
 
     def read_first(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
         """The first samples of a resident split as a batch, on the member's device; the same on all ranks.

@@ -1,12 +1,10 @@
 """Looks at a member's first training batch: what cannot be combined, or is not what was meant, is remarked then.
 
-The batch is evaluated once more, in evaluation mode and without gradients; random numbers, modes and statistics of
-the training stay as they are.
+The batch is evaluated once more (`ensemble.train.undisturbed`), by a member of one worker.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +19,7 @@ from ensemble.train.call import Observation, find_target
 from ensemble.train.infer_task import OutputError, describe, find_class_axis, fit_points
 from ensemble.train.outputs import compute_outputs
 from ensemble.train.state import TrainState
+from ensemble.train.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -34,26 +33,12 @@ WIDE = 100.0
 
 
 def look(state: TrainState, batch: Batch) -> None:
-    """Remark what the first batch of a member shows."""
-    if state.effects.is_measured or state.comm.rank != 0 or len(batch["index"]) == 0:
+    """Remark what the first batch of a member shows; of several workers a model or a loss may need all at once."""
+    if state.effects.is_measured or state.comm.world != 1 or len(batch["index"]) == 0:
         return
-    with _undisturbed(state) as model, state.precision.autocast():
+    with undisturbed(state) as model, state.precision.autocast():
         for text in _list_remarks(state, model, batch):
             state.remark(text)
-
-
-@contextlib.contextmanager
-def _undisturbed(state: TrainState) -> Iterator[nn.Module]:
-    """Yield the model in evaluation mode; modes and generators are as before afterwards."""
-    model = state.optimization.model
-    modes = [(module, module.training) for module in model.modules()]
-    with torch.random.fork_rng([state.device] if state.device.type == "cuda" else []), torch.no_grad():
-        model.eval()
-        try:
-            yield model
-        finally:
-            for module, mode in modes:
-                module.training = mode
 
 
 def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ensemble.comm.autotune.plan import ExchangePlan
@@ -18,10 +19,11 @@ from ensemble.train.checkpoint import Position, check_fit, fit_weights
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
-from ensemble.train.loose_tensors import copy_loose, set_loose
+from ensemble.train.loose_tensors import copy_loose, find_loose, set_loose
 from ensemble.train.optimization import StepResult
 from ensemble.train.reporter import to_json_metrics
 from ensemble.train.same_model import Answers, limit_bytes
+from ensemble.train.seeding import seeded
 from ensemble.train.selection import Selection
 from ensemble.train.state import TrainState
 from pipelines.loader.ragged import find_tensors
@@ -93,7 +95,7 @@ class Lifecycle:
             weights, line = fit_weights(optimization.model, initial["model"], source, lineage.get("parts"))
             at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
             self._reporter.log(f"starts with the weights of {source}{at}{line and ': '}{line}")
-            set_loose(optimization.model, initial.get("loose", {}))
+            self._take_drawn(initial.get("loose", {}) if lineage.get("parts") is None else {})
         steps = None if inherited is None else inherited["position"]["epoch"] * state.steps_per_epoch
         optimization.start(saved, state.job.exchange_plan, weights, inherited_steps=steps)
         if saved is not None:
@@ -102,7 +104,10 @@ class Lifecycle:
             compressions = sorted(optimization.bucket_compressions.items())
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
         if saved is not None:
-            set_loose(optimization.model, saved.get("loose", {}))
+            if inherited is None:
+                set_loose(optimization.model, saved.get("loose", {}))
+            else:
+                self._take_drawn(saved.get("loose", {}))
             seen = Observation.from_checkpoint(saved)
             if seen is not None and seen.task is None:  # why may no more be so: predict= was added since
                 seen = replace(seen, reason=None, is_open=True)
@@ -121,6 +126,20 @@ class Lifecycle:
             state.optimization.kept.drop_best()
         elif saved is not None:
             self._data.first_epoch = saved["first_epoch"]
+
+    def _take_drawn(self, loose: dict[str, Any]) -> None:
+        """Take the loose tensors of another member that are drawn at random, to which its weights belong.
+
+        Those that follow from hyperparameters are this member's own.
+        """
+        recipe, state = self._state.recipe, self._state
+        if not loose or recipe.model is None:
+            return
+        with seeded(self._identity.seed + 1, state.device):
+            others = find_loose(recipe.model(state.ensemble.as_declared(self._identity.params)))
+        own = find_loose(state.optimization.model)
+        drawn = [name for name in own.keys() & others.keys() if not _is_equal(own[name], others[name])]
+        set_loose(state.optimization.model, {name: loose[name] for name in drawn if name in loose})
 
     def _check_inherited(self, inherited: dict[str, Any]) -> dict[str, Any]:
         """The state of another member that this one goes on from, where it can.
@@ -159,6 +178,7 @@ class Lifecycle:
         if saved is None:
             raise TrainingError("the checkpoint from which the member has resumed is gone")
         self._state.optimization.load(saved)
+        set_loose(self._state.optimization.model, saved.get("loose", {}))
         self._state.own.load(saved.get("own", {}))
 
     def begin(self) -> None:
@@ -469,3 +489,7 @@ class Lifecycle:
         saved = self._checkpointer.save(self._data.first_epoch or 0, at, parts)
         self._digest, self._save_due = saved["weights_sha256"], time.monotonic() + self._save_every_s
         self._reporter.event("checkpoint", **state.position, **saved, write_s=time.monotonic() - began)
+
+
+def _is_equal(first: Tensor, second: Tensor) -> bool:
+    return first.shape == second.shape and torch.equal(first.cpu(), second.cpu())

@@ -82,7 +82,8 @@ def _as_tensor(value: Tensor | np.ndarray[Any, Any]) -> Tensor | None:
     """The tensor, or one of the memory of an array; None for what cannot be copied and written as it is."""
     if isinstance(value, np.ndarray):
         with contextlib.suppress(TypeError, ValueError):  # objects, another byte order
-            return torch.from_numpy(value) if value.flags.writeable else None
+            is_own = value.flags.writeable and value.flags.owndata  # else it may be a file, or another's memory
+            return torch.from_numpy(value) if is_own else None
         return None
     is_written = type(value) in _PLAIN and _is_dense(value) and value.grad_fn is None
     return value if is_written and value.device.type != "meta" else None

@@ -7,7 +7,7 @@ and are its part `answers`. Whoever builds the model again has it answer once mo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from ensemble.train.forward_errors import describe_error
 from ensemble.train.loose_tensors import find_loose
 from ensemble.train.outputs import OutputError, compute_values
 from ensemble.train.seeding import seeded
+from ensemble.train.undisturbed import undisturbed
 from ensemble.user_code.fingerprint import code_of
 from pipelines.loader.ragged import Ragged, find_tensors, map_tensors
 
@@ -56,7 +57,7 @@ class Answers:
             self._batch = self._read_batch() if self._batch is None else self._batch
             if not self._batch:
                 return None
-            with self._counting() as model:
+            with state.optimization.kept.counting(), undisturbed(state) as model:
                 values = self._compute(model)(_unpack(self._batch, state.device), state.identity.seed).cpu()
         except OutputError:
             return None
@@ -73,7 +74,8 @@ class Answers:
         """See `explain_other_answers`; None as well where the code is another, or the model cannot answer yet."""
         state = self._state
         if saved is not None and self._is_known and saved["code"] == self._code:
-            with contextlib.suppress(Exception), self._counting() as model:  # a framework's may not be complete
+            counting = state.optimization.kept.counting()
+            with contextlib.suppress(Exception), counting, undisturbed(state) as model:  # it may not be complete
                 return explain_other_answers(saved, model, state.device, self._compute(model))
         return None
 
@@ -91,20 +93,6 @@ class Answers:
                 return compute_values(recipe, model, batch, self._state.observer.seen)
 
         return compute
-
-    @contextlib.contextmanager
-    def _counting(self) -> Iterator[nn.Module]:
-        """Yield the model as `load` makes it of a checkpoint: not compiled, evaluated without autocast."""
-        model = self._state.optimization.model
-        training = model.training
-        compiled = vars(model).pop("forward", None) if self._state.identity.compile is not None else None
-        with self._state.optimization.kept.counting(), torch.no_grad():
-            try:
-                yield model.eval()
-            finally:
-                model.train(training)
-                if compiled is not None:
-                    model.forward = compiled
 
     def _read_batch(self) -> Any:
         """A few samples of the first split that the member has read; empty where they are too large."""
@@ -151,7 +139,8 @@ def explain_other_answers(
     if found.shape != expected.shape:
         return f"it gives values of shape {list(found.shape)}, and gave {list(expected.shape)}"
     difference = _difference(found, expected)
-    allowed = saved["rounding"] * float(expected.nan_to_num(0, 0, 0).abs().max())
+    rounding = max(saved["rounding"], _LAYERS * _ROUNDING.get(device.type, _ROUNDING["cuda"]))  # of either device
+    allowed = rounding * float(expected.nan_to_num(0, 0, 0).abs().max())
     own = 0.0 if difference <= allowed else _difference(compute(batch, seed + 1).cpu(), found)
     if difference <= allowed or (own > allowed and difference <= 4 * own):
         return None

@@ -1,0 +1,38 @@
+"""Evaluates a model in the middle of its training, which notices nothing of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ensemble.train.loose_tensors import find_loose
+from ensemble.train.seeding import seeded
+from ensemble.train.state import TrainState
+
+
+@contextlib.contextmanager
+def undisturbed(state: TrainState) -> Iterator[nn.Module]:
+    """Yield the model in evaluation mode, not compiled, without gradients.
+
+    Afterwards the mode of each module, buffers, loose tensors and generators are as before: a forward pass may
+    change them, also in evaluation mode.
+    """
+    model = state.optimization.model
+    modes = [(module, module.training) for module in model.modules()]
+    compiled = vars(model).pop("forward", None) if state.identity.compile is not None else None
+    with torch.no_grad(), seeded(state.identity.seed, state.device):
+        tensors: list[Tensor] = [*model.buffers(), *find_loose(model).values()]
+        before = [tensor.detach().clone() for tensor in tensors]
+        try:
+            yield model.eval()
+        finally:
+            for tensor, copy in zip(tensors, before, strict=True):
+                if not torch.equal(tensor, copy):
+                    tensor.copy_(copy)
+            for module, mode in modes:
+                module.training = mode
+            if compiled is not None:
+                model.forward = compiled
