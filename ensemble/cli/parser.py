@@ -160,7 +160,8 @@ class Parser(argparse.ArgumentParser):
         `--dry-run` may be SPEC.py.
         """
         words = list(sys.argv[1:] if args is None else args)
-        for i, word in enumerate(words):
+        option = self._option_string_actions.get("--dry-run")
+        for i, word in enumerate(words if option is not None and option.nargs == "?" else ()):
             if word == "--dry-run" and words[i + 1 : i + 2] not in (["quick"], ["full"]):
                 words[i] = "--dry-run=quick"
         found, unknown = super().parse_known_args(words, namespace)

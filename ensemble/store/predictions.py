@@ -115,11 +115,13 @@ class PredictedRows:
 
     Attributes:
         index: of the rows so far.
+        has_target: whether they have one.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory, self._values, self._target = directory, _Spool(directory), _Spool(directory)
         self._indices: list[npt.NDArray[np.int64]] = []
+        self.has_target = False
 
     @property
     def index(self) -> npt.NDArray[np.int64]:
@@ -150,18 +152,15 @@ class PredictedRows:
         truth = np.asarray(target)
         if truth.shape[:1] != (rows,):
             raise ValueError(f"target must have {rows} rows, got the shape {truth.shape}")
+        self.has_target = True
         self._target.add(truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64))
 
     def replace_target(self, target: Any | None) -> None:
         """Take another target for all rows, in the order in which they were added; None: none."""
         self._target.close()
-        self._target = _Spool(self._directory)
+        self._target, self.has_target = _Spool(self._directory), False
         if target is not None:
             self._add_target(target, len(self))
-
-    @property
-    def has_target(self) -> bool:
-        return bool(self._target.rows)
 
     def count_pieces(self) -> int:
         """How many there are of `pieces`."""

@@ -355,7 +355,7 @@ def test_the_ledger_says_what_the_energy_amounts_to(finished: tuple[Path, Any, P
 def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None:
     done = call("status", finished[0])
     run, head, *lines, energy = done.stdout.splitlines()
-    lines, (held_up, models, combined, benefit, uncertainty, *conformal) = lines[:2], lines[2:]
+    lines, (held_up, models, combined, benefit, calibration, uncertainty, *conformal) = lines[:2], lines[2:]
     if energy.startswith("full J: "):
         energy = conformal.pop()
     assert re.fullmatch(r"tiny · finished · executor local · \d+:\d\d · objective \w+, (max|min)", run)
@@ -366,6 +366,7 @@ def test_status_prints_a_line_a_member(finished: tuple[Path, Any, Path]) -> None
     ]
     assert re.match(r"combined: accuracy ↑ 0\.\d+ \(.* to the best member.*; on the valid split$", combined)
     assert benefit.endswith("these are the samples it was chosen by: a test= would tell")
+    assert calibration.startswith("not calibrated: 48 validation samples are fewer than the 50 ")
     assert uncertainty.startswith("uncertainty: total ") and [line.split(":")[0] for line in conformal] == [
         "conformal, sets of the most probable classes (THR)",
         "conformal, adaptive sets (APS)",
