@@ -23,6 +23,7 @@ from ensemble.train.gather import Means, find_first, gather_json, gather_rows
 from ensemble.train.job import StopTraining, TrainingError
 from ensemble.train.seeding import seed_everything, step_seed
 from ensemble.train.state import TrainState
+from ensemble.train.undisturbed import evaluation_mode
 
 if TYPE_CHECKING:
     from pipelines import Batch
@@ -78,15 +79,10 @@ class Evaluator:
     def _applying(self) -> Iterator[nn.Module]:
         optimization = self._state.optimization
         model = optimization.model
-        training = model.training
         with optimization.kept.applied():
             optimization.share_buffers()
-            model.eval()
-            try:
-                with torch.no_grad():
-                    yield model
-            finally:
-                model.train(training)
+            with evaluation_mode(model), torch.no_grad():
+                yield model
 
     def renew_statistics(self, measure: Measure) -> None:
         """Compute the running statistics of batch normalization for averaged weights, where they are stale."""

@@ -14,6 +14,18 @@ from ensemble.train.state import TrainState
 
 
 @contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluate in the block; afterwards each module has the mode that it had: a loop may have frozen a layer."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextlib.contextmanager
 def undisturbed(state: TrainState) -> Iterator[nn.Module]:
     """Yield the model in evaluation mode, not compiled, without gradients.
 
@@ -21,18 +33,15 @@ def undisturbed(state: TrainState) -> Iterator[nn.Module]:
     change them, also in evaluation mode.
     """
     model = state.optimization.model
-    modes = [(module, module.training) for module in model.modules()]
     compiled = vars(model).pop("forward", None) if state.identity.compile is not None else None
-    with torch.no_grad(), seeded(state.identity.seed, state.device):
+    with torch.no_grad(), seeded(state.identity.seed, state.device), evaluation_mode(model):
         tensors: list[Tensor] = [*model.buffers(), *find_loose(model).values()]
         before = [tensor.detach().clone() for tensor in tensors]
         try:
-            yield model.eval()
+            yield model
         finally:
             for tensor, copy in zip(tensors, before, strict=True):
                 if not torch.equal(tensor, copy):
                     tensor.copy_(copy)
-            for module, mode in modes:
-                module.training = mode
             if compiled is not None:
                 model.forward = compiled

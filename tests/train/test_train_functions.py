@@ -242,3 +242,43 @@ def test_members_have_loops_of_their_own(tmp_path: Path) -> None:
     plain = finished(tmp_path / "plain", epochs=4)
     averaged = finished(tmp_path / "averaged", epochs=4, averaging="ema")
     assert digests == [averaged["weights_sha256"], plain["weights_sha256"]]
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer and in a loose tensor, whatever its mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.head = nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()))
+        self.more_calls = torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.more_calls += 1
+        scores: torch.Tensor = self.head(self.frozen(x))
+        return scores
+
+
+def test_looks_at_a_model_in_training_leave_it_as_it_was(tmp_path: Path) -> None:
+    """A layer that a loop freezes once stays so behind checkpoints, and state that calls change counts its own."""
+    seen: list[tuple[bool, float, float]] = []
+
+    def train_it(member: Any) -> None:
+        model = Counting()
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        model.train()
+        model.frozen.eval()
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(nn.functional.cross_entropy(model(batch["x"]), batch["label"], reduction="none"))
+                member.step()
+            with member.evaluating():
+                for batch in member.batches("valid"):
+                    model(batch["x"])
+            seen.append((model.frozen.training, float(model.calls), float(model.more_calls)))
+
+    outcome, _ = train(tmp_path, Recipe(model=lambda params: Counting(), train=train_it), epochs=3)
+    assert outcome == "finished"
+    calls = seen[0][1]
+    assert seen == [(False, calls * epoch, calls * epoch) for epoch in (1, 2, 3)]
