@@ -24,8 +24,8 @@ from pipelines.sources._origin import Origin, digest_indices, share_steps
 #: A jump to another series goes so many times as far as nearly all steps, and the medians of so many steps on both
 #: sides differ by half of that. Of few steps nobody can say.
 _FAR, _NEAR, _FEW = 8, 9, 30
-#: Where steps in time are regular, nearly all are at most so many times the median, and a gap is as much longer than
-#: those. Where they are irregular, a gap is so many times as long.
+#: Where steps in time are regular, nearly all are at most so many times the median, and a gap is as much longer.
+#: Where they are irregular, a gap is so many times as long as nearly all.
 _REGULAR, _IRREGULAR = 1.5, 10
 
 
