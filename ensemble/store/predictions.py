@@ -102,7 +102,7 @@ class _Spool:
         rows = None if order is None or not self.rows else self.map()
         step = max(1, _PIECE_BYTES // max(1, self.row_bytes))
         for first in range(0, self.rows, step):
-            some = self.read(first, step) if rows is None else rows[order[first : first + step]]
+            some = self.read(first, step) if rows is None or order is None else rows[order[first : first + step]]
             file.write(some.tobytes())
 
     def close(self) -> None:
