@@ -306,9 +306,26 @@ def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def check_endless(weights: Weights | None, samples: int) -> None:
+    """Refuse weights of fewer samples than an endless source gives.
+
+    Raises:
+        PipelineError: they are of fewer.
+    """
+    lists = {Assigned: "weights", AssignedFold: "folds", ExpandingWindow: "places"}
+    known = weights.n if isinstance(weights, Fold) else None
+    if type(weights) in lists:
+        known = len(getattr(weights, lists[type(weights)]))
+    if known is not None and known < samples:
+        raise PipelineError(
+            f"weights= are of {known} samples, and an endless source has new ones in each epoch: give a function "
+            "of their indices, such as weights.bootstrap(seed), or read one epoch (epochs=1)"
+        )
+
+
 def _check_indices(index: Indices, n: int) -> None:
     if index.size and not (index.min() >= 0 and index.max() < n):
-        raise PipelineError(f"folds of {n} samples have no sample {index.min()} to {index.max()}")
+        raise PipelineError(f"weights or folds of {n} samples have no sample {index.min()} to {index.max()}")
 
 
 def _fold_bounds(n: int, k: int) -> Indices:

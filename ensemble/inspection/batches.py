@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Table = list[dict[str, Any]]
 MOST_LABELS = 1000
-CHUNK = 64  # records that are tried at a time
+CHUNK, CHUNK_BYTES = 64, 2**28  # records that are tried at a time, at most, and their bytes
 FIGURES = ("min", "mean", "max", "not_finite")
 
 
@@ -55,16 +55,17 @@ def find_bad_records(pipeline: Pipeline, until: float) -> tuple[int, list[Sample
         How many were tried, and the errors of those that cannot be prepared.
     """
     errors: list[SampleError] = []
-    preparer, layout = Preparer(pipeline, errors.append), ring.Layout(pipeline.fields, CHUNK)
+    chunk = max(1, min(CHUNK, CHUNK_BYTES // max(1, ring.sample_bytes(pipeline.fields))))
+    preparer, layout = Preparer(pipeline, errors.append), ring.Layout(pipeline.fields, chunk)
     fd = ring.create(layout, "records that are tried")
     try:
         columns = ring.map_writable(fd, layout)
     finally:
         os.close(fd)
-    for start in range(0, n := len(pipeline), CHUNK):
+    for start in range(0, n := len(pipeline), chunk):
         if time.monotonic() >= until:
             return start, errors
-        preparer.fill(columns, 0, 0, start, min(start + CHUNK, n))
+        preparer.fill(columns, 0, 0, start, min(start + chunk, n))
     return n, errors
 
 

@@ -461,9 +461,9 @@ class Ensemble(MemberPipelines):
             assert self.members is not None
             params = self.members[number]
         member = as_member(number, params)
-        options = list_member_options(self.recipe)
+        options, own = list_member_options(self.recipe), has_own_loop(self.recipe)
         try:
-            member = apply_hyperparameters(member, options, searches=self.search is not None)
+            member = apply_hyperparameters(member, options, searches=self.search is not None, has_own_loop=own)
         except SpecError as error:
             raise SpecError(f"members[{number}]: {error}") from None
 

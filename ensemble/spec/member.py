@@ -72,7 +72,8 @@ class Member:
     Attributes:
         params: hyperparameters, as JSON values: finite numbers, str, bool, None, and lists and dicts (with str
             keys) of them. Tuples are lists in the records, and numpy scalars Python scalars. A hyperparameter with
-            the name of an option below, from `seed` to `mixup`, sets that option.
+            the name of an option below, from `seed` to `mixup`, sets that option; with a train function only where
+            it is a valid value of the option, and else it is the function's own.
         workers: number of data-parallel workers, as in `Resources`.
         cpus_per_worker: as in `Resources`.
         gpus_per_worker: as in `Resources`.
@@ -196,12 +197,15 @@ def seeds(n: int, params: Mapping[str, Any] | None = None, start: int = 0, **mem
 _PLACED = (*(field.name for field in dataclasses.fields(Resources)), "start", "start_parts")
 
 
-def apply_hyperparameters(member: Member, names: Collection[str], *, searches: bool) -> Member:
+def apply_hyperparameters(
+    member: Member, names: Collection[str], *, searches: bool, has_own_loop: bool = False
+) -> Member:
     """The member with the options that hyperparameters of the same name set.
 
     Args:
         names: the options that they may set.
         searches: whether a search proposes hyperparameters.
+        has_own_loop: whether a train function has the hyperparameters: what is no value of the option is its own.
 
     Raises:
         SpecError: a value is invalid, another one is given by `Member(...)`, or no hyperparameter can set it.
@@ -209,7 +213,8 @@ def apply_hyperparameters(member: Member, names: Collection[str], *, searches: b
     params, own = member.params, dict[str, Any]()
     for name in sorted(params.keys() & {*names, *_PLACED}):
         if name in _PLACED:
-            if name in ("nodes", "start", "start_parts") and not isinstance(params[name], Mapping | str):
+            is_other = name in ("nodes", "start", "start_parts") and not isinstance(params[name], Mapping | str)
+            if has_own_loop or is_other:
                 continue  # the nodes of a layer, say
             line = f"resources=Resources({name}=...)" if searches else f"Member({{...}}, {name}={params[name]!r})"
             is_start = name in ("start", "start_parts")
@@ -217,6 +222,8 @@ def apply_hyperparameters(member: Member, names: Collection[str], *, searches: b
             none = ", which a search does not choose" if searches and is_start else f": give it as {line}"
             raise SpecError(f"{name!r} is no hyperparameter but {what}{none}")
         value, set_here = params[name], getattr(member, name)
+        if has_own_loop and not _is_valid(name, value):
+            continue
         is_longer = name == "epochs" and None not in (value, set_here) and set_here > value  # it was given more
         if set_here is None:
             own[name] = value
@@ -229,6 +236,15 @@ def apply_hyperparameters(member: Member, names: Collection[str], *, searches: b
     except SpecError as error:
         hint = f"the hyperparameter {', '.join(map(repr, own))} sets that option; give one of yours another name"
         raise SpecError(f"{error} ({hint})") from None
+
+
+def _is_valid(name: str, value: Any) -> bool:
+    """Whether an option of a Member may have a value."""
+    try:
+        Member(**{name: value})
+    except SpecError:
+        return False
+    return True
 
 
 def change_member(member: Member, params: Mapping[str, Any], **fields: Any) -> Member:

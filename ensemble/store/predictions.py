@@ -99,9 +99,11 @@ class _Spool:
 
     def copy_to(self, file: BinaryIO, order: npt.NDArray[np.int64] | None) -> None:
         """Write the rows in an order (None: as they came), some at a time."""
-        step = 1 if order is not None else max(1, _PIECE_BYTES // max(1, self.row_bytes))
+        rows = None if order is None or not self.rows else self.map()
+        step = max(1, _PIECE_BYTES // max(1, self.row_bytes))
         for first in range(0, self.rows, step):
-            file.write(self.read(first if order is None else int(order[first]), step).tobytes())
+            some = self.read(first, step) if rows is None or order is None else rows[order[first : first + step]]
+            file.write(some.tobytes())
 
     def close(self) -> None:
         self._file.close()

@@ -19,6 +19,7 @@ from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.store import PredictedRows
 from ensemble.train.averaging import LossProbe
 from ensemble.train.call import Observation
+from ensemble.train.data import as_stored_target
 from ensemble.train.gather import Means, find_first, gather_json, gather_rows
 from ensemble.train.job import StopTraining, TrainingError
 from ensemble.train.seeding import seed_everything, step_seed
@@ -159,14 +160,26 @@ class Evaluator:
         target: Tensor | None,
     ) -> None:
         """Save the predictions of all ranks for a split: each has its own, or None."""
+        what = self._find_task(task)
+        truth = None if target is None else as_stored_target(what, target.detach().cpu())
+        is_float = find_first(self._state.comm, (truth is not None and truth.is_floating_point()) or None)
+        if truth is not None and is_float:  # on any rank, as where labels are soft
+            truth = truth.double()
         with contextlib.closing(self._state.effects.make_rows()) as rows:
             try:
                 if values is not None and index is not None:
-                    truth = None if target is None else target.detach().cpu()
                     rows.add(values.detach().float().cpu(), index.detach().cpu(), truth)
             except ValueError as error:
                 raise TrainingError(f"member.predictions({split!r}): {error}") from None
-            self.save_rows(split, task, rows)
+            self.save_rows(split, what, rows)
+
+    def _find_task(self, task: str | Task | None) -> Task:
+        """The task of predictions, the same on all ranks: the one given, else the recipe's, else what was seen."""
+        state = self._state
+        declared = as_task("task", task) or as_task("Recipe.task", state.recipe.task)
+        declared = declared or (state.observer.seen or Observation()).task
+        record = find_first(state.comm, None if declared is None else declared.as_record())
+        return CLASSIFICATION if record is None else Task.from_record(record)
 
     def save_rows(self, split: str, task: str | Task | None, rows: PredictedRows) -> None:
         """Save what all ranks predict for a split.
@@ -180,10 +193,7 @@ class Evaluator:
                 "member.predictions() comes after the end of member.epochs(): only then are the weights known "
                 "that are kept"
             )
-        declared = as_task("task", task) or as_task("Recipe.task", state.recipe.task)
-        declared = declared or (state.observer.seen or Observation()).task
-        record = find_first(state.comm, None if declared is None else declared.as_record())
-        what = CLASSIFICATION if record is None else Task.from_record(record)
+        what = self._find_task(task)
         held_out = state.data.find_held_out(split)
         wrong = held_out is not None and not held_out[rows.index].all()
         if find_first(state.comm, wrong or None):

@@ -30,7 +30,7 @@ from pipelines.order.epoch_order import Indices
 from pipelines.prepare.preparer import Preparer, warn_skipped
 from pipelines.samples.fields import GOOD, INDEX, OK, UNREACHED, Columns
 from pipelines.verification.reader import MakeVerification, Verification
-from pipelines.weights import Weights, weigh
+from pipelines.weights import Weights, check_endless, weigh
 
 if TYPE_CHECKING:
     import torch
@@ -98,6 +98,8 @@ class Loader(Resumable):
         check_function("weights", weights)
         if weights is not None and WEIGHT in pipeline.top_fields:
             raise PipelineError(f"weights= fills the field {WEIGHT!r} of a batch, which the samples have already")
+        if getattr(pipeline.source, "is_endless", False):
+            check_endless(weights, len(pipeline) * (2 if is_endless else reading.epochs.stop))
         super().__init__(pipeline, reading, is_endless=is_endless)
         self._address = address
         self._name = name

@@ -24,6 +24,9 @@ from pipelines.sources._origin import Origin, digest_indices, share_steps
 #: A jump to another series goes so many times as far as nearly all steps, and the medians of so many steps on both
 #: sides differ by half of that. Of few steps nobody can say.
 _FAR, _NEAR, _FEW = 8, 9, 30
+#: Where steps in time are regular, nearly all are at most so many times the median, and a gap is as much longer.
+#: Where they are irregular, a gap is so many times as long as nearly all.
+_REGULAR, _IRREGULAR = 1.5, 10
 
 
 @known_as("pipelines.sources.windows")
@@ -93,6 +96,7 @@ def windows(
     target: str | Sequence[str],
     series: str | None = None,
     time: str | None = None,
+    gaps: bool = True,
 ) -> Windows:
     """Makes a source of the windows over a table whose records are steps in time, in their order.
 
@@ -108,7 +112,10 @@ def windows(
         target: field of numbers, or several, that the future is of; it may be among the inputs, too.
         series: field that tells several series apart, whose records each lie together: no window goes across.
         time: field of times, numbers or dates, that ascend within a series. Unless it is given: the field by which
-            the table was split, its only one of dates, or one that counts. Rows that a split left out are gaps.
+            the table was split, its only one of dates, or one that counts, and it tells of gaps only where its
+            steps are regular. With irregular steps, only those far longer than nearly all others are gaps.
+        gaps: whether no window goes across a gap in time; False: steps may be as far apart as they are. Rows that
+            a split left out are gaps in any case.
 
     Returns:
         A source of records `x`, float32 [length, inputs], and `target`, float32 [horizon], or of several
@@ -129,7 +136,8 @@ def windows(
     wanted = check_names("windows", target, "target must name each field")
     future = _read_columns(table, wanted)
     used = {*inputs, *(wanted or ())}
-    starts = _find_starts(table, length + horizon, stride, series, _read_times(table, time, used), future)
+    times = _read_times(table, time, used) if gaps or time is not None else None
+    starts = _find_starts(table, length + horizon, stride, series, times, future, gaps=gaps)
     is_one = wanted is not None and len(wanted) == 1
     steps = arrays(past=past, future=future[:, 0].copy() if is_one else future)
     return Windows(steps, length, horizon, starts, table.find_origin())
@@ -159,6 +167,8 @@ def _find_starts(
     series: str | None,
     times: _Times | None,
     values: npt.NDArray[Any],
+    *,
+    gaps: bool,
 ) -> npt.NDArray[np.int64]:
     """Where windows of so many steps begin, int64 [windows]: none goes across series or gaps."""
     is_end = np.zeros(len(table) - 1, bool)  # whether a series ends after the row
@@ -169,7 +179,7 @@ def _find_starts(
             raise PipelineError(
                 f"windows(): records of a series, by {series!r}, must lie together: sort the table"
             )
-    is_gap = _find_gaps(table, times, is_end)
+    is_gap = _find_gaps(table, times, is_end, gaps=gaps)
     if series is None:
         _warn_of_series(table, is_gap, values)
     bounds = [0, *(np.flatnonzero(is_end | is_gap) + 1).tolist(), len(table)]
@@ -183,10 +193,14 @@ def _find_starts(
 
 
 class _Times(NamedTuple):
-    """The field of times and its values; `is_guess`: nobody said that they are times, and they are no dates."""
+    """The field of times and its values.
+
+    `is_named`: the user said that they are times. `is_guess`: nobody did, and they are no dates.
+    """
 
     name: str
     values: npt.NDArray[Any]
+    is_named: bool = False
     is_guess: bool = False
 
 
@@ -204,13 +218,14 @@ def _read_times(table: Source, name: str | None, used: Collection[str]) -> _Time
         return bool((passed > 0).all() and np.mean(np.isclose(passed, np.median(passed))) > 0.9)
 
     dates = [field for field, value in records[0].items() if _is_date(value)]
+    is_named = name is not None
     name = name or getattr(table, "ordered_by", None) or (dates[0] if len(dates) == 1 else None)
     if name is not None:
         times = table.column(name)
         if times.dtype.kind in "biufmM":
-            return _Times(name, times)
+            return _Times(name, times, is_named)
         try:
-            return _Times(name, times.astype("datetime64[us]"))
+            return _Times(name, times.astype("datetime64[us]"), is_named)
         except (ValueError, TypeError) as error:
             raise PipelineError(
                 f"windows(): the field {name!r} has {times[0]!r:.60}: times are numbers, numpy datetimes, or "
@@ -226,7 +241,9 @@ def _is_date(value: Any) -> bool:
     )
 
 
-def _find_gaps(table: Source, times: _Times | None, is_end: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _find_gaps(
+    table: Source, times: _Times | None, is_end: npt.NDArray[np.bool_], *, gaps: bool
+) -> npt.NDArray[np.bool_]:
     """Whether time jumps after each row; warns of it.
 
     Raises:
@@ -258,13 +275,19 @@ def _find_gaps(table: Source, times: _Times | None, is_end: npt.NDArray[np.bool_
             "the other give series= the field that tells them apart"
         )
     # Months, working days and jitter are no gaps: what counts is a step far longer than nearly all others.
-    usual = np.percentile(passed[~is_end], 95, method="lower")
-    is_gap = ((passed > 1.5 * usual) | (passed < 0)) & ~is_end
+    usual, median = (np.percentile(passed[~is_end], part, method="lower") for part in (95, 50))
+    is_regular = median > 0 and usual <= _REGULAR * median
+    if not gaps or not (is_regular or times.is_named):
+        return np.asarray(is_left_out)
+    if not is_regular:  # most steps may be 0, as those of hours that only have a date
+        forward = passed[(passed > 0) & ~is_end]
+        usual = np.percentile(forward, 95, method="lower") if len(forward) else 0
+    is_gap = ((passed > (_REGULAR if is_regular else _IRREGULAR) * usual) | (passed < 0)) & ~is_end
     if len(rows := np.flatnonzero(is_gap)):
         row = int(rows[0]) + 1
         warnings.warn(
             f"windows(): {len(rows):,} gaps in {name!r}, the first from {values[row - 1]} to {values[row]} "
-            f"({table.where(row)}): no window goes across"
+            f"({table.where(row)}): no window goes across, unless gaps=False"
             + (f" (if {name!r} is no time, give time=; of several series, series=)" if times.is_guess else ""),
             stacklevel=4,
         )
@@ -274,7 +297,7 @@ def _find_gaps(table: Source, times: _Times | None, is_end: npt.NDArray[np.bool_
 def _warn_of_series(table: Source, is_gap: npt.NDArray[np.bool_], values: npt.NDArray[Any]) -> None:
     """Warn where another series seems to begin: a text changes that lies together, or all values jump for good."""
     for field, value in table[0].items():
-        names = table.column(field) if isinstance(value, str) else np.empty(0)
+        names = table.column(field) if isinstance(value, str) and not _is_date(value) else np.empty(0)
         is_change = names[1:] != names[:-1]
         lies_together = int(is_change.sum()) + 1 == len(set(names.tolist())) <= len(names) // 2
         if lies_together and len(changes := np.flatnonzero(is_change & ~is_gap)):

@@ -70,10 +70,11 @@ class DecodeImage(Transform):
         else:
             image = self._decode_other(data)
         if image.dtype != (self.dtype or "uint8"):
+            keeps = f'dtype="{image.dtype}") keeps that, and ' if str(image.dtype) in DTYPES else ""
             raise PipelineError(
                 f"field {self.field!r}: the image holds {image.dtype}: decode_image({self.field!r}, "
-                f'dtype="{image.dtype}") keeps that, and dtype="uint8" makes it 8 bits a value: the upper 8 of '
-                "16, which are 0 to 15 in 12-bit pictures"
+                f'{keeps}dtype="uint8"{"" if keeps else ")"} makes it 8 bits a value: the upper 8 of 16, which '
+                "are 0 to 15 in 12-bit pictures"
             )
         return {**sample, self.field: image}
 

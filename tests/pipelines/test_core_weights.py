@@ -85,6 +85,16 @@ def test_weights_that_cannot_be_are_refused(make: Any, said: str) -> None:
         make()
 
 
+def test_weights_of_so_many_samples_are_refused_where_a_source_is_endless() -> None:
+    source = sources.iterable([{"x": n} for n in range(20)], length=10, endless=True)
+    pipe = Pipeline(source, shuffle=False)
+    for made in (weights.assigned(np.ones(10)), weights.fold(10, 2, 0)):
+        with pytest.raises(PipelineError, match="an endless source has new ones in each epoch"):
+            pipe.loader(5, weights=made)
+        assert len(list(pipe.loader(5, 1, weights=made))) == 2
+    pipe.loader(5, weights=weights.bootstrap(0))
+
+
 @pytest.mark.parametrize("kind", ["numpy", "skip"])
 def test_members_weigh_one_stream_each_in_its_own_way(kind: str) -> None:
     """Shared or private, a batch has the rows of weight above 0 of its part of the stream, bit by bit."""

@@ -130,6 +130,24 @@ def test_no_window_goes_across_a_gap_in_time(times: Any, options: dict[str, Any]
     assert len(made) == 230 and not any(record["x"][0] < 120 <= record["target"][-1] for record in made)
 
 
+EVENTS = np.random.default_rng(0).exponential(1000, 240).cumsum().astype(int)
+
+
+@pytest.mark.parametrize("times", [np.repeat(DAYS[:10], 24), np.repeat(DAYS[:10], 24).astype(str), EVENTS])
+def test_irregular_steps_have_no_gaps_unless_they_are_far_longer(times: Any) -> None:
+    def count(options: dict[str, Any], steps: Any = times) -> int:
+        return len(forecast(table(240, t=steps), **options))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [count(options) for options in ({}, {"time": "t"})] == [235, 235]
+    if times is EVENTS:
+        late = times + 200_000 * (np.arange(240) >= 120)
+        with pytest.warns(UserWarning, match="1 gaps in 't'.*unless gaps=False"):
+            assert count({"time": "t"}, late) == 230
+        assert count({"time": "t", "gaps": False}, late) == 235
+
+
 def test_rows_that_a_split_left_out_are_a_gap() -> None:
     early, _ = table(60).split(0.9, seed=3)
     with pytest.warns(UserWarning, match=r"gaps where the split of the table left rows out.*split it by time"):

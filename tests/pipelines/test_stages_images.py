@@ -239,6 +239,11 @@ def test_values_of_more_than_8_bits_are_kept_or_refused() -> None:
     np.testing.assert_array_equal(run(stages.decode_image("image", dtype="uint8"), data)[1], pixels >> 8)
     with pytest.raises(PipelineError, match="holds uint8"):
         stages.decode_image("image", dtype="uint16")({"image": simplejpeg.encode_jpeg(smooth(16, 16))})
+    data = cv2.imencode(".tiff", pixels.astype("float64"))[1].tobytes()
+    with pytest.raises(
+        PipelineError, match=r'holds float64: decode_image\(.image., dtype="uint8"\) makes it 8 bits'
+    ):
+        stages.decode_image("image", "GRAY")({"image": data})
     with pytest.raises(PipelineError, match="dtype cannot be 'int8'"):
         stages.decode_image("image", dtype="int8")
 

@@ -137,6 +137,16 @@ def test_a_function_of_the_users_reads_the_hyperparameter_itself() -> None:
     assert declare(recipe=print, members=[{"optimizer": "mine", "batch_size": 8}]).identify(0).batch_size == 8
 
 
+@pytest.mark.parametrize("recipe", [print, Recipe(model=dict, train=print)])
+def test_a_train_function_has_hyperparameters_of_its_own_with_names_of_options(recipe: Any) -> None:
+    own = {"weights": "imagenet", "early_stopping": 5, "workers": 4, "start": "imagenet", "epochs": "many"}
+    made = declare(recipe=recipe, members=[{**own, "batch_size": 8}], epochs=3).identify(0)
+    assert made.params == {**own, "batch_size": 8} and (made.batch_size, made.epochs, made.workers) == (8, 3, 1)
+    assert made.weights is made.early_stopping is made.lineage is None
+    searched = declare(recipe=recipe, members=None, search=Search({"weights": choice("imagenet", "random")}))
+    assert searched.identify(0, {"weights": "random"}).weights is None
+
+
 @pytest.mark.parametrize(
     ("name", "values", "said"),
     [

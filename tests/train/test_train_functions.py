@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from torch.optim.swa_utils import update_bn  # noqa: E402
 
 from ensemble.spec import SWA, EarlyStopping, Member, Recipe  # noqa: E402
-from ensemble.store import RunDir  # noqa: E402
+from ensemble.store import RunDir, load_predictions  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
 from pipelines import Pipeline, sources  # noqa: E402
 
@@ -212,6 +212,26 @@ def test_predictions_that_do_not_fit_their_task_are_tried_once(tmp_path: Path) -
     end = failed(*train(tmp_path, plain_loop(at_the_end=predict), epochs=1))
     assert not end["retry"]
     assert end["error"].startswith("member.predictions('valid'), task classification: ")
+
+
+@pytest.mark.parametrize(
+    ("task", "target", "stored"),
+    [
+        ("regression", torch.tensor([0.5, 2.0], dtype=torch.bfloat16), np.array([0.5, 2.0])),
+        ("regression", torch.tensor([1, 2]), np.array([1.0, 2.0])),
+        ("free", torch.tensor([0.5, 2.0], dtype=torch.bfloat16), np.array([0.5, 2.0])),
+        ("multilabel", torch.tensor([[0.0, 1.0], [1.0, torch.nan]]), np.array([[0, 1], [1, -100]])),
+    ],
+)
+def test_a_target_that_a_function_gives_is_stored_as_its_task_has_it(
+    tmp_path: Path, task: str, target: torch.Tensor, stored: Any
+) -> None:
+    def predict(member: Any) -> None:
+        member.predictions("valid", torch.full(target.shape, 0.5), torch.arange(2), target, task)
+
+    finished(tmp_path, plain_loop(at_the_end=predict), epochs=1)
+    kept = load_predictions(RunDir(tmp_path).predictions("member-0", "valid", 0)).target
+    assert kept is not None and kept.dtype == stored.dtype and np.array_equal(kept, stored)
 
 
 def test_a_state_that_no_checkpoint_holds_is_refused_before_the_first_step(tmp_path: Path) -> None:
