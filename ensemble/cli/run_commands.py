@@ -170,7 +170,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             check_code(state, code, run_dir, accept=accept)
             checked = check_ended(run_dir, state, code.fingerprint)
             rest = explain_rest(state, checked) or explain_changed_splits(state, ensemble)
-            rest = rest or explain_predicted_again(state, ensemble, find_code_change(state, code, run_dir))
+            rest = rest or explain_predicted_again(state, find_code_change(state, code, run_dir))
             if rest is None and is_combined_otherwise(state, ensemble):
                 rest = "its members are combined again as is declared now"
             if rest is None and is_more_to_remove(state, ensemble.keep_checkpoints):

@@ -223,9 +223,9 @@ class Controller:
         if not any(member.checkpoint for member in self.state.members.values()):
             return {}, []
         found = describe_changed_splits(self.state.header.data, training_data(self.ensemble), self.ensemble)
-        members = list_evaluated_again(self.state, self.ensemble, found, change)
+        members = list_evaluated_again(self.state, found, change)
         for why in filter(
-            None, (found and explain_evaluation(found), explain_predicted_again(self.state, self.ensemble, change))
+            None, (found and explain_evaluation(found), explain_predicted_again(self.state, change))
         ):
             log.warning("%s: %s", self.run_dir.path, why)
         if found or members:
