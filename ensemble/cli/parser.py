@@ -161,7 +161,8 @@ class Parser(argparse.ArgumentParser):
         """
         words = list(sys.argv[1:] if args is None else args)
         for i, word in enumerate(words):
-            if word == "--dry-run" and words[i + 1 : i + 2] not in (["quick"], ["full"]):
+            is_dry_run = word.startswith("--dry") and "--dry-run".startswith(word)
+            if is_dry_run and words[i + 1 : i + 2] not in (["quick"], ["full"]):
                 words[i] = "--dry-run=quick"
         found, unknown = super().parse_known_args(words, namespace)
         if "params" in found and not any(each.startswith("-") for each in unknown):

@@ -98,6 +98,10 @@ def predicting(change: Any) -> Recipe:
     )
 
 
+def softly(scores: Any) -> Any:
+    return scores.softmax(-1)
+
+
 @pytest.mark.parametrize(
     ("recipe", "label", "says"),
     [
@@ -215,11 +219,10 @@ def test_predict_that_is_added_later_combines_finished_members_without_training(
 
 
 def test_another_edited_lambda_lets_no_finished_member_predict_again(tmp_path: Path) -> None:
-    predict = lambda model, batch: model(batch["x"])[1].softmax(-1)  # noqa: E731
-    before = replace(PARTS, predict=predict, task="classification")
+    before = predicting(softly)
     first = run(tmp_path / "run", before, executor="local")
-    wider = lambda params: Parts(lambda s, x: (x, s, nn.Linear(3, 3)))  # noqa: E731
-    later = run(tmp_path / "run", replace(before, model=wider), executor="local", accept_code=True)
+    other = replace(before, model=lambda params: Parts(lambda s, x: s))  # the weights do not fit any more
+    later = run(tmp_path / "run", other, executor="local", accept_code=True)
     assert later.state.members["member-0"].attempt == first.state.members["member-0"].attempt
     assert remarks(later) == [] and later.state.combined == first.state.combined
 
