@@ -41,7 +41,6 @@ from ensemble.store import (
 )
 from ensemble.store.frozen_arrays import check_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
-from ensemble.store.member import ENDED
 from ensemble.store.mirror import check_fetched, claim_mirror, fetch_run, is_url
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import renew_data, training_data
@@ -342,10 +341,9 @@ def resume(
     try:
         ensemble = renew_data(declared)
     except PipelineError:
-        code = state.header.code
-        idle = all(each.state in ENDED and not each.is_resumable(code) for each in state.members.values())
-        if epochs is not None or budget is not None or not idle:
-            raise
+        trains = any(each.is_resumable(state.header.code) for each in state.members.values())
+        if epochs is not None or budget is not None or trains or not isinstance(state.ended, RunFinished):
+            raise  # else nothing needs the data
     if ensemble is not declared:
         EventLog(known.events).close()  # raises while another controller writes it
         check_data(state, ensemble, known.path, accepts=accept_data)  # before the declaration is replaced
