@@ -46,6 +46,7 @@ from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import renew_data, training_data
 from ensemble.user_code.fingerprint import Code, code_of
 from pipelines.environment.library_settings import apply_settings, find_settings, keep_settings, keeps_settings
+from pipelines.errors import PipelineError
 
 log = logging.getLogger(__name__)
 
@@ -336,8 +337,15 @@ def resume(
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
     check_arrays(known)
     declared = known.load_ensemble(takes_settings=True)
-    ensemble, more_epochs = renew_data(declared), None
+    ensemble, more_epochs = declared, None
+    try:
+        ensemble = renew_data(declared)
+    except PipelineError:
+        trains = any(each.is_resumable(state.header.code) for each in state.members.values())
+        if epochs is not None or budget is not None or trains or not isinstance(state.ended, RunFinished):
+            raise  # else nothing needs the data
     if ensemble is not declared:
+        EventLog(known.events).close()  # raises while another controller writes it
         check_data(state, ensemble, known.path, accepts=accept_data)  # before the declaration is replaced
         code = dataclasses.replace(code_of(ensemble), sources={})  # those that are kept stay
         RunDir.create(known.path, ensemble, code=code)

@@ -18,6 +18,7 @@ from ensemble import Ensemble, Recipe
 from ensemble.cli.parser import main
 from ensemble.store import RunDir, StoreError
 from pipelines import Pipeline, sources
+from pipelines.errors import PipelineError
 
 torch = pytest.importorskip("torch")
 
@@ -239,3 +240,18 @@ def test_a_model_function_without_a_model_fails_once_and_says_what_it_returned(
     failed = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "failed"]
     assert [event["retry"] for event in failed] == [False]
     assert f"Recipe.model must return a torch.nn.Module, and returned {said}" in failed[0]["error"]
+
+
+def test_a_run_that_has_finished_is_resumed_without_its_data(tmp_path: Path) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("a,label\n" + "".join(f"{n}.5,{n % 2}\n" for n in range(8)))
+    pipe = Pipeline(sources.csv(str(data))).map(lambda s: {"x": np.float32([s["a"]]), "label": int(s["label"])})
+    recipe = Recipe(model=lambda params: torch.nn.Linear(1, 2), loss="cross_entropy", inputs=("x",))
+    declared = Ensemble(
+        name="gone", recipe=recipe, train=pipe, valid=pipe, members=[{"lr": 0.1}], epochs=1, batch_size=4
+    )
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    data.unlink()
+    ensemble.resume(tmp_path / "run").wait()
+    with pytest.raises(PipelineError, match="no such file"):
+        ensemble.resume(tmp_path / "run", epochs=2)

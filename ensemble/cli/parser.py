@@ -162,7 +162,8 @@ class Parser(argparse.ArgumentParser):
         words = list(sys.argv[1:] if args is None else args)
         option = self._option_string_actions.get("--dry-run")
         for i, word in enumerate(words if option is not None and option.nargs == "?" else ()):
-            if word == "--dry-run" and words[i + 1 : i + 2] not in (["quick"], ["full"]):
+            is_dry_run = word.startswith("--dry") and "--dry-run".startswith(word)
+            if is_dry_run and words[i + 1 : i + 2] not in (["quick"], ["full"]):
                 words[i] = "--dry-run=quick"
         found, unknown = super().parse_known_args(words, namespace)
         if "params" in found and not any(each.startswith("-") for each in unknown):

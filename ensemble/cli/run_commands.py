@@ -169,8 +169,12 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             check_same(state, ensemble, run_dir.path, accepts_data=options.accept_data)
             check_code(state, code, run_dir, accept=accept)
             checked = check_ended(run_dir, state, code.fingerprint)
-            rest = explain_rest(state, checked) or explain_changed_splits(state, ensemble)
-            rest = rest or explain_predicted_again(state, ensemble, find_code_change(state, code, run_dir))
+            rest = explain_rest(state, checked)
+            if rest is None and (
+                explain_changed_splits(state, ensemble)
+                or explain_predicted_again(state, find_code_change(state, code, run_dir))
+            ):
+                rest = "it goes on"  # the controller says why
             if rest is None and is_combined_otherwise(state, ensemble):
                 rest = "its members are combined again as is declared now"
             if rest is None and is_more_to_remove(state, ensemble.keep_checkpoints):
@@ -222,6 +226,7 @@ def resume(options: argparse.Namespace) -> int:
     from ensemble.store.mirror import is_url
     from ensemble.train.data_identity import renew_data
     from pipelines.environment.library_settings import keep_settings
+    from pipelines.errors import PipelineError
 
     _apply_trust(options)
     if is_url(options.run_dir):
@@ -254,8 +259,9 @@ def resume(options: argparse.Namespace) -> int:
         checked = check_ended(run_dir, state, state.header.code)
         rest = explain_rest(state, checked)
         if rest is None:
-            with keep_settings():
-                rest = explain_changed_splits(state, renew_data(run_dir.load_ensemble(takes_settings=True)))
+            with keep_settings(), contextlib.suppress(PipelineError):  # the data may be gone: nothing needs them
+                if explain_changed_splits(state, renew_data(run_dir.load_ensemble(takes_settings=True))):
+                    rest = "it goes on"  # the controller says why
         if rest is None:
             return _show_finished(run_dir, state, options)
         print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)

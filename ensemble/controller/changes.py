@@ -43,7 +43,7 @@ _LIBRARIES = {
 }
 _USED_BY_ALL = {"torch", "numpy"}
 #: Parts of the code that train nobody, and say what a trained member predicts.
-_PREDICTING = {"Recipe.predict", "Recipe.task"}
+_PREDICTING = ("Recipe.predict", "Recipe.task")
 _ANEW = "--fresh starts anew beside this run (fresh=True in Python)"
 
 
@@ -56,6 +56,7 @@ class Change:
         names: the functions and classes that differ; empty where they cannot be named.
         trained: members that were trained with other code.
         unsure: whether another version of Python compiled the code before, so that it may be the same.
+        predicts: whether it is a change of how members predict.
     """
 
     before: str
@@ -63,6 +64,7 @@ class Change:
     names: list[str]
     trained: list[str]
     unsure: bool
+    predicts: bool = False
 
     def __str__(self) -> str:
         return f"the code has changed ({abbreviate(self.names, 5)})" if self.names else "the code has changed"
@@ -91,7 +93,8 @@ def find_code_change(state: RunState, now: Code, run_dir: RunDir) -> Change | No
     names = now.changed(kept) if kept is not None and not other else []
     if kept is not None and kept.scheme != now.scheme:
         return None
-    return Change(before, fingerprint, names, [one.id for one in trained], other)
+    predicts = bool(names) and kept is not None and any(now.differs_in(root, kept) for root in _PREDICTING)
+    return Change(before, fingerprint, names, [one.id for one in trained], other, predicts)
 
 
 def check_code(state: RunState, now: Code, run_dir: RunDir, *, accept: bool) -> None:
@@ -200,22 +203,18 @@ def explain_changed_splits(state: RunState, ensemble: Ensemble) -> str | None:
     return explain_evaluation(changed) if changed else None
 
 
-def list_evaluated_again(
-    state: RunState, ensemble: Ensemble, changed: Mapping[str, str], change: Change | None
-) -> list[str]:
-    """The finished members that are evaluated again: all with changed data (`describe_changed_splits`), or where
-    the change is one of how members predict; after other changes of the code those that have no predictions.
+def list_evaluated_again(state: RunState, changed: Mapping[str, str], change: Change | None) -> list[str]:
+    """The finished members that are evaluated again: all, with changed data (`describe_changed_splits`) or where
+    the change of the code is one of how members predict; after any other change none.
     """
-    function = getattr(getattr(ensemble.recipe, "predict", None), "__qualname__", "Recipe.predict")
-    names = [] if change is None else [name.partition(" (")[0] for name in change.names]
-    is_all = bool(changed) or any(name in _PREDICTING or name.endswith(function) for name in names)
-    finished = [each for each in state.members.values() if each.state == "finished" and each.checkpoint]
-    return [each.id for each in finished if is_all or (change is not None and not each.predictions)]
+    if not changed and (change is None or not change.predicts):
+        return []
+    return [each.id for each in state.members.values() if each.state == "finished" and each.checkpoint]
 
 
-def explain_predicted_again(state: RunState, ensemble: Ensemble, change: Change | None) -> str | None:
+def explain_predicted_again(state: RunState, change: Change | None) -> str | None:
     """Which finished members predict again, as the code has changed; None where none does."""
-    members = list_evaluated_again(state, ensemble, {}, change)
+    members = list_evaluated_again(state, {}, change)
     return f"with the changed code {abbreviate(members)} will predict again, without training" if members else None
 
 

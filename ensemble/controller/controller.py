@@ -53,6 +53,7 @@ from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, re
 from ensemble.store.event_handlers import evaluate_again, give_more_epochs
 from ensemble.store.files import format_command
 from ensemble.store.frozen_arrays import release_arrays
+from ensemble.store.member import ENDED
 from ensemble.store.member_log import shorten
 from ensemble.store.mirror import MirrorOptions, describe_status, explain_rest, load_status
 from ensemble.store.packs import finish_removal
@@ -156,7 +157,11 @@ class Controller:
             self._usage = DriverUsage(self.run_dir.usage, self._clock, [self._loggers, self._mirror], nodes)
             raise_if_deferred()
             stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)
-            stream.check()
+            try:
+                stream.check()
+            except PipelineError:
+                if not self._is_over():
+                    raise  # else nothing reads it
             cluster = nodes if self.executor.cluster is None else self.executor.cluster
             check_fit(self.ensemble, cluster, has_gpus=self.state.has_gpus)
             # The searcher names its study by these before the first event is logged.
@@ -223,14 +228,21 @@ class Controller:
         if not any(member.checkpoint for member in self.state.members.values()):
             return {}, []
         found = describe_changed_splits(self.state.header.data, training_data(self.ensemble), self.ensemble)
-        members = list_evaluated_again(self.state, self.ensemble, found, change)
+        members = list_evaluated_again(self.state, found, change)
         for why in filter(
-            None, (found and explain_evaluation(found), explain_predicted_again(self.state, self.ensemble, change))
+            None, (found and explain_evaluation(found), explain_predicted_again(self.state, change))
         ):
             log.warning("%s: %s", self.run_dir.path, why)
         if found or members:
             evaluate_again(self.state, members, self._events.read_clock())
         return found, members
+
+    def _is_over(self) -> bool:
+        """Whether no member is trained or evaluated in this start."""
+        search, members, code = self.ensemble.search, self.state.members.values(), self._code.fingerprint
+        declared = search.trials if search is not None else len(self.ensemble.members or ())
+        over = all(member.state in ENDED and not member.is_resumable(code) for member in members)
+        return over and len(members) >= declared
 
     def _plan_repairs(self) -> list[Report]:
         """The events by which this start mends damage. The state is as they, and `more_epochs`, will leave it: a

@@ -32,7 +32,9 @@ def find_meant_dimension(key: str, given: Any) -> str | None:
     if isinstance(given, list | tuple | set | range) or getattr(given, "ndim", False):
         values = given.tolist() if hasattr(given, "tolist") else list(given)
         shown = ", ".join(map(repr, values)) or "..."
-        return f"choice({shown:.60}) tries each of them; else give {_OURS}"
+        is_fixed = isinstance(given, list | tuple)
+        fixed = f"choice([{given!r:.60}]) is this one fixed {type(given).__name__}" if is_fixed else ""
+        return f"choice({shown:.60}) tries each of them; {fixed or f'else give {_OURS}'}"
     reader = _READERS.get("wandb" if isinstance(given, Mapping) else package)
     if reader is None:
         return None if package in ("builtins", "numpy") else f"give {_OURS}"

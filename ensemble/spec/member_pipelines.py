@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.search import Search
-from ensemble.spec.search_space import sample_space
+from ensemble.spec.search_space import Dimension, sample_space
 from ensemble.spec.splits import (
     LABELLED,
     count_overlaps,
@@ -184,7 +184,11 @@ class MemberPipelines:
     def _tuples(self) -> dict[str, list[Any]]:
         """Declared values of hyperparameters that have tuples, by name."""
         space = {} if self.search is None or callable(self.search.space) else self.search.space
-        values = [(name, own) for name, given in space.items() for own in getattr(given, "values", (given,))]
+        values = [
+            (name, own)
+            for name, given in space.items()
+            for own in (given.values if isinstance(given, Dimension) else (given,))
+        ]
         values += [item for one in self.members or () for item in one.params.items()]
         found: dict[str, list[Any]] = {}
         for name, value in values:

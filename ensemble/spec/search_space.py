@@ -208,7 +208,7 @@ def _as_dimension(key: object, given: Any) -> Any:
 
 def _from_optuna(given: Any) -> Dimension:
     if hasattr(given, "choices"):
-        return choice(*given.choices)
+        return choice(list(given.choices))
     if type(given).__name__ == "IntDistribution":
         return integer(given.low, given.high, given.step, given.log)
     return loguniform(given.low, given.high) if given.log else uniform(given.low, given.high, given.step)
@@ -311,14 +311,16 @@ def list_probes(space: Space) -> tuple[list[dict[str, Any]], list[dict[str, Any]
 
 def warn_of_constants(space: Space) -> None:
     """Warn of names that have one value only, and of a space that draws nothing."""
+    single: dict[str, Any] = {}
     if callable(space):
         points = list(sample_space(space, 0, PROBES))
-        single = dict(points[0]) if all(point == points[0] for point in points) else {}
-        names = len(single)
+        is_constant = all(point == points[0] for point in points)
     else:
-        values = {name: given.values for name, given in space.items() if isinstance(given, Dimension)}
-        single, names = {name: own[0] for name, own in values.items() if len({*map(repr, own)}) == 1}, len(values)
-    if len(single) == names:
+        drawn = {name: given.values for name, given in space.items() if isinstance(given, Dimension)}
+        single = {name: own[0] for name, own in drawn.items() if len({*map(repr, own)}) == 1}
+        is_constant = len(single) == len(drawn)
+        single = {name: value for name, value in single.items() if not isinstance(value, list | tuple | Mapping)}
+    if is_constant:
         warnings.warn(
             "Search.space draws nothing, so that all trials differ by their seeds only: give choice(...), "
             "uniform(low, high), loguniform(low, high) or integer(low, high), or members=seeds(n, {...})",

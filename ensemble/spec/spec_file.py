@@ -85,7 +85,7 @@ def import_file(path: Path) -> ModuleType:
         sys.path.append(str(root))
     _loaded.add(name)
     with _spec_errors(path), repeat_lost_signals(), without_bytecode():
-        if module_spec.parent:
+        if module_spec.parent and str(root) != folder:
             importlib.import_module(module_spec.parent)
         sys.modules[name] = module
         module_spec.loader.exec_module(module)
@@ -95,6 +95,8 @@ def import_file(path: Path) -> ModuleType:
 def _name_module(path: Path) -> tuple[str, Path]:
     """The name of a file's module, with the packages around it, and the folder of the outermost one."""
     file, folder = path.resolve(), find_import_folder(path.resolve().parent)
+    if "." in path.stem:  # no module of a package can have such a name
+        return path.stem, file.parent
     name = ".".join(file.relative_to(folder).with_suffix("").parts)
     package = folder / name.partition(".")[0] / "__init__.py"
     if package.is_file() and _shadows_module(package.parent.name, package):  # then it is alone

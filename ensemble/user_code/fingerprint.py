@@ -26,6 +26,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
@@ -53,6 +54,8 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SCHEME = 10 * SCHEME + 1
 #: Fields of a Recipe that rank members and do not affect training.
 _RANKING = frozenset(("objective", "mode"))
+#: Keys of parts that no function uses before them: of the declaration, of modules imported late, of settings.
+_ROOT = re.compile(r"Recipe\.|recipe$|(train|valid|test|shifted)( stage \d+)?$|module [^(]|.*: ")
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,19 @@ class Code:
         now = [self.names.get(key, key) for key, digest in self.parts.items() if since.parts.get(key) != digest]
         before = [since.names.get(key, key) for key in since.parts if key not in self.parts]
         return list(dict.fromkeys([*now, *before]))
+
+    def differs_in(self, root: str, since: Code) -> bool:
+        """Whether a function of the declaration, such as "Recipe.predict", or code that only it uses, differs."""
+        return self._list_own(root) != since._list_own(root)
+
+    def _list_own(self, root: str) -> list[str]:
+        """Digests of a function of the declaration and of what it is the first to use, which follows it."""
+        keys = list(self.parts)
+        if root not in self.parts:
+            return []
+        first = keys.index(root)
+        own = itertools.takewhile(lambda key: not _ROOT.match(key), keys[first + 1 :])
+        return [self.parts[key] for key in (root, *own)]
 
 
 def code_of(ensemble: Ensemble) -> Code:

@@ -645,3 +645,9 @@ def test_a_label_that_is_seen_to_be_no_class_before_training_is_a_mistake_of_the
     said = f"Ensemble.{split}: {where} has the label 3 in 'label', and the model has the classes 0 ... 2"
     assert done.stderr.splitlines()[-1] == f"ensemble: {said}"
     assert not any(m.attempts for m in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values())
+
+
+@pytest.mark.parametrize("word", ["--dry", "--dry-r", "--dry-run"])
+def test_what_follows_a_dry_run_however_abbreviated_is_the_spec(word: str) -> None:
+    read = _make_parser().parse_args(["run", word, "a_spec.py"])
+    assert (read.dry_run, read.spec) == ("quick", "a_spec.py")

@@ -371,3 +371,8 @@ def test_no_error_says_what_was_in_the_file(tmp_path: Path) -> None:
         load_spec(path, [f"password=@{tmp_path}/absent"])
     with pytest.raises(SpecError, match="the spec has no option 'pasword'"):
         load_spec(path, [f"pasword=@{tmp_path}/absent"])
+
+
+def test_a_spec_file_may_have_a_dot_in_its_name(written: Any) -> None:
+    written("", "helping.py")
+    assert import_file(written("import helping\n", "my.v2.py")).helping

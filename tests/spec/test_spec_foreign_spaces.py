@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -92,6 +93,18 @@ def test_what_is_not_searched_is_said_when_it_is_declared() -> None:
     for nothing in ({"x": choice(8), "lr": 0.1}, {"lr": 0.1}, lambda trial: {"lr": 0.1}):
         with pytest.warns(UserWarning, match=r"Search.space draws nothing, .* members=seeds\(n, "):
             Search(nothing)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Search(lambda trial: {"lr": trial.suggest_float("lr", 0.1, 1.0)})
+        Search({"x": choice([[8, 8]]), "y": choice(1, 2), "z": choice({"a": 1})})
+    with pytest.raises(SpecError, match=r"choice\(\[\[8, 8\]\]\) is this one fixed list"):
+        Search({"x": [8, 8]})
     for twice in ((8, 8), ([1, 2], (1, 2)), ("a", "a")):
         with pytest.raises(SpecError, match="is there twice"):
             choice(*twice)
+
+
+def test_one_tuple_of_optunas_choices_stays_one_value() -> None:
+    distributions = pytest.importorskip("optuna").distributions
+    space = {"x": distributions.CategoricalDistribution(((3, 5),)), "y": choice(1, 2)}
+    assert Search(space).space["x"].values == ((3, 5),)  # type: ignore[index]

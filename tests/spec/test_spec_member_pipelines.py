@@ -79,3 +79,9 @@ def test_of_a_search_the_common_part_is_that_of_its_draws() -> None:
     made = declared(train, search=Search({"flip": choice(True, False)}))
     assert made.samples == 4 and made.stream.token == base.token
     assert made.stream.begins(made.pipeline({"flip": True})) and not made.pipeline({"flip": True}).begins(base)
+
+
+def test_a_searchs_fixed_dict_is_a_hyperparameter_as_others() -> None:
+    train = Pipeline(sources.arrays(x=np.zeros((4, 3))))
+    made = declared(train, search=Search({"fixed": {"a": (1, 2)}, "n": choice(1, 2)}))
+    assert made.as_declared({"fixed": {"a": [1, 2]}, "n": 1}) == {"fixed": {"a": (1, 2)}, "n": 1}

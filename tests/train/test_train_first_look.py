@@ -98,6 +98,10 @@ def predicting(change: Any) -> Recipe:
     )
 
 
+def softly(scores: Any) -> Any:
+    return scores.softmax(-1)
+
+
 @pytest.mark.parametrize(
     ("recipe", "label", "says"),
     [
@@ -212,6 +216,15 @@ def test_predict_that_is_added_later_combines_finished_members_without_training(
             and member.predictions != saved
             and count_epochs() == 1
         )
+
+
+def test_another_edited_lambda_lets_no_finished_member_predict_again(tmp_path: Path) -> None:
+    before = predicting(softly)
+    first = run(tmp_path / "run", before, executor="local")
+    other = replace(before, model=lambda params: Parts(lambda s, x: s))  # the weights do not fit any more
+    later = run(tmp_path / "run", other, executor="local", accept_code=True)
+    assert later.state.members["member-0"].attempt == first.state.members["member-0"].attempt
+    assert later.state.combined is not None and later.state.combined.members == ["member-0"]
 
 
 def test_a_metric_that_its_predictions_do_not_have_is_remarked(tmp_path: Path) -> None:
