@@ -55,14 +55,6 @@ def test_objects_of_ray_tune_are_answered_with_ours() -> None:
     check(tune.randn(0, 1), "write choice(...), uniform(low, high)")
 
 
-def test_expressions_of_hyperopt_are_answered_with_ours() -> None:
-    hp = pytest.importorskip("hyperopt").hp
-    check(hp.choice("a", [1, 2]), "write choice(1, 2)")
-    check(hp.loguniform("a", -9, -1), "write loguniform(0.00012341, 0.367879)")
-    check(hp.randint("a", 8), "write integer(0, 7)")
-    check(hp.uniformint("a", 1, 8), "write integer(1, 8)")
-
-
 def ask(trial: Any) -> dict[str, Any]:
     deep = trial.suggest_categorical("depth", [2, 4, 6]) == 6
     return {"width": trial.suggest_categorical("width", [32, 64] if deep else [8, 16])}

@@ -339,7 +339,8 @@ def test_a_feeder_that_starts_later_has_the_stages_that_were_submitted(edited_sp
     run = ensemble.submit(declared, tmp_path / "run", "local", edit_and_kill, edited_spec)
     run.wait()
     means = [line for line in run.logs("member-0").splitlines() if line.startswith("mean ")]
-    assert len(feeders) == 2 and means == ["mean 2"] * 48
+    # its 48 steps, and the looks at the first batch
+    assert len(feeders) == 2 and set(means) == {"mean 2"} and 48 <= len(means) < 54
 
 
 class Unloadable:

@@ -46,7 +46,7 @@ def test_the_overview_says_how_the_run_stands(tab: Any, open_page: Open) -> None
     assert tab.text_content("h1") == "digits"
     assert tab.text_content(".pill") == "running"
     assert tab.text_content(".progress .figure") == "42 % done"
-    assert "about 6 min 52 s left" in tab.text_content(".progress")
+    assert "about 6:50 left" in tab.text_content(".progress")
     shown = tiles(tab)
     assert shown["Members finished"] == f"{run['counts']['finished']} of 40"
     assert shown["Best accuracy so far, on validation"] == f"{run['best']['value']:.4f}"
