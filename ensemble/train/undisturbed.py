@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ensemble.train.loose_tensors import find_loose
 from ensemble.train.seeding import seeded
 from ensemble.train.state import TrainState
+
+MOST_BYTES = 2**24  # of a tensor that is restored: larger ones are data, of which a member has no room for a copy
 
 
 @contextlib.contextmanager
@@ -35,7 +37,7 @@ def undisturbed(state: TrainState) -> Iterator[nn.Module]:
     model = state.optimization.model
     compiled = vars(model).pop("forward", None) if state.identity.compile is not None else None
     with torch.no_grad(), seeded(state.identity.seed, state.device), evaluation_mode(model):
-        tensors: list[Tensor] = [*model.buffers(), *find_loose(model).values()]
+        tensors = [each for each in (*model.buffers(), *find_loose(model).values()) if each.nbytes <= MOST_BYTES]
         before = [tensor.detach().clone() for tensor in tensors]
         try:
             yield model
