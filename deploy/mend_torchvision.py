@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-HOOK = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "torchvision_on_cpu" / "sitecustomize.py"
+HOOK = Path(__file__).resolve().parent / "torchvision_on_cpu" / "sitecustomize.py"
 
 
 def can_import() -> bool:

@@ -232,9 +232,8 @@ def submit(
             return _follow(known, ensemble, code, on_event)
         check_fetched(known)
         state = fold(read_events(known.events))
-        check_same(
-            state, ensemble, known.path, accepts_data=accept_data
-        )  # before the declaration of the run is replaced
+        # before the declaration of the run is replaced
+        check_same(state, ensemble, known.path, accepts_data=accept_data)
         check_code(state, code, known, accept=accept_code)
     if not ensemble.keep_data and runner.name == "ray":
         raise SpecError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,10 +72,7 @@ class BadRecords(SampleError):
 
 def _describe_common(places: Sequence[str]) -> str:
     """In which file or folder all of these are, as the end of a phrase; empty where in none."""
-    low, high = min(places), max(places)
-    common = low[
-        : next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), None)
-    ]
+    common = os.path.commonprefix(places)  # noqa: RUF071 - cut below, where a name ends
     common = common[: max(common.rfind(mark) for mark in "/:") + 1].rstrip(":/")
     return f", all in {common}" if common else ""
 

@@ -21,6 +21,7 @@ from ensemble.combine.conformal import Conformal, load_conformal
 from ensemble.events import NOT_COMBINED
 from ensemble.spec.task import Task
 from pipelines.environment.library_settings import keeps_settings
+from pipelines.errors import as_utf8
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -317,10 +318,7 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
         index, arrays = index[order], {name: value[order] for name, value in arrays.items()}
         table = make_columns(index, arrays, predictor.task, predictor.classes, predictor.conformal)
         if predictor.source is not None:
-            names = [
-                predictor.source.where(each).encode("utf-8", "backslashreplace").decode()
-                for each in index.tolist()
-            ]
+            names = [as_utf8(predictor.source.where(each)) for each in index.tolist()]
             table = table.add_column(1, "file", pyarrow.array(names, pyarrow.string()))
         for place, (name, values) in enumerate(predictor.kept.items(), 1):
             if name in table.column_names:

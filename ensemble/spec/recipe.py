@@ -65,9 +65,9 @@ class Recipe:
             it packs, pads, tokenizes or mixes samples, and returns a dict (`pipelines.loader.collate`). `rng` is a
             numpy Generator, in evaluation and prediction None. The batch keeps its `index`, one of each sample,
             and the loss returns one value for each of them.
-        clip_norm: largest L2 norm of a step's gradient (a hyperparameter `clip_norm` or `label_smoothing` sets it
-            for its member), which is that of the global batch's mean loss whatever the
-            number of workers, of parts (`accumulate=`) and the loss scale; None for no clipping.
+        clip_norm: largest L2 norm of a step's gradient, which is that of the global batch's mean loss whatever the
+            number of workers, of parts (`accumulate=`) and the loss scale; None for no clipping. A hyperparameter
+            `clip_norm` or `label_smoothing` sets it for its member.
     """
 
     model: Callable[..., Any]

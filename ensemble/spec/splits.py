@@ -243,6 +243,8 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
     """How training would know samples of a split: by windows with steps in common, or by a stage that was fitted
     to them; None where nothing is known of that.
     """
+    import numpy as np
+
     from pipelines.sources._origin import find_shared_records, share_steps
 
     if any(one.source is not pipeline.source and share_steps(one.source, pipeline.source) for one in train):
@@ -250,8 +252,6 @@ def find_leak(split: str, pipeline: Pipeline, train: Sequence[Pipeline]) -> str 
             f"{split} has windows that have steps in common with those of train: split the table by time first, "
             "as by table.split(0.8, by='hour'), and make windows of each part; or leave a gap of a window's length"
         )
-    import numpy as np
-
     is_trained = np.any([find_shared_records(one.source, pipeline.source) for one in train], axis=0)
     for stage in (stage for one in (*train, pipeline) for stage in one.stages):
         if (fitted_to := getattr(stage.call, "fitted_to", None)) is not None:

@@ -50,9 +50,8 @@ def set_loose(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
         value = saved.get(path)
         if value is not None and (value.shape, value.dtype) == (tensor.shape, tensor.dtype):
             value = value.to(tensor.device)
-            with contextlib.suppress(
-                RuntimeError
-            ):  # it overlaps itself; the model's answers show it if it matters
+            # Where it overlaps itself it stays: the model's answers show whether that matters.
+            with contextlib.suppress(RuntimeError):
                 if not torch.equal(value, tensor):
                     tensor.copy_(value)
 

@@ -64,7 +64,7 @@ def run_page(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     command = tools / "ensemble"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m ensemble.cli "$@"\n')
     command.chmod(0o755)
-    path = (ROOT, ROOT / "tests" / "docs", ROOT / "tests" / "fixtures" / "torchvision_on_cpu")
+    path = (ROOT, ROOT / "tests" / "docs", ROOT / "deploy" / "torchvision_on_cpu")
     env = os.environ | {"PYTHONPATH": ":".join(map(str, path)), "PATH": f"{tools}:{os.environ['PATH']}"}
     runner = [sys.executable, str(ROOT / "tests" / "docs" / "run_pages.py")]
     with subprocess.Popen(runner, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
