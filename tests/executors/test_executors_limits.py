@@ -66,7 +66,8 @@ def test_options_limit_what_runs_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
     limited = [*command, "--executor", "local", "--max-cpus", "1", "--max-gpus=0", "--priority=-3"]
     here = os.pathsep.join(filter(None, sys.path))  # of what the spec imports
-    subprocess.run(limited, check=True, capture_output=True, env={**os.environ, "PYTHONPATH": here})
+    done = subprocess.run(limited, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": here})
+    assert done.returncode == 0, done.stderr
     placed, finished = (of_kind(tmp_path / "run", kind) for kind in ("placed", "finished"))
     assert placed[1]["t"] >= finished[0]["t"], "one member at a time"
     (started,) = of_kind(tmp_path / "run", "run_started")

@@ -37,6 +37,9 @@ def start_head(
             assert head.poll() is None, (short / "head.log").read_text()
             time.sleep(0.1)
         yield {**own, "RAY_ADDRESS": f"127.0.0.1:{port}"}
+    except BaseException as error:
+        error.add_note(f"the head's exit status is {head.poll()}; it wrote:\n{(short / 'head.log').read_text()}")
+        raise
     finally:
         mine = psutil.Process(head.pid).children(recursive=True)
         for each in [*mine, head]:
