@@ -20,7 +20,6 @@ from ensemble.cli import (
     dashboard,
     inspect_commands,
     run_commands,
-    top,
     verify,
     view_commands,
 )
@@ -424,11 +423,6 @@ def _make_parser() -> argparse.ArgumentParser:
     distill.add_argument("--fresh", action="store_true", help=text)
     add_executor(distill, executor=None)
     add_run_options(distill, fresh=False)
-
-    text = "Show a Ray cluster as it is now: its runs and users, what each holds and waits for, and its nodes."
-    shown = command("top", top.top, text)
-    shown.add_argument("--address", metavar="HOST:PORT", help="address of the cluster (default: RAY_ADDRESS)")
-    shown.add_argument("--once", action="store_true", help="show it once; so does --json, or output to a file")
 
     text = "Serve the live page of a run, or of all runs in a folder, whichever process runs them."
     dashboard.add_options(command("dashboard", dashboard.dashboard, text, json=False))
