@@ -165,8 +165,6 @@ def submit(
     fresh: bool = False,
     group_read: bool = False,
     limits: Mapping[str, float] | None = None,
-    priority: int | None = None,
-    share_weight: float | None = None,
     code: Code | None = None,
     checked: Sequence[FileCheck] | None = None,
     notify: Notify | str | Sequence[Notify | str] | None = None,
@@ -193,7 +191,7 @@ def submit(
             members that have finished are evaluated on them again.
         fresh: if there is a run already, leave it unchanged and start a new one in a directory beside it.
         group_read: let the group of the run directory read it; by default only its owner can.
-        limits, priority, share_weight: for this start, in the place of what the ensemble declares.
+        limits: for this start, in the place of what the ensemble declares.
         code: the result of `code_of(ensemble)`, where it is known already.
         checked: how the files of members that have ended were found, where they were read already.
         notify: who is told when the run fails, stalls or ends, a member diverges, or a budget is used: addresses
@@ -212,7 +210,7 @@ def submit(
             the run were trained with other hyperparameters, data or code.
     """
     check_ensemble("submit", ensemble)
-    apply_limits(ensemble, limits, priority, share_weight)  # they are valid
+    apply_limits(ensemble, limits)  # they are valid
     receivers = resolve_notify(notify)
     path = Path(run_dir) if run_dir is not None else Path("runs") / ensemble.name
     check_installed(ensemble.loggers)
@@ -249,7 +247,7 @@ def submit(
         # What the program changes from here on, or the user in the spec file, is no matter of this run.
         frozen = declaration.load(made.data, is_in_process=runner.in_process)
         del declaration, ensemble  # they hold memory for as long as the run takes
-        frozen = apply_limits(frozen, limits, priority, share_weight)
+        frozen = apply_limits(frozen, limits)
         more: dict[str, Any] = {
             "checked": checked,
             "notify": receivers,
@@ -283,8 +281,6 @@ def resume(
     epochs: int | None = None,
     budget: Mapping[str, float] | None = None,
     limits: Mapping[str, float] | None = None,
-    priority: int | None = None,
-    share_weight: float | None = None,
     checked: Sequence[FileCheck] | None = None,
     notify: Notify | str | Sequence[Notify | str] | None = None,
     mirror: str | None = None,
@@ -310,7 +306,7 @@ def resume(
         accept_data: as in `submit`. Sources are made anew where their files have changed.
         epochs: train the members for so many epochs, more than they were declared with.
         budget: of a search, in all, as `Search.budget`. Later resumes keep it.
-        limits, priority, share_weight: as `Ensemble` has them, of this start; unless given, as declared.
+        limits: as `Ensemble` has them, of this start; unless given, as declared.
         checked: as in `submit`.
         notify, mirror: as in `submit`.
         into: with an address, the new directory; `runs/<name>` unless given.
@@ -359,7 +355,7 @@ def resume(
         raise SpecError("budget= is of a search, and the run trains a list of members")
     if ensemble.search is not None and (given := state.header.budget if budget is None else budget):
         ensemble = dataclasses.replace(ensemble, search=dataclasses.replace(ensemble.search, budget=given))
-    ensemble = apply_limits(ensemble, limits, priority, share_weight)
+    ensemble = apply_limits(ensemble, limits)
     check_installed(ensemble.loggers)
     code = code_of(ensemble)
     check_data(state, ensemble, known.path, accepts=accept_data)

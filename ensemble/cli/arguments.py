@@ -183,7 +183,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, fresh: bool = True) -> N
 
 
 def add_limit_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that limit what a run takes, and rank it among others.
+    """Add the options that limit what a run takes.
 
     Args:
         parser: of a command that starts or continues a run.
@@ -192,17 +192,12 @@ def add_limit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-gpus", type=int, metavar="N", help=text)
     text = "let the members have so many cores together at most (default: as declared)"
     parser.add_argument("--max-cpus", type=float, metavar="N", help=text)
-    text = "rank among the runs of a Ray cluster: a higher one is served first (default: as declared, or 0)"
-    parser.add_argument("--priority", type=int, metavar="N", help=text)
-    text = "weight among runs of one priority, which share a cluster in proportion (default: as declared, or 1)"
-    parser.add_argument("--share-weight", type=float, metavar="X", help=text)
 
 
-def read_limits(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of `apply_limits` by the options of `add_limit_options`."""
+def read_limits(options: argparse.Namespace) -> dict[str, float]:
+    """The limits that the options of `add_limit_options` set."""
     limits = {"gpus": options.max_gpus, "cpus": options.max_cpus}
-    given = {name: value for name, value in limits.items() if value is not None}
-    return {"limits": given, "priority": options.priority, "share_weight": options.share_weight}
+    return {name: value for name, value in limits.items() if value is not None}
 
 
 def add_mirror_option(parser: argparse.ArgumentParser) -> None:

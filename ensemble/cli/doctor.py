@@ -184,25 +184,33 @@ def _gpus() -> Iterator[Row]:
 
 
 def _power() -> Iterator[Row]:
-    from ensemble.cli import doctor_power
-    from ensemble.meter.power import Absent, watts_per_core
+    from ensemble.meter.power import Absent, open_nvml, open_rapl, watts_per_core
     from ensemble.meter.power.busy_time import find_busy_time
+    from ensemble.meter.power.common import PowerError
     from ensemble.meter.power.estimate import VARIABLE, open_estimate
+    from ensemble.meter.power.hwmon import open_amd_energy, open_power_meter
     from ensemble.spec import SpecError
 
-    labels = {
-        doctor_power.RAPL: "RAPL",
-        doctor_power.AMD: "AMD energy driver",
-        doctor_power.ACPI: "ACPI power meter",
-        doctor_power.EXTERNAL: "external meter",
-        doctor_power.NVML: "NVML",
+    opened = {
+        "RAPL": open_rapl(),
+        "AMD energy driver": open_amd_energy(),
+        "ACPI power meter": open_power_meter(),
+        "external meter": Absent("external meter", "a run reads that of Energy(meter=...)"),
+        "NVML": open_nvml(),
     }
-    sources = [doctor_power.read_source(source) for source in doctor_power.look_at_sources()]
-    for source in sources:
-        if source.parts:
-            yield _available(labels[source.name], f"measured: {', '.join(source.parts)}")
-        else:
-            yield _unavailable(labels[source.name], source.reason)
+    measures_cpus = []
+    for label, source in opened.items():
+        if isinstance(source, Absent):
+            yield _unavailable(label, source.reason)
+            continue
+        try:
+            parts = [reading.name for reading in source.read()]
+            yield _available(label, f"measured: {', '.join(parts)}")
+            measures_cpus += [] if label == "NVML" else [label]
+        except PowerError as error:
+            yield _unavailable(label, str(error))
+        finally:
+            source.close()
     busy = find_busy_time()
     if isinstance(busy, Absent):
         yield _unavailable("CPU time", busy.reason)
@@ -216,8 +224,7 @@ def _power() -> Iterator[Row]:
     if isinstance(estimate, Absent):
         yield _unavailable("power estimate", estimate.reason)
     else:
-        measures = [labels[each.name] for each in sources if each.parts and each.name != doctor_power.NVML]
-        used = f"not used: {measures[0]} measures" if measures else "used, labelled as estimated"
+        used = f"not used: {measures_cpus[0]} measures" if measures_cpus else "used, labelled as estimated"
         yield _available("power estimate", f"{watts_per_core():g} W per busy core ({VARIABLE}); {used}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -109,32 +108,6 @@ def tag_run(options: argparse.Namespace) -> int:
     rows = [["name", notes.name], ["tags", " ".join(notes.tags)], ["note", notes.note]]
     print_lines(options, *format_table(["", str(run_dir.path)], rows, find_width()).splitlines())
     write_json(options, [{"run_dir": str(run_dir.path), **notes.as_dict()}])
-    return 0
-
-
-def prune_runs(options: argparse.Namespace) -> int:
-    """Show the old runs of a folder, and remove them with `--yes`."""
-    from ensemble.inspection.prune_runs import find_old_runs, remove_runs
-    from ensemble.reporting import text
-    from ensemble.reporting.tables import format_table
-
-    found = find_old_runs(options.folder, options.keep)
-    if options.yes:
-        remove_runs(found)
-    rows = []
-    for run in found:
-        done = f"kept: {run.kept}" if run.kept else "removed" if options.yes else "would be removed"
-        days = f"{(time.time() - run.last) / 86400:.0f} days"
-        rows.append([str(run.path), run.state, days, text.memory(run.size_bytes), done])
-    freed = sum(run.size_bytes for run in found if not run.kept)
-    if rows:
-        heads = ["run", "state", "last event", "size", "what happens"]
-        print_lines(options, *format_table(heads, rows, find_width()).splitlines())
-        verb = "freed" if options.yes else "would be freed; --yes removes these runs"
-        print_lines(options, f"{text.memory(freed)} {verb}")
-    else:
-        print_lines(options, f"no run in {options.folder} is that old")
-    write_json(options, [{**dataclasses.asdict(run), "path": str(run.path)} for run in found])
     return 0
 
 

@@ -20,7 +20,6 @@ from ensemble.cli import (
     dashboard,
     inspect_commands,
     run_commands,
-    top,
     verify,
     view_commands,
 )
@@ -31,7 +30,6 @@ from ensemble.cli.arguments import (
     add_notify_options,
     add_run_options,
     add_trust_option,
-    age,
     budget,
     count,
     path,
@@ -305,10 +303,6 @@ def _make_parser() -> argparse.ArgumentParser:
                 "which members disagree most, with pictures up to 8 MiB; without it the report has none"
             )
             added.add_argument("--samples", type=samples, metavar="N", help=text)
-            text = "write result files of MLPerf HPC into the package OUT as well, whose name is the submitter's"
-            added.add_argument("--mlperf", metavar="OUT", help=text)
-            text = "the benchmark as which they are written (default: deepcam, or cosmoflow where less is better)"
-            added.add_argument("--mlperf-benchmark", metavar="NAME", help=text)
         if name == "logs":
             added.add_argument("--follow", "-f", action="store_true", help="continue until the run ends")
             text = "begin with the last N lines of each member"
@@ -357,12 +351,6 @@ def _make_parser() -> argparse.ArgumentParser:
     tagged.add_argument("--remove", nargs="+", action="extend", metavar="TAG", help="tags that it loses")
     tagged.add_argument("--name", help="what it is called in lists; empty: as it was declared")
     tagged.add_argument("--note", metavar="TEXT", help="a note of one or several lines; empty: none")
-    text = "List the runs of a folder that have had no event for some time; with --yes, remove them."
-    pruned = command("prune-runs", inspect_commands.prune_runs, text)
-    pruned.add_argument("folder", metavar="FOLDER", type=path, help="folder with run directories")
-    text = "keep runs with an event within this time, such as 12h, 14d or 8w"
-    pruned.add_argument("--keep", type=age, required=True, metavar="AGE", help=text)
-    pruned.add_argument("--yes", action="store_true", help="remove them; without it nothing is removed")
     text = (
         "Compare runs: differences of their declarations, figures of the same samples with 95 %% intervals of "
         "their differences, cost."
@@ -390,13 +378,6 @@ def _make_parser() -> argparse.ArgumentParser:
 
     text = "Export the combined, calibrated model of a run as a folder that predicts with torch alone."
     artifact_commands.add_export_options(command("export", artifact_commands.export, text))
-    text = (
-        "Write all tables of a run as comma-separated values: members, epochs, attempts, cost, power, quality, "
-        "notices."
-    )
-    exported = command("export-data", view_commands.export_data, text)
-    exported.add_argument("run_dir", metavar="RUN_DIR")
-    exported.add_argument("--out", type=path, metavar="FOLDER", help="folder (default: RUN_DIR-data)")
     text = "Predict with an artifact or a run for all records of a data set, to a Parquet file."
     artifact_commands.add_predict_options(command("predict", artifact_commands.predict, text))
 
@@ -425,20 +406,11 @@ def _make_parser() -> argparse.ArgumentParser:
     add_executor(distill, executor=None)
     add_run_options(distill, fresh=False)
 
-    text = "Show a Ray cluster as it is now: its runs and users, what each holds and waits for, and its nodes."
-    shown = command("top", top.top, text)
-    shown.add_argument("--address", metavar="HOST:PORT", help="address of the cluster (default: RAY_ADDRESS)")
-    shown.add_argument("--once", action="store_true", help="show it once; so does --json, or output to a file")
-
     text = "Serve the live page of a run, or of all runs in a folder, whichever process runs them."
     dashboard.add_options(command("dashboard", dashboard.dashboard, text, json=False))
 
     text = "Show what this machine offers, and why anything is missing."
-    look = command("doctor", view_commands.doctor, text)
-    text = "compare what measures power here with the rules of MLPerf Power"
-    look.add_argument("--power", action="store_true", help=text)
-    text = "the file of an external meter, as in Energy(meter=...); implies --power"
-    look.add_argument("--meter", type=path, metavar="FILE", help=text)
+    command("doctor", view_commands.doctor, text)
 
     text = "List the caches of prepared samples in a directory, or remove old ones."
     add_cache_commands(commands.add_parser("cache", help=text, description=text))

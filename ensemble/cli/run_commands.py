@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         from ensemble.cli.inspect_commands import dry_run
 
         _apply_trust(options)
-        return dry_run(apply_limits(ensemble, **read_limits(options)), run_dir, options)
+        return dry_run(apply_limits(ensemble, read_limits(options)), run_dir, options)
     return _train(ensemble, run_dir, options, spec_file=options.spec)
 
 
@@ -86,7 +86,7 @@ def submit(options: argparse.Namespace) -> int:
         "--no-samples",
     ]
     page = [] if options.dashboard_port is None else ["--dashboard-port", str(options.dashboard_port)]
-    numbers = ("max_gpus", "max_cpus", "priority", "share_weight")
+    numbers = ("max_gpus", "max_cpus")
     ranks = [f"--{name.replace('_', '-')}={given[name]}" for name in numbers if given[name] is not None]
     trust = [] if options.trust_folder is None else ["--trust-folder", os.path.abspath(options.trust_folder)]
     mirror = [] if options.mirror is None else ["--mirror", options.mirror]
@@ -190,7 +190,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         "code": code,
         "checked": checked,
         "mirror": options.mirror,
-        **read_limits(options),
+        "limits": read_limits(options),
     }
     with _serve_page(run_dir, options):
         return _run_to_end(
@@ -240,10 +240,9 @@ def resume(options: argparse.Namespace) -> int:
         print(f"{run_dir.path} is being stopped; it is continued when it has ended", file=sys.stderr)
         while is_locked(run_dir.events):
             time.sleep(POLL_S)
-    limited = {name: value for name, value in read_limits(options).items() if value or value == 0}
-    if is_locked(run_dir.events) and limited:
+    if is_locked(run_dir.events) and read_limits(options):
         raise SpecError(
-            f"{run_dir.path} is in progress: limits, priority and share weight are given when a run is started; "
+            f"{run_dir.path} is in progress: limits are given when a run is started; "
             f"{format_command('stop', options.run_dir)} stops it first"
         )
     if is_locked(run_dir.events) and options.mirror is not None:
@@ -268,7 +267,7 @@ def resume(options: argparse.Namespace) -> int:
     accepted = {name: getattr(options, name) for name in ("accept_code", "accept_data")}
     how: dict[str, Any] = {**accepted, "epochs": options.epochs, "checked": checked}
     how["notify"] = _list_receivers(options)
-    how |= {"budget": options.budget, "mirror": options.mirror, **limited}
+    how |= {"budget": options.budget, "mirror": options.mirror, "limits": read_limits(options)}
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ensemble.cli.console import find_width, print_lines, print_styled, write_json
 from ensemble.cli.control_commands import POLL_S
@@ -14,7 +13,7 @@ from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.spec import SpecError
 
 if TYPE_CHECKING:
-    from ensemble.store import RunDir, RunState
+    from ensemble.store import RunDir
 
 CHECK_S = 1.0  # between two looks whether a run that is watched still has its controller
 
@@ -109,10 +108,7 @@ def _watch(run_dir: RunDir) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the report, and what else is missing of the results, and print its path.
-
-    With ``--mlperf`` result files of MLPerf HPC are written first.
-    """
+    """Write the report, and what else is missing of the results, and print its path."""
     from ensemble.controller.unfinished import complete_results
     from ensemble.reporting import write_report
     from ensemble.store import RunDir, StoreError, WriteError, fold, read_events
@@ -120,7 +116,6 @@ def report(options: argparse.Namespace) -> int:
 
     run_dir = RunDir(options.run_dir)
     path, state = run_dir.report, fold(read_events(run_dir.events))
-    files = _write_mlperf(options, state)
     try:
         written = complete_results(run_dir, state, [] if options.samples else [path.name])
         if options.samples or path.name not in written:  # it has not ended
@@ -135,51 +130,14 @@ def report(options: argparse.Namespace) -> int:
             raise
         print(f"ensemble: {error}", file=sys.stderr)
     print_lines(options, str(path))
-    write_json(options, [{"report": str(path), **files}])
-    return 0
-
-
-def _write_mlperf(options: argparse.Namespace, state: RunState) -> dict[str, Any]:
-    """Write the result files that `--mlperf` asks for, and return what is said of them in JSON."""
-    if options.mlperf is None:
-        if options.mlperf_benchmark:
-            raise SpecError("--mlperf-benchmark says as what --mlperf OUT writes result files: give both")
-        return {}
-    from ensemble.reporting.mlperf import compose_result_files, write_result_files
-
-    package = Path(options.mlperf).resolve()
-    found = compose_result_files(state, package.name or "ensemble", options.mlperf_benchmark)
-    write_result_files(found, package)
-    print_lines(options, *(f"{package}: {line}" for line in found.describe()))
-    pace = found.figures
-    figures = {"models_per_minute": pace.per_minute, "ttta_s": pace.ttta_s} if pace else {}
-    return {"mlperf": str(package), "system": found.system, **figures}
-
-
-def export_data(options: argparse.Namespace) -> int:
-    """Write the tables of a run and print their paths."""
-    from ensemble.reporting.export_data import list_tables, write_tables
-    from ensemble.store import RunDir
-
-    run_dir = RunDir(options.run_dir)
-    out = Path(options.out or f"{run_dir.path}-data").absolute()
-    written = write_tables(list_tables(run_dir), out)
-    print_lines(options, *(f"{each['file']}: {each['rows']:,} rows" for each in written))
-    write_json(options, written)
+    write_json(options, [{"report": str(path)}])
     return 0
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Show what this machine offers, or with ``--power`` how it compares with the rules of MLPerf Power."""
+    """Show what this machine offers."""
     from ensemble.cli import doctor as machine
-    from ensemble.cli import doctor_power as power
 
-    if options.power or options.meter is not None:
-        findings = power.examine_power(options.meter and Path(options.meter))
-        if options.json != "-":
-            print_styled(power.list_lines(findings, find_width()))
-        write_json(options, [vars(finding) for finding in findings])
-        return 0
     rows = machine.examine(notify=lambda text: print(f"ensemble: {text}", file=sys.stderr, flush=True))
     if options.json != "-":
         print_styled(machine.list_lines(rows, find_width()))

@@ -37,7 +37,7 @@ class Intent(StrEnum):
     STOP = "stop"  # the run ends
     PAUSE = "pause"  # stop; the member waits until a user resumes it
     RESUME = "resume"  # a pause was withdrawn: stop, and the member is placed again at once
-    LEAVE = "leave"  # its node is drained, or others need its place: stop, and it waits for a place at once
+    LEAVE = "leave"  # its node is drained: stop, and it waits for a place at once
     CANCEL = "cancel"
 
 

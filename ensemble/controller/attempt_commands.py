@@ -144,25 +144,6 @@ class AttemptCommands:
                 live.intent, live.deadline = Intent.LEAVE, until
                 self._actions.append(Send(live.member, "stop"))
 
-    def make_way(self, member: str, until: float, detail: str) -> None:
-        """Let a member write a checkpoint for another run; it waits for a place again, and returns by itself.
-
-        Args:
-            until: as in `pause`.
-            detail: for whom, in words.
-        """
-        live = self._live.get(member)
-        if live is None or not live.is_active or live.is_being_pruned:
-            return
-        self._session.log("made_way", member=member, attempt=live.number, detail=detail)
-        self._session.placement_due = True
-        if not live.is_launched:
-            self._release(live)
-        elif live.advance("pause"):
-            live.intent = Intent.LEAVE
-            self._limit_stop(live, until)
-            self._actions.append(Send(member, "stop"))
-
     def _release(self, live: Attempt) -> None:
         """Release the place of a member that waits for its feeders; it was never launched there."""
         session, member = self._session, live.member

@@ -436,7 +436,6 @@ class Controller:
             self.handle(self.executor.events(0.0))
         self._trials.catch_up()
         self.executor.close()
-        self.run_dir.cluster.unlink(missing_ok=True)
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
         self._perform(self.session.log_held(*self._read_clock()))
         left, files = self._read_unreported()  # by agents that were lost
@@ -488,7 +487,6 @@ class Controller:
     def _abort(self, error: BaseException) -> None:
         try:
             self.executor.close()  # what its processes have used is known when they have ended
-            self.run_dir.cluster.unlink(missing_ok=True)
         except Exception as second:
             log.warning("the executor could not be closed: %s", second)
         try:

@@ -29,8 +29,6 @@ class NodeTable:
 
     Attributes:
         held: on which members can be placed, with what the run holds of them.
-        withheld: the names of those of which the run holds more than it offers, to give that back.
-        others_wait: whether other runs of the cluster wait for what this one holds.
         changes: how often nodes have come, gone or become others, memory that others take or return apart.
     """
 
@@ -43,32 +41,23 @@ class NodeTable:
         limits: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.held, self.list_cluster, self._limits = [node.limit(limits) for node in nodes], list_cluster, limits
-        self.withheld: frozenset[str] = frozenset()
-        self.changes, self.others_wait = 0, False
+        self.changes = 0
         self._run, self._declared_devices = run, declared_devices
         self._said_of_gpus: set[tuple[str, str]] = set()
 
-    def change(self, node: Node, *, is_withheld: bool = False) -> Node:
-        """The run offers more or less of a node than before, or of a new one; returns what it can use of it.
-
-        Args:
-            is_withheld: whether it holds more: the node stays, also where nothing can be placed there now.
-        """
-        self.withheld = (self.withheld - {node.name}) | ({node.name} if is_withheld else frozenset())
+    def change(self, node: Node) -> Node:
+        """The run offers more or less of a node than before, or of a new one; returns what it can use of it."""
         node = self._leave_out_broken(node).limit(self._limits)
         known = {each.name: each for each in self.held}
         before = known.get(node.name)
         known[node.name] = node if before is None else replace(node, places=before.places)
-        self.held = [
-            each for each in known.values() if each.name != node.name or node.cpus or node.gpus or is_withheld
-        ]
+        self.held = [each for each in known.values() if each.name != node.name or node.cpus or node.gpus]
         self.changes += before is None or before.without_others() != node.without_others()
         return node
 
     def remove(self, name: str) -> None:
         """No member is placed on a node any more."""
         self.held = [node for node in self.held if node.name != name]
-        self.withheld -= {name}
         self.changes += 1
 
     def leave_out_broken(self) -> None:

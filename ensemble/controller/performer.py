@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,13 +45,11 @@ from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
 from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
 from ensemble.spec.identity import make_lineage
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, keep_checkpoint
-from ensemble.store.files import fsync_directory, make_directory, write_json
+from ensemble.store.files import fsync_directory, make_directory
 from ensemble.store.packs import remove_packed, unpack
 from ensemble.train.job import Job
 from ensemble.train.poison_records import note_file, read_interrupted
 from ensemble.train.reporter import FailureNote, append_log
-
-OTHERS_EVERY_S = 10.0  # that what is known of the cluster's other runs is written for the page
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +79,6 @@ class Performer:
         self._status, self._run = status or RunStatus(run_dir), run or RunState()
         self.reducer = FileReducer(run_dir)
         self._on_event = on_event
-        self._told_others_at = float("-inf")
 
     def perform(self, actions: Sequence[Action]) -> list[Report]:
         """Write all `Log` actions to the log, then perform the others in their order.
@@ -153,7 +149,7 @@ class Performer:
         return None
 
     def export_metrics(self) -> None:
-        """Give a cluster that collects them the run's metrics, and the page what other runs the cluster has."""
+        """Give a cluster that collects them the run's metrics."""
         metrics = self._executor.metrics
         if metrics is None:
             return
@@ -164,12 +160,6 @@ class Performer:
             metrics.dashboard = metrics.dashboard or DASHBOARD.read_text(encoding="utf-8")
             used, state = self._status.read_used(), self._status.state
             metrics.report(project_few(clean(self._run_dir.path.name), state, used))
-            others, file = metrics.list_others(), self._run_dir.cluster
-            if others and time.monotonic() - self._told_others_at >= OTHERS_EVERY_S:
-                self._told_others_at = time.monotonic()
-                write_json(file, {"t": time.time(), "runs": others}, like=self._run_dir.path)
-            elif not others:
-                file.unlink(missing_ok=True)
         except Exception as error:  # figures for people: the run goes on without them
             log.debug("the metrics could not be reported: %s", error, exc_info=True)
 

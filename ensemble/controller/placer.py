@@ -173,7 +173,7 @@ class Placer:
             tenants=self._rebalancer.tenant_limits(nodes.held),
             next_cohort=self._stream if self._streaming else self._cohort,
             streaming=self._streaming,
-            is_gated=self._feeders.is_sharing and not nodes.others_wait,
+            is_gated=self._feeders.is_sharing,
         )
 
     def _give_up_unplaceable(self, left_out: Sequence[Identity]) -> str | None:

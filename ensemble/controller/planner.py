@@ -57,7 +57,7 @@ class Planner:
         self._flotillas: dict[str, int] = {}
         self._widths: dict[str, int] = {}  # as planned, whatever nodes offer now
         self._shares: dict[str, float] = {}
-        self._planned_for: tuple[frozenset[str], float, bool, bool] = frozenset(), 1.0, True, False
+        self._planned_for: tuple[frozenset[str], float, bool] = frozenset(), 1.0, True
 
     @property
     def is_due(self) -> bool:
@@ -206,8 +206,7 @@ class Planner:
 
         The choice is made anew when other members wait, when running ones are slower than measured, and when the
         cluster has cores for one more member, or has none any more. Only in the second case are those that the run
-        holds divided: before that members ask for what they keep busy. While something is withheld, only new ones
-        make it anew, and it holds no longer than that: what nodes offer then is passing.
+        holds divided: before that members ask for what they keep busy.
         """
         names, slowdown = frozenset(one.member for one in waiting), self._rebalancer.estimate_slowdown()
         free_width = any("workers" in one.auto for one in waiting)
@@ -218,11 +217,10 @@ class Planner:
         on_cpus |= not any(uses_gpus(one, cluster.devices) for one in together)
         least = min(one.cpus_per_worker * one.workers for one in waiting)
         has_all = not on_cpus or not self._session.nodes.can_get_cores(least)
-        is_passing = bool(self._session.nodes.withheld)
-        is_same = is_passing or (slowdown, has_all, False) == self._planned_for[1:]
+        is_same = (slowdown, has_all) == self._planned_for[1:]
         if names <= self._planned_for[0] and is_same:  # the plan still holds
             return {}
-        self._planned_for = names, slowdown, has_all, is_passing
+        self._planned_for = names, slowdown, has_all
         left_open = all("cpus_per_worker" in one.auto for one in waiting)
         if on_cpus and has_all and left_open and not cluster.streaming:
             return self._share_cores(waiting, cluster)

@@ -255,16 +255,10 @@ class Session:
         elif kind == "node_draining":
             self.commands.leave_node(event["node"], event["deadline"])
         elif kind == "node":
-            self._change_node(Node.from_event(event), is_withheld=event.get("is_withheld", False))
-        elif kind == "contention":
-            self.state.nodes.others_wait = event["others_wait"]
-            self.state.placement_due = True
+            self._change_node(Node.from_event(event))
         elif kind == "node_health":
             if is_news(self.state.run.node(event["node"]).health, event):
                 self._log(event)
-        elif kind == "make_way":
-            for member in event["members"]:
-                self.commands.make_way(member, self.state.now + self._stop_timeout_s, event["detail"])
         elif kind == "gpu_quarantined":
             self._log(event)
             self.state.nodes.leave_out_broken()
@@ -309,9 +303,9 @@ class Session:
             return "members write a checkpoint and end"
         return self.queue.fulfil(request, until)
 
-    def _change_node(self, node: Node, *, is_withheld: bool) -> None:
+    def _change_node(self, node: Node) -> None:
         """The run holds more or less of a node than before, or of a new one."""
-        node = self.state.nodes.change(node, is_withheld=is_withheld)
+        node = self.state.nodes.change(node)
         if node.name not in self.state.nodes:
             self.feeders.forget_node(node.name)
         self.state.placement_due = True

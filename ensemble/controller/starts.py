@@ -127,8 +127,6 @@ def describe_start(
         "budget": ensemble.search.budget if ensemble.search else None,
         "epochs": ensemble.epochs,
         "limits": dict(ensemble.limits),
-        "priority": ensemble.priority,
-        "share_weight": ensemble.share_weight,
         "members": members,
         "data": training_data(ensemble),
         "overlap": ensemble.list_overlaps(),

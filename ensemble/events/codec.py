@@ -22,7 +22,6 @@ from ensemble.events.members import (
     ExchangeMeasured,
     Failed,
     Finished,
-    MadeWay,
     MemberDeclared,
     Moved,
     Packed,
@@ -78,7 +77,7 @@ SECTIONS: dict[str, tuple[type[Event], ...]] = {
     ),
     "Members": (
         MemberDeclared, Placed, DeviceChanged, Started, ExchangeMeasured, StepsDone, Epoch, Checkpoint,
-        CheckpointReduced, Packed, Damaged, Moved, MadeWay, Paused, Resumed, Finished, Pruned, Stopped, Cancelled,
+        CheckpointReduced, Packed, Damaged, Moved, Paused, Resumed, Finished, Pruned, Stopped, Cancelled,
         Failed, Cost, Remark, UnusedHyperparameters,
     ),
     "Data": (Feeder, FeederLost, FeederRestarted, SharingEnded, SampleDifference, BadRecord),

@@ -226,16 +226,6 @@ class Moved(AttemptEvent):
     shared: bool | None = None
 
 
-class MadeWay(AttemptEvent):
-    """It is paused for another run of the cluster, and goes on by itself when there is a place again.
-
-    Attributes:
-        detail: for which run.
-    """
-
-    detail: str = ""
-
-
 class Paused(AttemptEvent):
     """A user has paused it, or it leaves its place for a time."""
 

@@ -105,8 +105,6 @@ class RunStarted(Event):
     evaluated_again: list[str] = []
     accepts_data: bool = False
     limits: Json = {}
-    priority: int = 0
-    share_weight: float = 1.0
     budget: Json | None = None
 
 

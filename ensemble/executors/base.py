@@ -35,9 +35,6 @@ class MetricsExporter(Protocol):
     def report(self, samples: Iterable[MetricSample]) -> None:
         """Take the present values of the run's metrics; those of counters are totals."""
 
-    def list_others(self) -> list[dict[str, Any]]:
-        """The other runs of the cluster: what each holds and waits for."""
-
 
 class Executor(Protocol):
     """Starts the workers of members on nodes. Called from one thread only, the controller's.
@@ -120,11 +117,6 @@ class Executor(Protocol):
         - `launch_failed` (member, attempt, detail): no rank of it was started.
         - `node_draining` (node, deadline): its cluster is about to end it, at that time in Unix seconds (None:
           unknown). Nothing can be placed there any more; what runs there goes on until it is told to stop.
-        - `contention` (others_wait): for a while other runs of the cluster have waited for what this one holds, or
-          none does any more.
-        - `make_way` (members, detail): another run of the cluster waits for their places. They are to write a
-          checkpoint and end, and wait for a place again. In a `node` event, `is_withheld` says that what the node
-          offers less is given back when its members end.
         - `node_lost` (node): it is gone; `exited` events of its ranks follow, with `node_lost`.
         - `agent_replaced` (node, detail): what starts ranks there has ended and is started again; `exited` events
           of its ranks follow, with `agent_lost`, which uses up no retry.

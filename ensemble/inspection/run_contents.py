@@ -32,7 +32,6 @@ _KINDS = (
     ("code/*/ensemble.pkl", "the same as ensemble.pkl, with other code or the same", "your code and data"),
     ("events.jsonl", "events: hyperparameters, metrics, messages of errors, names of nodes", "the run"),
     ("snapshot.msgpack", "the state of the run by the events", "the run"),
-    ("cluster.json", "other runs of the cluster: names, users, what they hold and wait for", "the run"),
     ("run.json", "name, versions of libraries, folder of the code", "the run"),
     ("ledger*", "CPU-seconds and joules", "the run"),
     ("metrics.csv", "metrics of each epoch", "all members"),
@@ -110,7 +109,6 @@ _TOP = [
     "optuna.journal",
     "prior-trials.json",
     "digests.json",
-    "cluster.json",
     "notes.json",
     "mirror.json",
 ]

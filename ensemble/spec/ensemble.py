@@ -188,10 +188,7 @@ class Ensemble(MemberPipelines):
         private_modules: names of modules of yours that the run directory does not keep, neither as text nor in the
             declaration: all processes import them, and find what is edited meanwhile.
         limits: the most of its nodes that the members have together: `{"gpus": 4, "cpus": 64}`, or one of these.
-        priority: among the runs of a Ray cluster that wait: one of a higher priority is served first, and members
-            of lower ones are paused for it. Like `limits` and `share_weight` no part of what is trained: it may be
-            another one whenever the run is started again.
-        share_weight: runs of one priority have parts of a cluster in proportion to their weights.
+            They are no part of what is trained: a later start may have others.
     """
 
     name: str
@@ -254,8 +251,6 @@ class Ensemble(MemberPipelines):
     keep_data: bool = True
     private_modules: Sequence[str] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
-    priority: int = 0
-    share_weight: float = 1.0
     objective: str | None = None
     mode: Mode | None = None
 

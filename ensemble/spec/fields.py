@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 from ensemble.spec.identity import PRECISIONS
-from ensemble.spec.limits import LEAST_WEIGHT, MOST_PRIORITY, MOST_WEIGHT
 from ensemble.spec.loops import LOOP_OPTIONS
 from ensemble.spec.options import TRAINING_OPTIONS, Option, OptionTable, count, flag, number, one_of, resolve
 from ensemble.spec.sample_weights import check_weighting
@@ -62,8 +61,6 @@ ENSEMBLE_FIELDS = {
     "prepare_timeout_s": number(300.0, above=True),
     "hang_timeout_s": number(600.0, above=True),
     "retries": count(2, 0),
-    "priority": Option(0, functools.partial(check_number, low=-MOST_PRIORITY, high=MOST_PRIORITY, integer=True)),
-    "share_weight": Option(1.0, functools.partial(check_number, low=LEAST_WEIGHT, high=MOST_WEIGHT)),
     "gate_timeout_s": number(120.0),
     "checkpoint_minutes": Option(30.0, functools.partial(check_number, low=0, above=True, optional=True)),
     "keep_checkpoints": one_of("all", "weights", "selected"),

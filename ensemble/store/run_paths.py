@@ -19,7 +19,6 @@
     results.json, metrics.csv,
     summary.json, uncertainty.csv   derived
     digests.json                    digests of these, as they were written last
-    cluster.json                    the other runs of its Ray cluster, for the page, while the run goes on
     notes.json                      what people write about the run (`ensemble.store.run_notes`): not derived
     mirror.json                     where the run is mirrored, and what is missing there (`ensemble.store.mirror`)
     loggers/                        what each logger has written (`ensemble.reporting.loggers`), and its messages
@@ -78,7 +77,6 @@ class RunPaths:
         self.prior = self.path / "prior-trials.json"
         self.mirror = self.path / "mirror.json"
         self.result_digests = self.path / "digests.json"
-        self.cluster = self.path / "cluster.json"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"

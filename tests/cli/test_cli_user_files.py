@@ -106,8 +106,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     "predict --out parquet": ({"a.parquet": make_parquet()}, "predict RUN --split valid --out a.parquet"),
     "export to a file": ({"model": CSV}, "export RUN model"),
     "export to a folder": ({"model/README.md": b"mine", "model/model.pt2": b"mine"}, "export RUN model"),
-    "export-data": ({"data/README.md": b"mine"}, "export-data RUN --out data"),
-    "export-data table": ({"data/members.csv": CSV}, "export-data RUN --out data"),
     "demo": ({"runs/demo/events.jsonl": LINES, "runs/demo/mine": b"mine"}, "demo"),
     **{
         f"--run-dir {name}": ({f"work/{name}": content}, "run SPEC --run-dir work --executor inline")
@@ -131,7 +129,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     "stop": ({"work/events.jsonl": LINES}, "stop work"),
     "add": ({"work/events.jsonl": LINES}, "add work lr=0.1"),
     "tag": ({"work/events.jsonl": LINES, "work/notes.json": b"{}"}, "tag work --note mine"),
-    "prune-runs": ({"work/events.jsonl": LINES, "work/ensemble.pkl": b"mine"}, "prune-runs . --keep 0h --yes"),
 }
 #: Commands that do what they are asked for beside a user's files.
 BESIDE: dict[str, tuple[dict[str, bytes], str]] = {
@@ -222,7 +219,6 @@ def test_files_of_a_user_stay_beside_ours(
         "usage RUNS --csv a.csv",
         "predict RUN --split valid --out a.parquet",
         "export RUN model",
-        "export-data RUN --out data",
     ],
 )
 def test_our_own_output_is_replaced(

@@ -552,23 +552,3 @@ def test_who_can_never_be_placed_fails_alone_after_a_node_is_lost(tmp_path: Path
     assert "failed" in wide and {ended[f"member-{n}"] for n in range(4)} == {"finished"}
     assert state.ended is not None and state.ended.type == "run_finished"
     assert "workers" in str(next(m.error for m in state.members.values() if m.state == "failed"))
-
-
-def test_what_is_about_to_be_given_back_changes_no_width(tmp_path: Path) -> None:
-    class Withholds(Cluster):
-        epochs = 0
-
-        def events(self, timeout_s: float | None) -> list[dict[str, Any]]:
-            got = super().events(timeout_s)
-            self.epochs += bool(got) and got[0]["type"] == "epoch"
-            if self.epochs in (1, 2) and got[0]["type"] == "epoch":
-                node, is_withheld = (gpus("a", 1), True) if self.epochs == 1 else (gpus("a", 4), False)
-                got.append({"type": "node", **node.as_event(), "is_withheld": is_withheld})
-            return got
-
-    widths = []
-    for kind in (Cluster, Withholds):
-        cluster = kind(gpus("a", 4))
-        run(tmp_path / kind.__name__, an_ensemble([5, 10, 20, 40, 40, 40]), cluster)
-        widths.append({member: workers for member, workers, *_ in cluster.launched})
-    assert widths[0] == widths[1] and sorted(widths[0].values())[-3:] == [4, 4, 4]

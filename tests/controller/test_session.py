@@ -758,49 +758,6 @@ def test_members_leave_a_node_that_is_drained_and_use_up_no_retry(
     world.check_end()
 
 
-@given(random=st.randoms(use_true_random=False), steps=st.integers(0, 40))
-def test_members_that_make_way_for_another_run_use_up_no_retry_and_go_on_by_themselves(
-    random: Random, steps: int
-) -> None:
-    world = World(replace(declare("list", 1), retries=0), random, on_cluster=True, failing_launches=0.0)
-    for _ in range(steps):
-        if world.processes:
-            world.report(world.random.choice(list(world.processes.values())))
-            world.reconcile()
-    (node,) = [node for node in world.session.state.nodes.held if node.name == "a"]
-    there = [one.identity.member for one in world.processes.values() if "a" in one.nodes]
-    begins, nothing = len(world.log), replace(node, cpus=0.0, memory_gb=0.0, gpus=(), gpu_ids=())
-    world.handle({"type": "node", **nothing.as_event(), "is_withheld": True})
-    assert "a" in world.session.state.nodes, "its feeders go on until its members have ended"
-    world.handle({"type": "make_way", "members": there, "detail": "paused for run x of user y"})
-    placed = [event for event in world.log[begins:] if event["type"] == "placed"]
-    assert "a" not in [event["node"] for event in placed]
-    world.handle({"type": "node", **node.as_event()})
-    world.finish()
-    made_way = [event for event in world.log if event["type"] == "made_way"]
-    assert {event["member"] for event in made_way} <= set(there)
-    assert all(event["detail"] == "paused for run x of user y" for event in made_way)
-    assert not any(event["type"] == "failed" for event in world.log), "no retry is used, for there is none"
-    assert {member.state for member in world.session.state.run.members.values()} == {"finished"}
-    world.check_end()
-
-
-@pytest.mark.parametrize("sharing", ["node", "independent"])
-def test_a_place_that_others_wait_for_is_used_at_once_and_so_is_one_without_a_feeder(sharing: str) -> None:
-    declared = replace(declare("list", 1), sharing=sharing)
-    world = World(declared, Random(0), on_cluster=True, failing_launches=0.0)
-    end(world, next(iter(world.processes.values())))
-    assert len(world.processes) == (3 if sharing == "node" else 4)
-    world.handle({"type": "contention", "others_wait": True})
-    world.reconcile()
-    assert len(world.processes) == 4
-    world.handle({"type": "contention", "others_wait": False})
-    end(world, next(iter(world.processes.values())))
-    assert len(world.processes) == (3 if sharing == "node" else 4)
-    world.finish()
-    world.check_end()
-
-
 def test_executors_know_at_once_which_places_are_taken_however_many_members_wait() -> None:
     many = replace(declare("list", 1), members=[{"n": n} for n in range(90)])
     world = World(many, Random(0), on_cluster=True, failing_launches=0.0)

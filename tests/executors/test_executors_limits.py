@@ -1,4 +1,4 @@
-"""Limits, priority and weight of a run: what they hold back on one machine, and that a resume may change them."""
+"""Limits of a run: what they hold back on one machine, and that a resume may change them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from ensemble.schedule import Node
         ({"limits": {"gpus": 1.5}}, r"Ensemble.limits\['gpus'\] must be an integer"),
         ({"limits": {"cpus": 0}}, r"Ensemble.limits\['cpus'\] must be above 0"),
         ({"limits": 4}, "Ensemble.limits must be a dict of one or more of gpus, cpus"),
-        ({"priority": 0.5}, "Ensemble.priority must be an integer"),
-        ({"share_weight": 0}, "Ensemble.share_weight must be at least 1e-06"),
     ],
 )
 def test_impossible_limits_are_named(options: dict[str, Any], said: str) -> None:
@@ -47,15 +45,14 @@ def test_a_member_beyond_the_limits_is_refused_and_others_go_on_under_other_limi
     wide = Resources(cpus_per_worker=2.0, gpus_per_worker=0.0, memory_gb=0.5)
     with pytest.raises(SpecError, match="member-0 needs 2 cores, and limits allow 1"):
         ensemble.submit(an_ensemble(resources=wide, limits={"cpus": 1}), tmp_path / "wide", executor="inline")
-    declared = an_ensemble(limits={"cpus": 1.0}, priority=2)
+    declared = an_ensemble(limits={"cpus": 1.0})
     ensemble.submit(declared, tmp_path / "run", executor="inline").wait()
-    again = ensemble.resume(tmp_path / "run", epochs=3, limits={"cpus": 1.5}, priority=-1, share_weight=2.0)
+    again = ensemble.resume(tmp_path / "run", epochs=3, limits={"cpus": 1.5})
     again.wait()
     ensemble.submit(an_ensemble(epochs=3), tmp_path / "free", executor="inline").wait()
     assert finished_hashes(tmp_path / "run") == finished_hashes(tmp_path / "free")
     started = of_kind(tmp_path / "run", "run_started")
-    kept = [(event.get("limits"), event.get("priority", 0), event.get("share_weight", 1.0)) for event in started]
-    assert kept == [({"cpus": 1.0}, 2, 1.0), ({"cpus": 1.5}, -1, 2.0)]
+    assert [event.get("limits") for event in started] == [{"cpus": 1.0}, {"cpus": 1.5}]
     assert of_kind(tmp_path / "run", "node")[0]["cpus"] == 1.0
 
 
@@ -64,11 +61,11 @@ def test_options_limit_what_runs_at_once(tmp_path: Path) -> None:
     spec = tmp_path / "spec.py"
     spec.write_text("from execute_members import an_ensemble\n\ndef spec():\n    return an_ensemble()\n")
     command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
-    limited = [*command, "--executor", "local", "--max-cpus", "1", "--max-gpus=0", "--priority=-3"]
+    limited = [*command, "--executor", "local", "--max-cpus", "1", "--max-gpus=0"]
     here = os.pathsep.join(filter(None, sys.path))  # of what the spec imports
     done = subprocess.run(limited, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": here})
     assert done.returncode == 0, done.stderr
     placed, finished = (of_kind(tmp_path / "run", kind) for kind in ("placed", "finished"))
     assert placed[1]["t"] >= finished[0]["t"], "one member at a time"
     (started,) = of_kind(tmp_path / "run", "run_started")
-    assert (started["limits"], started["priority"]) == ({"gpus": 0, "cpus": 1.0}, -3)
+    assert started["limits"] == {"gpus": 0, "cpus": 1.0}

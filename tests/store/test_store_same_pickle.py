@@ -72,13 +72,13 @@ def test_a_declaration_that_is_submitted_again_keeps_its_digest(tmp_path: Path) 
     assert again.train.token != token
     RunDir.create(first.path, again)
     assert digest_of(first.path) == digest and first.load_ensemble().train.token == token
-    run = ensemble.submit(make(), first.path, "inline", limits={"cpus": 2}, priority=3)
+    run = ensemble.submit(make(), first.path, "inline", limits={"cpus": 2})
     assert digest_of(first.path) == digest, "what a start takes at most is no part of the declaration"
     assert isinstance(run, DrivenRun) and run._controller is not None
     frozen = run._controller.ensemble
     assert frozen.train is not None and frozen.train.token == token, "all processes of the run have the same"
     run.wait()
-    assert run.state.header.priority == 3 and run.state.header.limits == {"cpus": 2}
+    assert run.state.header.limits == {"cpus": 2}
     RunDir.create(first.path, make_identified(3))
     assert digest_of(first.path) != digest and first.load_ensemble().epochs == 3
 

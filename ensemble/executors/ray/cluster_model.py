@@ -31,7 +31,6 @@ from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import IS_FULL
 from ensemble.executors.ray.request import Offer
 from ensemble.schedule import Node
-from ensemble.schedule.fairness import RunClaim
 from ensemble.train.job import Job
 
 SILENT_S = 60.0  # without an event: an agent reports each second
@@ -77,7 +76,6 @@ class ClusterModel:
         self._nodes_of: dict[str, tuple[str, ...]] = {}  # on which a member was launched last
         self._pending = ""  # what Ray has not given, as it was last reported
         self._pending_since: float | None = None
-        self._do_others_wait = False
 
     @property
     def cluster(self) -> Sequence[Node] | None:
@@ -153,8 +151,7 @@ class ClusterModel:
         for lease in leases:
             lease.devices = agent.find_devices(lease.gpus)
             lease.is_unusable = agent.is_unusable(lease)
-        offered = [lease for lease in leases if not self.leases.is_withheld(lease)]
-        return describe_node(agent, offered, on_gpus=self._on_gpus)
+        return describe_node(agent, leases, on_gpus=self._on_gpus)
 
     def report_node(self, agent: Agent) -> None:
         """Report what the run holds of a node; of one that is drained or closing, only that it holds nothing."""
@@ -164,9 +161,7 @@ class ClusterModel:
         is_leaving = agent.is_closing or self._is_drained(agent.ray_id)
         if node is not None and not ((node.cpus or node.gpus) and is_leaving):
             agent.reported = node
-            leases = [] if self.leases is None else self.leases.on_node(agent.ray_id)
-            is_withheld = any(self.leases is not None and self.leases.is_withheld(lease) for lease in leases)
-            self.reports.append({"type": "node", **node.as_event(), "is_withheld": is_withheld})
+            self.reports.append({"type": "node", **node.as_event()})
 
     def _is_drained(self, ray_id: str) -> bool:
         return self.leases is not None and ray_id in self.leases.draining
@@ -217,32 +212,6 @@ class ClusterModel:
             for agent in self.agents.values()
             if agent.described and not agent.is_frozen and not self._is_drained(agent.ray_id)
         ]
-
-    def share(
-        self, claim: RunClaim, others: Sequence[tuple[str, RunClaim]], free: Mapping[str, Mapping[str, float]]
-    ) -> None:
-        """Divide the cluster between this run and others.
-
-        Args:
-            claim: of this run.
-            others: what the others are called, and their claims.
-            free: see `see_nodes`.
-        """
-        assert self.leases is not None
-        before = self.leases.sharing.withheld
-        self.leases.share(claim, [other for _, other in others], free)
-        changed = before ^ self.leases.sharing.withheld
-        up = self._list_up()
-        for agent in up:
-            if any(lease.number in changed for lease in self.leases.on_node(agent.ray_id)):
-                self.report_node(agent)
-        names = {other.run: name for name, other in others}
-        for pause in self.leases.choose_pauses((agent.ray_id, self.describe(agent)) for agent in up):
-            detail = f"paused for {names[pause.to]}"
-            self.reports.append({"type": "make_way", "members": pause.members, "detail": detail})
-        if self.leases.do_others_wait != self._do_others_wait:
-            self._do_others_wait = not self._do_others_wait
-            self.reports.append({"type": "contention", "others_wait": self._do_others_wait})
 
     def _retire(self, agent: Agent) -> None:
         """End the agent of a node of which the run holds nothing any more."""

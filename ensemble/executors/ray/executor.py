@@ -23,15 +23,12 @@ from ensemble.executors.node_services import make_feeder_address
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.agent_link import AgentLink
 from ensemble.executors.ray.cluster_model import ClusterModel
-from ensemble.executors.ray.cluster_view import describe_row
 from ensemble.executors.ray.head import Head, HeadLostError
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.loop import CONNECTION_LOST, HEAD_LOST, POLL_S, ClusterLoop
 from ensemble.executors.ray.metrics import RayMetrics, find_dashboards
 from ensemble.executors.ray.queued_demand import list_declared
-from ensemble.executors.ray.registry import Registry
 from ensemble.executors.ray.session import RAY_DASHBOARD, RayConnection
-from ensemble.executors.ray.sharing import Shared, read_quantum
 from ensemble.interrupts import raise_if_deferred
 from ensemble.schedule import Node, Placement, explain_unplaceable
 from ensemble.schedule.needs import compute_need
@@ -73,7 +70,6 @@ class RayExecutor:
     def __init__(self) -> None:
         self.metrics: RayMetrics | None = None
         self._session: RayConnection | None = None
-        self._registry: Registry | None = None
         self._model = ClusterModel(None)
         self._is_released = False
 
@@ -102,17 +98,8 @@ class RayExecutor:
         self._open_dashboard(self._session)
         if self._session.directory is None:
             has_gpus = run_dir.events.exists() and RunStatus.load(run_dir).state.has_gpus
-            run_id = run_dir.info["run_id"]
-            self._registry = Registry(run_id, run_dir.path)
-            shared = Shared(
-                self._registry.start,
-                ensemble.priority,
-                ensemble.share_weight,
-                dict(ensemble.limits),
-                read_quantum(),
-            )
-            declared = list_declared(ensemble)
-            leases = LeaseManager(run_dir.path.name, ensemble.devices, declared, has_gpus=has_gpus, shared=shared)
+            declared, limits = list_declared(ensemble), dict(ensemble.limits)
+            leases = LeaseManager(run_dir.path.name, ensemble.devices, declared, has_gpus=has_gpus, limits=limits)
             self._follow(ClusterModel(leases, on_gpus=on_gpus, ask=self._head.ask))
         try:
             return self._call(self._open, ensemble)
@@ -137,21 +124,17 @@ class RayExecutor:
     def _follow(self, model: ClusterModel) -> None:
         assert self._session is not None
         self._model = model
-        self._loop = ClusterLoop(model, self._link, self._head, self._session.nodes, self._registry)
+        self._loop = ClusterLoop(model, self._link, self._head, self._session.nodes)
 
     def _open_dashboard(self, session: RayConnection) -> None:
         """Say where Ray's dashboard is, if it was asked for; report metrics to a Ray that somebody looks at."""
         asked = os.environ.get(RAY_DASHBOARD) == "1"
         if session.directory is not None and not asked:
             return
-        self.metrics = RayMetrics(
-            find_dashboards(session.ray_directory) if session.directory is not None else None, self._list_others
-        )
+        is_own = session.directory is not None
+        self.metrics = RayMetrics(find_dashboards(session.ray_directory) if is_own else None)
         if asked:
             log.warning("%s", session.connection.describe_dashboard())
-
-    def _list_others(self) -> list[dict[str, Any]]:
-        return [] if self._registry is None else [describe_row(row) for row in self._registry.list_others()]
 
     def _open(self, ensemble: Ensemble) -> list[Node]:
         self._loop.begin()
@@ -175,7 +158,7 @@ class RayExecutor:
             raise_if_deferred()
             before = self._loop.progress
             self._loop.advance(POLL_S)
-            if before != self._loop.progress or self._loop.is_blind:
+            if before != self._loop.progress:
                 changed = time.monotonic()
             if all(agent.described is not None for agent in self._model.agents.values()):
                 leases = self._model.leases
@@ -306,5 +289,3 @@ class RayExecutor:
         self._model.agents.clear()
         if leases is not None and not is_lost:
             leases.close()
-        if self._registry is not None and not is_lost:
-            self._registry.close()

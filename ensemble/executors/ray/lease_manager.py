@@ -12,15 +12,15 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from ensemble.executors.ray import _compat
 from ensemble.executors.ray.demand import is_width_open, plan_requests
 from ensemble.executors.ray.lease_use import is_used, list_by_node, sum_use
 from ensemble.executors.ray.leases import Lease, Leases
 from ensemble.executors.ray.request import Offer, ResourceRequest
-from ensemble.executors.ray.sharing import ALONE, SETTLE_S, Pause, Shared, Sharing, as_amount
+from ensemble.executors.ray.run_limits import RunLimits
 from ensemble.schedule import Node, Placement, pack
-from ensemble.schedule.fairness import RunClaim
 from ensemble.schedule.needs import resolve_devices
 from ensemble.schedule.selection import explain_unselected, is_selected
 from ensemble.spec import Identity
@@ -32,7 +32,6 @@ _REPLAN_S = 5.0  # others of the cluster may have returned something
 _PLANNED_PER_S = 2000  # waiting members for which requests are planned: ten thousand take a quarter of a second
 POLL_S, RENEW_S = 0.2, 1.0
 _SOON_S = 3.0
-_CONTENDED_S = 2 * SETTLE_S
 _ANSWER_S = 2.0
 
 
@@ -44,10 +43,9 @@ class LeaseManager:
         devices: "auto", "cpu" or "cuda", as the ensemble declares it.
         waiting: members for which to ask.
         has_gpus: whether the run has known any GPU before.
-        shared: what the run says of itself to other runs.
+        limits: of the run (`Ensemble.limits`).
 
     Attributes:
-        sharing: the part of the run in what it shares with other runs.
         draining: Ray's ids of nodes that Ray drains: nothing is requested there; what is held there stays until
             `lose`.
     """
@@ -59,18 +57,16 @@ class LeaseManager:
         waiting: Sequence[Identity],
         *,
         has_gpus: bool = False,
-        shared: Shared = ALONE,
+        limits: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._leases, self._declared_devices, self._has_gpus = Leases(name), devices, has_gpus
-        self.sharing = Sharing(shared, self._leases)
+        self._limits = RunLimits(limits, self._leases)
         self._with_gpus: dict[str, Node] = {}  # by Ray's id, also those that are gone
         self._waiting, self._placed = list(waiting), list[Placement]()
-        self._all = list[Offer]()
         self._offers = list[Offer]()  # without those of which nothing is asked
         self.draining: set[str] = set()
         self._resting: dict[str, tuple[float, float]] = {}  # by Ray's id of the node: until when, for how long
         self._replan_at = self._planned_at = 0.0
-        self._contended_since: float | None = None
         self._unseen_until = math.inf  # `waiting` is older than some leases
 
     def set_offers(self, offers: Sequence[Offer], excluded: Collection[str] = ()) -> None:
@@ -83,7 +79,6 @@ class LeaseManager:
         self._resting = {ray_id: rest for ray_id, rest in self._resting.items() if ray_id in known}
         resting = (ray_id for ray_id in self._resting if self.is_resting(ray_id))
         self._leases.avoided = frozenset((*resting, *excluded))
-        self._all = list(offers)
         self._offers = [offer for offer in offers if offer.ray_id not in self._leases.avoided]
         self._with_gpus |= {offer.ray_id: offer.node for offer in offers if offer.node.gpus}
 
@@ -130,8 +125,6 @@ class LeaseManager:
     def set_demand(self, waiting: Sequence[Identity], placed: Sequence[Placement]) -> None:
         """Which members have no place in what the run holds, and where the others are."""
         self._waiting, self._placed = list(waiting), list(placed)
-        if not waiting:
-            self.sharing.wanted.clear()
         pause_s = max(RENEW_S, len(waiting) / _PLANNED_PER_S)
         self._replan_at = min(self._replan_at, self._planned_at + pause_s)
         self._unseen_until = 0.0
@@ -156,17 +149,12 @@ class LeaseManager:
         """The leases held on a node."""
         return list(self._leases.held[ray_id])
 
-    def is_withheld(self, lease: Lease) -> bool:
-        """Whether nothing is placed in a lease any more, for it is to be given back."""
-        return lease.number in self.sharing.withheld
-
     def collect(self) -> set[str]:
         """Returns the ids of the nodes on which leases have become ready."""
         now, ready = time.monotonic(), list(self._leases.collect())
         for lease in ready:
-            lease.since = lease.ready_at = now
+            lease.since = now
         if ready:
-            self.sharing.note_gain((lease.request for lease in ready), now)
             self._replan_at = now
         if ready and math.isfinite(self._unseen_until):
             self._unseen_until = now + KEPT_S
@@ -176,49 +164,12 @@ class LeaseManager:
         """Request what the waiting members can use beyond what is held, and withdraw other requests."""
         self._planned_at = time.monotonic()
         self._replan_at = self._planned_at + _REPLAN_S
-        sharing, gone = self.sharing, list(self._with_gpus.values())
-        offers = [self._limit_free(offer) for offer in self._offers]
-        limited = [sharing.limit_offer(offer) for offer in offers]
-        most = sharing.shared.limits.get("cpus", math.inf)
-        waiting = [_reduce_guess(each, most) for each in sharing.list_within(self._list_unserved(), self.devices)]
-        planned = plan_requests(waiting, limited, self.devices, gone)
-        is_alone = limited == offers
-        sharing.wanted = planned if is_alone else plan_requests(waiting, offers, self.devices, gone)
-        known = {offer.ray_id for offer in self._offers}
-        self._leases.request(*sharing.defer(sharing.choose(planned)), known)
-
-    def make_claim(self) -> RunClaim:
-        """What the run holds and wants, as other runs are told."""
-        excluded = self._leases.avoided | self.draining
-        return self.sharing.make_claim(KEPT_S, self._placed, self._offers, time.monotonic(), excluded)
-
-    def count_members(self) -> tuple[int, int]:
-        """How many members have a place, and how many wait for one."""
-        return len(self._placed), len(self._waiting)
-
-    def share(self, claim: RunClaim, others: Sequence[RunClaim], free: Mapping[str, Mapping[str, float]]) -> None:
-        """Divide the cluster between this run and others.
-
-        Args:
-            claim: of this run.
-            free: what each node has free, by Ray's id, as Ray names it.
-        """
-        self.sharing.others = others
-        self._offers = [offer._replace(free=free.get(offer.ray_id, {})) for offer in self._offers]
-        there = [offer._replace(free=free.get(offer.ray_id, {})) for offer in self._all]
-        limited = (self._limit_free(offer) for offer in there if offer.ray_id not in self.draining)
-        amounts, now = {offer.ray_id: as_amount(offer) for offer in limited}, time.monotonic()
-        if self.sharing.decide(claim, amounts, now):
-            self._replan_at = 0.0
-        if not self.sharing.is_contended:
-            self._contended_since = None
-        elif self._contended_since is None:
-            self._contended_since = now
-
-    @property
-    def do_others_wait(self) -> bool:
-        """Whether others have waited for so long that what is unused and owed to them is withheld by now."""
-        return self._contended_since is not None and time.monotonic() - self._contended_since >= _CONTENDED_S
+        offers = [self._limits.limit_offer(self._limit_free(offer)) for offer in self._offers]
+        most = self._limits.limits.get("cpus", math.inf)
+        within = self._limits.list_within(self._list_unserved(), self.devices)
+        waiting = [_reduce_guess(identity, most) for identity in within]
+        planned = plan_requests(waiting, offers, self.devices, list(self._with_gpus.values()))
+        self._leases.request(self._limits.choose(planned))
 
     def _list_unserved(self) -> list[Identity]:
         """The waiting members for which resources are missing.
@@ -246,7 +197,7 @@ class LeaseManager:
 
     def _describe_held(self, offer: Offer) -> Node:
         """What the run holds of a node, as far as that is known before its agent has started."""
-        leases = [lease for lease in self.on_node(offer.ray_id) if not self.is_withheld(lease)]
+        leases = self.on_node(offer.ray_id)
         known = (lease.devices or (() if lease.is_unusable else lease.gpus) for lease in leases)
         gpus = tuple(itertools.chain.from_iterable(known))
         cpus, memory_gb = sum(lease.cpus for lease in leases), sum(lease.memory_gb for lease in leases)
@@ -286,7 +237,6 @@ class LeaseManager:
         """
         now, changed, by_id = time.monotonic(), list[str](), dict(nodes)
         used, planned = list_by_node(self._placed), None
-        changed += self._give_back(by_id, measuring)
         has_open = any(is_width_open(identity) for identity in self._waiting)
         for ray_id, node in by_id.items():
             leases = self.on_node(ray_id)
@@ -296,7 +246,6 @@ class LeaseManager:
                 is_partly_known = not all(each.ray_id in by_id for each in lease.gang)
                 is_broken = lease.is_unusable and bool(self._waiting)
                 in_use = is_used(lease, leases, use)
-                lease.was_used |= in_use
                 if is_kept or is_partly_known or is_broken or in_use:
                     _keep(lease, now)
                 elif _is_idle(lease, now):
@@ -311,36 +260,6 @@ class LeaseManager:
                         changed += [str(each.ray_id) for each in lease.gang or [lease]]
                         break  # the others of this node are compared with what is left of it
         return list(dict.fromkeys(changed))
-
-    def _give_back(self, nodes: Mapping[str, Node], measuring: Collection[str]) -> list[str]:
-        """Give back what is owed to other runs and not used any more; returns the ids of its nodes.
-
-        Also the last lease of a node with a feeder: it goes on while members are paused, and others wait for them.
-        """
-        used = list_by_node(self._placed)
-
-        def list_parts(number: int) -> list[Lease]:
-            return [each for held in self._leases.held.values() for each in held if each.number == number]
-
-        def is_idle(number: int) -> bool:
-            parts = list_parts(number)
-            return bool(parts) and all(
-                (node := nodes.get(str(part.ray_id))) is not None
-                and part.ray_id not in measuring
-                and not is_used(part, self.on_node(str(part.ray_id)), sum_use(used[node.name], node))
-                for part in parts
-            )
-
-        found = []
-        for number in self.sharing.choose_returns(is_idle, time.monotonic()) if self.sharing.owed else ():
-            if (parts := list_parts(number)) and is_idle(number):  # what was given back just now may be missing
-                self._leases.release(parts[0])
-                found += [str(part.ray_id) for part in parts]
-        return found
-
-    def choose_pauses(self, nodes: Iterable[tuple[str, Node]]) -> list[Pause]:
-        """The members that are to make way for other runs now; see `release_unused` for the nodes."""
-        return self.sharing.choose_pauses(dict(nodes), list_by_node(self._placed), time.monotonic())
 
     def lose(self, ray_id: str) -> None:
         """A node is lost, or cannot be used."""

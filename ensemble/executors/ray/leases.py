@@ -14,9 +14,8 @@ import math
 import secrets
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from ensemble.executors.ray.request import Bundle, ResourceRequest
@@ -42,10 +41,7 @@ class Lease:
         is_unusable: whether one of them is quarantined, or nothing of them can be used, as its node's agent says
             (`Agent.is_unusable`). It is kept while members wait, else Ray would lend the same GPUs again.
         number: of its group.
-        ready_at: when it became ready (monotonic clock).
-        was_used: whether a member has used it.
         awaited_until: until when it is kept unused, for a waiting member fits in it (monotonic clock).
-        is_deferred: whether it is requested of further nodes only, which an autoscaler may add.
     """
 
     request: ResourceRequest
@@ -60,9 +56,6 @@ class Lease:
     gang: list[Lease] = field(default_factory=list)
     is_unusable: bool = False
     number: int = field(default_factory=itertools.count().__next__)
-    ready_at: float = math.inf
-    is_deferred: bool = False
-    was_used: bool = False
     awaited_until: float = -math.inf
 
     @property
@@ -95,31 +88,20 @@ class Leases:
         self._failed: list[tuple[str, str]] = []
         self.held: defaultdict[str, list[Lease]] = defaultdict(list)
 
-    def request(
-        self,
-        wanted: Counter[ResourceRequest],
-        deferred: Mapping[ResourceRequest, int] = MappingProxyType({}),
-        known: Collection[str] = (),
-    ) -> None:
+    def request(self, wanted: Counter[ResourceRequest]) -> None:
         """Have these requests pending: others are withdrawn, missing ones are made.
 
         While one for a named node is pending, what is free is not known: nothing changes.
-
-        Args:
-            deferred: requests that nodes other than the `known` ones may meet.
         """
         if any(lease.request.is_pinned for lease in self.pending):
             return
-        missing = {False: Counter(wanted), True: Counter(deferred)}
+        missing = Counter(wanted)
         for lease in list(self.pending):
-            if missing[lease.is_deferred][lease.request] > 0:
-                missing[lease.is_deferred][lease.request] -= 1
+            if missing[lease.request] > 0:
+                missing[lease.request] -= 1
             else:
                 self.release(lease)
-        self.pending += [_request(each, self._name, self.avoided) for each in missing[False].elements()]
-        for each in missing[True].elements():
-            self.pending.append(_request(each, self._name, self.avoided | set(known)))
-            self.pending[-1].is_deferred = True
+        self.pending += [_request(request, self._name, self.avoided) for request in missing.elements()]
 
     def collect(self) -> Iterator[Lease]:
         """The leases that have become ready; those for a named node that are late are withdrawn."""
@@ -138,19 +120,6 @@ class Leases:
                 yield from ready
             elif _is_late(lease) and _find_nodes(lease) is None:  # else its probes are about to answer
                 self.release(lease)
-
-    def list_reserved(self) -> list[tuple[Lease, list[str]]]:
-        """Requests that Ray has met, with its id of the node of each bundle, although its GPUs are not known yet.
-
-        One for a named node counts as met there.
-        """
-        found = []
-        for lease in self.pending:
-            each = [part.ray_id for part in lease.request.list_parts() for _ in part.bundle.as_resources()]
-            nodes = each if lease.request.is_pinned else (_find_nodes(lease) if lease.probes else None)
-            if nodes is not None:
-                found.append((lease, [str(node) for node in nodes]))
-        return found
 
     def pop_failed(self) -> list[tuple[str, str]]:
         """Ray's ids of nodes where it reserved resources and no process started, and why; they are given back."""

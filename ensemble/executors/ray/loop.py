@@ -11,11 +11,8 @@ from ensemble.executors.ray.actions import Action, KillAgent, StartAgent
 from ensemble.executors.ray.agent_link import AgentLink
 from ensemble.executors.ray.cluster_model import ClusterModel
 from ensemble.executors.ray.head import Head
-from ensemble.executors.ray.lease_manager import LeaseManager
-from ensemble.executors.ray.registry import Registry
 from ensemble.executors.ray.session import is_reachable
 
-_PAUSE = 20  # between two divisions of the cluster, as many times as long as the last one took
 POLL_S = 0.2  # while nothing is known of how long to wait
 
 HEAD_LOST = "the head of the Ray cluster does not answer any more"
@@ -27,7 +24,6 @@ class ClusterLoop:
 
     Args:
         read_nodes: returns Ray's records of the nodes that are reachable.
-        registry: of the runs of the cluster; None where there is no other run.
     """
 
     def __init__(
@@ -36,22 +32,14 @@ class ClusterLoop:
         link: AgentLink,
         head: Head,
         read_nodes: Callable[[], list[dict[str, Any]]],
-        registry: Registry | None = None,
     ) -> None:
         self._model, self._link, self._head, self._read_nodes = model, link, head, read_nodes
-        self._registry = registry
-        self._divide_at = 0.0
         self.renew_at = 0.0  # when leases are renewed next
 
     @property
     def progress(self) -> tuple[int, int]:
         """Changes whenever a node comes or goes, or its agent answers."""
         return len(self._model.agents), self._link.calls
-
-    @property
-    def is_blind(self) -> bool:
-        """Whether nothing is requested yet, for it is not known which other runs there are."""
-        return self._registry is not None and self._registry.is_blind
 
     def begin(self) -> None:
         """Look at the cluster; where all of it is the run's, start the agents of all nodes."""
@@ -115,25 +103,10 @@ class ClusterLoop:
             self.look_at_cluster()
         for ray_id in new:
             self._carry_out(self._model.open_node(ray_id, now))
-        if self._registry is not None and self._registry.is_due:
-            self._share(self._registry, leases)
-        if leases.is_replan_due and not self.is_blind:
+        if leases.is_replan_due:
             self.look_at_cluster()
             self._head.ask(leases.replan)
         self._model.release_unused(now)
-
-    def _share(self, registry: Registry, leases: LeaseManager) -> None:
-        """Tell other runs what this one holds and wants, and divide the cluster with them."""
-        claim = leases.make_claim()
-        known = {row.claim.run: row.describe() for row in registry.list_others()}
-        to = {known[owed.to]: None for owed in leases.sharing.owed if owed.to in known}
-        self._head.ask(registry.beat, claim, *leases.count_members(), f"to {', '.join(to)}" if to else "")
-        others = [(row.describe(), row.claim) for row in registry.list_others()]  # as they are after the beat
-        if (others or leases.sharing.others) and time.monotonic() >= self._divide_at:
-            free, began_s = self._head.ask(_compat.list_free_resources), time.thread_time()
-            self._model.share(claim, others, free)
-            # A thousand nodes and many runs take a quarter of a second.
-            self._divide_at = time.monotonic() + _PAUSE * (time.thread_time() - began_s)
 
     # -- when the head, or the connection, is lost ----------------------------------------------------------------
 

@@ -12,7 +12,7 @@ A Ray whose dashboard is on has a folder from which a Grafana provisions its das
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +29,9 @@ class RayMetrics:
 
     Args:
         folder: from which a Grafana provisions dashboards, made by Ray soon after its start; None: there is none.
-        list_others: see `MetricsExporter`.
     """
 
-    def __init__(self, folder: Path | None = None, list_others: Callable[[], list[dict[str, Any]]] = list) -> None:
-        self.list_others = list_others
+    def __init__(self, folder: Path | None = None) -> None:
         self.dashboard: str | None = None
         self._folder = folder
         self._metrics: dict[str, Any] = {}

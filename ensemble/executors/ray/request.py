@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from ensemble.schedule import Node
-from ensemble.schedule.selection import is_selected
 from ensemble.spec.nodes import NODE_ID, Selection
 
 
@@ -76,13 +75,6 @@ class ResourceRequest(NamedTuple):
         left_out = sorted({*avoided, *self.misfits})
         selectors = dict(self.labels) | ({NODE_ID: f"!in({','.join(left_out)})"} if left_out else {})
         return [selectors] * len(each) if selectors else None
-
-    def list_nodes(self, offers: Iterable[Offer]) -> tuple[str, ...] | None:
-        """Ray's ids of the nodes that fit its members, also where it names one of them; None: all do."""
-        if not any(self.selections):
-            return None
-        fitting = (o.ray_id for o in offers if all(is_selected(each, o.node) for each in self.selections))
-        return tuple(sorted(fitting))
 
     @property
     def is_pinned(self) -> bool:

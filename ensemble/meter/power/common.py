@@ -18,15 +18,7 @@ Kind = Literal["cpu", "dram", "gpu", "node"]
 
 
 class PowerError(Exception):
-    """A source that was there cannot be read any more; the message is one line with the reason.
-
-    Attributes:
-        is_denied: whether only this user may not read it.
-    """
-
-    def __init__(self, message: str, *, is_denied: bool = False) -> None:
-        super().__init__(message)
-        self.is_denied = is_denied
+    """A source that was there cannot be read any more; the message is one line with the reason."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +67,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Absent:
-    """A source that this machine does not offer, and why.
-
-    Attributes:
-        is_denied: whether only this user may not read it.
-    """
+    """A source that this machine does not offer, and why."""
 
     name: str
     reason: str
-    is_denied: bool = False
 
 
 @dataclass(frozen=True)

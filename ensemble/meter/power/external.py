@@ -157,8 +157,7 @@ def open_external(path: Path, clock: Callable[[], float] = time.time) -> PowerSo
         tail = _Tail(path)
         rows = tail.read()
     except OSError as error:
-        denied = isinstance(error, PermissionError)
-        return Absent(NAME, f"{path} cannot be read: {error.strerror or error}", denied)
+        return Absent(NAME, f"{path} cannot be read: {error.strerror or error}")
     known_rows = [row for row in rows if row.t <= clock() + AHEAD_S]
     curve = PowerCurve(known_rows[-1] if known_rows else None)
     reason = curve.find_reason(clock())
@@ -173,8 +172,7 @@ def open_external(path: Path, clock: Callable[[], float] = time.time) -> PowerSo
         try:
             rows = tail.read()
         except OSError as error:
-            denied = isinstance(error, PermissionError)
-            raise PowerError(f"{path} cannot be read: {error.strerror or error}", is_denied=denied) from None
+            raise PowerError(f"{path} cannot be read: {error.strerror or error}") from None
         known = tuple(curve.add(rows, clock()))
         reason = curve.find_reason(clock())
         if reason and not known:

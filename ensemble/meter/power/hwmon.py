@@ -39,7 +39,7 @@ def open_amd_energy(root: Path = ROOT, expected: Collection[str] = ()) -> PowerS
     try:
         sockets = [socket for folder in _find_devices(root, "amd_energy") for socket in _find_sockets(folder)]
     except PowerError as error:
-        return Absent("amd_energy", str(error), error.is_denied)
+        return Absent("amd_energy", str(error))
     names = [socket.name for socket in sockets]
     if not names:
         return Absent("amd_energy", f"no socket of the driver amd_energy in {root}")
@@ -64,7 +64,7 @@ def open_power_meter(root: Path = ROOT, clock: Callable[[], float] = time.monoto
             return Absent(POWER_METER, f"{reason} in {root}")
         read_joules = integrate_power(_open_milliwatts(files[0]), clock)
     except PowerError as error:
-        return Absent(POWER_METER, str(error), error.is_denied)
+        return Absent(POWER_METER, str(error))
     return PowerSource(
         POWER_METER,
         "node",

@@ -50,7 +50,7 @@ def open_rapl(
     try:
         zones = _find_zones(root, clock)
     except PowerError as error:
-        return Absent("rapl", str(error), error.is_denied)
+        return Absent("rapl", str(error))
     if not any(zone.kind == "cpu" for zone in zones):
         return Absent(
             "rapl",

@@ -67,7 +67,7 @@ def read_text(file: Path) -> str:
     except PermissionError:
         alike = file.parent.parent / "*" / re.sub(r"\d+", "*", file.name)
         text = f"{file} is readable by root only: run as root, or `sudo chmod a+r {alike}`"
-        raise PowerError(text, is_denied=True) from None
+        raise PowerError(text) from None
     except OSError as error:
         raise PowerError(f"{file} cannot be read: {error.strerror or error}") from None
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from ensemble.events import AttemptEvent, Epoch, MemberDeclared, Power, RequestAnswered, RunStarted, Started
 from ensemble.meter import Ledger, LedgerView
 from ensemble.reporting.alerts import SPACING_S, Alert, AlertGate, AlertReader
-from ensemble.reporting.cluster import tabulate_others
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
 from ensemble.reporting.dashboard.history import History, describe_history
@@ -216,10 +215,7 @@ class RunView:
     def tables_document(self) -> dict[str, Any]:
         """Further columns of members, and tables of what was used."""
         known = self._ledger if self._ledger_offset == self.offset else None
-        document = describe_tables(self.state, known or self._used.read())
-        others = None if self.state.ended is not None else tabulate_others(self.run_dir, time.time())
-        document["places"] += [] if others is None else [others.as_dict()]
-        return document
+        return describe_tables(self.state, known or self._used.read())
 
     def history_document(self) -> dict[str, Any]:
         """What nodes and streams did over time."""

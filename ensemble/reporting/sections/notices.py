@@ -238,8 +238,6 @@ class NoticeCollector:
                 yield "info", describe_early_stop(member, (event.epoch or 0) + 1, event.early_stopping)
             case events.Cancelled() | events.Paused() | events.Resumed():
                 yield "info", f"{member}: {event.type}"
-            case events.MadeWay():
-                yield "info", f"{member}: {event.detail}; it goes on by itself when there is a place again"
             case events.Epoch():
                 where = f"{member}, epoch {event.epoch + 1}"
                 if event.skipped_steps:

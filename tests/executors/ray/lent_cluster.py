@@ -16,9 +16,7 @@ from ray_model import World, make_record
 from ensemble import Resources
 from ensemble.executors.ray import RayExecutor, agent_link, executor, loop
 from ensemble.executors.ray.head import Head
-from ensemble.executors.ray.registry import RunRow
 from ensemble.schedule import Placement, pack
-from ensemble.schedule.fairness import RunClaim
 from ensemble.store import RunDir
 from ensemble.train import Job
 
@@ -71,8 +69,6 @@ class Lender:
         patch.setattr(executor, "RayConnection", lambda: session)
         patch.setattr(agent_link, "start_agent", self.start_agent)
         patch.setattr(executor, "Head", lambda: Head(lambda timeout_s: True))
-        self.rows: dict[str, RunRow] = {}
-        patch.setattr(executor, "Registry", lambda run_id, path: ListedRun(self, run_id, path))
         patch.setattr(loop, "is_reachable", lambda record: record["NodeID"] in self.reachable)
         times = {"monotonic": self.read_clock, "time": self.read_clock, "thread_time": lambda: 0.0}
         clock = SimpleNamespace(sleep=self.sleep, **times)
@@ -127,25 +123,6 @@ class Lender:
         if isinstance(said, Exception):
             raise said
         return said
-
-
-class ListedRun:
-    """The registry, as a run sees it: rows are those of the last beats."""
-
-    def __init__(self, lender: Lender, run_id: str, path: Path) -> None:
-        self._lender, self._run_id, self._name = lender, run_id, path.name
-        self.is_due, self.is_blind, self.start = True, False, run_id
-
-    def beat(self, claim: RunClaim, running: int, waiting: int, giving_back: str = "") -> None:
-        known = {"user": "somebody", "host": "here", "pid": 1, "directory": "/runs", "started": 0.0}
-        row = RunRow(run_id=self._run_id, name=self._name, claim=claim, **known)  # type: ignore[arg-type]
-        self._lender.rows[self._run_id] = row
-
-    def list_others(self) -> list[RunRow]:
-        return [row for run_id, row in self._lender.rows.items() if run_id != self._run_id]
-
-    def close(self) -> None:
-        del self._lender.rows[self._run_id]
 
 
 class Run:

@@ -15,7 +15,6 @@ from ensemble.executors.ray.agents import Agent, describe_node, describe_offer, 
 from ensemble.executors.ray.lease_manager import LeaseManager
 from ensemble.executors.ray.leases import Lease
 from ensemble.executors.ray.request import Offer, ResourceRequest
-from ensemble.executors.ray.sharing import ALONE, Shared
 from ensemble.schedule import Node, Placement, pack
 from ensemble.schedule.needs import UNITS, resolve_devices
 from ensemble.spec import Identity
@@ -166,12 +165,16 @@ class Run:
     """A run: its leases, and the packing of its members into them, as the executor and the controller do it."""
 
     def __init__(
-        self, cluster: Cluster, name: str, devices: str, members: Sequence[Identity], shared: Shared = ALONE
+        self,
+        cluster: Cluster,
+        name: str,
+        devices: str,
+        members: Sequence[Identity],
+        limits: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.cluster, self.name, self.devices = cluster, name, devices
         self.waiting, self.running = list(members), list[Placement]()
-        self.manager = LeaseManager(name, devices, members, shared=shared)
-        self.others: list[Run] = []  # with which it shares the cluster
+        self.manager = LeaseManager(name, devices, members, limits=limits)
         self.agents: dict[str, Agent] = {}
         self.broken: set[str] = set()  # GPUs that are not offered any more
         self.unusable: set[str] = set()  # nodes on which its agent does not start
@@ -188,8 +191,7 @@ class Run:
     def list_nodes(self) -> dict[str, Node]:
         """What the run offers its members of each node."""
         nodes = {}
-        for name, all_held in self.list_held().items():
-            held = [lease for lease in all_held if not self.manager.is_withheld(lease)]
+        for name, held in self.list_held().items():
             host = self.cluster.total[name]
             gpus = tuple(gpu for gpu in host.gpus if gpu not in self.broken)
             seen = {
@@ -205,7 +207,7 @@ class Run:
             }
             agent = self.agents.setdefault(name, Agent(name, make_record(name, host), seen))
             agent.described, agent.broken = seen, self.broken
-            for lease in all_held:
+            for lease in held:
                 lease.devices = agent.find_devices(lease.gpus)
                 lease.is_unusable = agent.is_unusable(lease)
             nodes[name] = describe_node(agent, held, on_gpus=self.devices != "cpu")
@@ -218,11 +220,6 @@ class Run:
             self.manager.lose(name)
         for ray_id, _ in self.manager.pop_failed():
             self.manager.rest(ray_id)
-        if self.others:
-            offers = self.cluster.list_offers(on_gpus=self.devices != "cpu")
-            self.manager.set_offers(offers, self.unusable)
-            others = [other.manager.make_claim() for other in self.others]
-            self.manager.share(self.manager.make_claim(), others, {each.ray_id: each.free for each in offers})
         if self.manager.is_replan_due:
             offers = self.cluster.list_offers(on_gpus=self.devices != "cpu", agents=self.agents)
             self.manager.set_offers(offers, self.unusable)
@@ -247,14 +244,6 @@ class Run:
     def end(self, placement: Placement) -> None:
         self.running.remove(placement)
         self.say_demand()
-
-    def make_way(self) -> None:
-        """Pause the members that are to make way for others."""
-        pauses = self.manager.choose_pauses(list(self.list_nodes().items()))
-        gone = {member for pause in pauses for member in pause.members}
-        for placement in [each for each in self.running if each.member in gone]:
-            self.waiting.append(placement.identity)
-            self.end(placement)
 
     def close(self) -> None:
         self.waiting, self.running = [], []

@@ -50,11 +50,11 @@ def test_a_run_that_only_combines_holds_nothing_and_has_the_last_figures_of_its_
     [agent] = lender.actors["node-0"]
     agent.stream.news = [[{"type": "usage", "node": "node-0", "cpu_s": 7.0}], StopIteration()]
     run.executor.release()
-    assert agent.commands == [("close",)] and not lender.cluster.groups and not lender.rows
+    assert agent.commands == [("close",)] and not lender.cluster.groups
     assert [event["type"] for event in run.executor.events(0.0)] == ["usage"]
     for _ in range(3):
         lender.sleep(60.0)
-        assert run.executor.events(0.0) == [] and not lender.rows, "others do not see it again"
+        assert run.executor.events(0.0) == []
     run.executor.close()
 
 
@@ -74,8 +74,6 @@ def test_a_node_where_no_agent_can_start_is_left_out_for_good(
     assert [event["type"] for event in seen if event["type"] != "resources"] == ["node_unusable"]
     assert len(lender.actors["node-1"]) == 1, "it is not tried again and again"
     assert {piece.node for group in lender.cluster.groups for piece in group.pieces} == {"node-0", None}
-    (row,) = lender.rows.values()
-    assert row.claim.excluded == ("node-1",), "nobody makes room there"
 
 
 def test_a_node_where_no_agent_can_start_is_named_when_the_run_begins(lender: Lender, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from ray_model import Run, World, fits_alone, list_pending, make_member, make_re
 from ensemble.executors.ray.agents import Agent
 from ensemble.executors.ray.demand import plan_requests
 from ensemble.executors.ray.lease_manager import KEPT_S
-from ensemble.executors.ray.sharing import Shared
 from ensemble.schedule import Node
 from ensemble.schedule.selection import explain_unselected, is_selected
 from ensemble.spec import Identity, SpecError
@@ -212,66 +211,6 @@ def test_a_refusal_names_the_nodes_and_what_they_have() -> None:
     )
 
 
-@pytest.mark.parametrize("wanted", ["H100", "T4"])
-def test_another_run_gives_back_on_a_node_that_is_selected(world: World, wanted: str) -> None:
-    cluster = world.make([KINDS["T4"], KINDS["H100"]])
-    names = dict(zip(("T4", "H100"), cluster.total, strict=True))
-    whole = {"gpus_per_worker": 1.0}
-    first = Run(cluster, "a", "auto", [make_selecting(n, None, **whole) for n in range(8)], Shared("a"))
-    asks = [make_selecting(n, {"gpu_type": wanted}, **whole) for n in range(2)]
-    second = Run(cluster, "b", "auto", asks, Shared("b"))
-    settle(first, 20)
-    assert len(first.running) == 4
-    first.others, second.others = [second], [first]
-    for _ in range(12):
-        cluster.clock += 1.0
-        cluster.schedule()
-        for run in (first, second):
-            run.renew()
-            run.place()
-    withheld = {n for n, held in first.list_held().items() if any(map(first.manager.is_withheld, held))}
-    assert withheld == {names[wanted]}
-    first.end(next(each for each in first.running if names[wanted] in each.ranks_by_node))
-    for _ in range(12):
-        cluster.clock += 1.0
-        cluster.schedule()
-        for run in (first, second):
-            run.renew()
-            run.place()
-    assert [set(each.ranks_by_node) for each in second.running] == [{names[wanted]}]
-    assert len(first.running) == 3
-
-
-def test_another_run_gives_back_for_memory_that_no_label_promises(world: World) -> None:
-    cluster = world.make([(8.0, 64.0, 2, {TYPE: "A100"}, 79.2)])  # an A100 may have less
-    whole = {"gpus_per_worker": 1.0}
-    first, second = (
-        Run(cluster, name, "auto", [make_selecting(n, nodes, **whole) for n in range(4)], Shared(name))
-        for name, nodes in (("a", None), ("b", {"gpu_memory_gb": 80}))
-    )
-    settle(first, 20)
-    first.others, second.others = [second], [first]
-    for n in range(24):
-        cluster.clock += 1.0
-        cluster.schedule()
-        if n == 8:
-            first.end(first.running[0])
-        for run in (first, second):
-            run.renew()
-            run.place()
-    assert (len(first.running), len(second.running)) == (1, 1)
-
-
-def test_a_run_may_be_given_any_node_that_it_selects_whichever_it_planned_with(world: World) -> None:
-    cluster = world.make([KINDS["A100-80"], KINDS["A100-80"], KINDS["T4"], KINDS["cores"]])
-    offers = cluster.list_offers(on_gpus=True)
-    for options in ({}, {"workers": 2, "span_nodes": True}):
-        (request,) = plan_requests([make_selecting(0, {"gpu_type": "A100"}, **options)], offers, "cuda")
-        assert request.is_pinned and request.list_nodes(offers) == ("node-0", "node-1")
-    (request,) = plan_requests([make_selecting(0, None)], offers, "cuda")
-    assert request.is_pinned and request.list_nodes(offers) is None
-
-
 def test_a_node_with_gpus_of_several_models_is_left_out_of_what_is_asked_for_by_the_label_of_one(
     world: World,
 ) -> None:
@@ -285,4 +224,3 @@ def test_a_node_with_gpus_of_several_models_is_left_out_of_what_is_asked_for_by_
     (request,) = plan_requests([asked], busy, "cuda")
     selectors = request.make_label_selectors()
     assert selectors == [{TYPE: "A100", "ray.io/node-id": "!in(node-0)"}]
-    assert request.list_nodes(busy) == ("node-1",)
