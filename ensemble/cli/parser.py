@@ -220,8 +220,8 @@ def _make_parser() -> argparse.ArgumentParser:
         if name == "run":
             added.add_argument("spec", metavar="SPEC.py", type=path)
             text = (
-                "show what the run would do, need and cost, from one batch and a few steps; writes nothing. Data"
-                " to evaluate on are prepared for some seconds; 'full': all records of all splits"
+                "show what the run would do, need and cost, from one batch and a few steps; writes nothing; 'full'"
+                " also prepares all records of all splits"
             )
             added.add_argument("--dry-run", nargs="?", const="quick", choices=("quick", "full"), help=text)
         added.add_argument("--run-dir", help=f"run directory (default: {usual})")

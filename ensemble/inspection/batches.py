@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +47,8 @@ def describe_first_batch(ensemble: Ensemble, identity: Identity) -> tuple[Table,
         loader.close()
 
 
-def find_bad_records(pipeline: Pipeline, until: float) -> tuple[int, list[SampleError]]:
-    """Prepare the samples of a pipeline's first epoch, up to a time of `time.monotonic`.
-
-    Returns:
-        How many were tried, and the errors of those that cannot be prepared.
-    """
+def find_bad_records(pipeline: Pipeline) -> list[SampleError]:
+    """Prepare the samples of a pipeline's first epoch; returns the errors of those that cannot be prepared."""
     errors: list[SampleError] = []
     chunk = max(1, min(CHUNK, CHUNK_BYTES // max(1, ring.sample_bytes(pipeline.fields))))
     preparer, layout = Preparer(pipeline, errors.append), ring.Layout(pipeline.fields, chunk)
@@ -63,10 +58,8 @@ def find_bad_records(pipeline: Pipeline, until: float) -> tuple[int, list[Sample
     finally:
         os.close(fd)
     for start in range(0, n := len(pipeline), chunk):
-        if time.monotonic() >= until:
-            return start, errors
         preparer.fill(columns, 0, 0, start, min(start + chunk, n))
-    return n, errors
+    return errors
 
 
 def _find_target(ensemble: Ensemble) -> str:

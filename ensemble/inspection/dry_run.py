@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import subprocess
 import sys
@@ -37,7 +36,6 @@ log = logging.getLogger(__name__)
 
 FIGURES = ("step_s", "memory_gb", "gpu_memory_gb", "cpus")
 MOST_SELECTIONS = 3
-READ_S = 5.0
 REMEDY = 'Replace the files; or leave such records out: Pipeline(on_error="skip"), at most max_skipped= of them'
 STEPS_S = (0.5, 6.0)
 """Seconds of steps to measure, at most: of each architecture, and of all together."""
@@ -61,8 +59,7 @@ def dry_run(
         executor: "ray", "local" or "inline". Steps are measured in this process, whatever it is.
         spec_file: the file that declares the ensemble.
         accept_code, accept_data: as in `submit`.
-        full: prepare all records of all splits, in this process, however long that takes; else those on which
-            members are evaluated, for `READ_S` seconds. It says what was not read.
+        full: also prepare all records of all splits, in this process, however long that takes.
 
     Returns:
         What was found; `str()` of it is a text. Durations are in seconds, memory in GiB.
@@ -89,7 +86,7 @@ def dry_run(
         identities = [dataclasses.replace(each, nodes=None) for each in identities]
     fields, labels = describe_first_batch(ensemble, identities[0])
     notes = _list_notes(ensemble, executor, state, code)
-    notes += [*_check_start_weights(ensemble, identities), *_read_data(ensemble, identities[0], full=full)]
+    notes += [*_check_start_weights(ensemble, identities), *(_read_data(ensemble, identities[0]) if full else [])]
     with _make_folder() as folder, _open_meter(ensemble, notes) as meter:
         imports = 1 if executor == "inline" else 2
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, meter)
@@ -149,36 +146,34 @@ def _check_run_dir(
     return state
 
 
-def _read_data(ensemble: Ensemble, identity: Identity, *, full: bool) -> list[str]:
-    """Prepare records, and say what was not read, and how many are left out.
+def _read_data(ensemble: Ensemble, identity: Identity) -> list[str]:
+    """Prepare all records, and say how many are left out.
 
     Raises:
         PipelineError: some cannot be prepared, or more than may be left out.
     """
     from pipelines.errors import MOST_RECORDS, BadRecords, PipelineError, TooManySkipped
 
-    until = math.inf if full else time.monotonic() + READ_S
     splits = {split: getattr(ensemble, split) for split in PREDICTED_SPLITS}
     pipelines = {split: pipe.without_randomness() for split, pipe in splits.items() if pipe is not None}
-    train = ensemble.pipeline(identity.params)
-    notes, unread, bad = [], [] if full else [f"the {len(train):,} of train"], []
-    for split, pipeline in (pipelines | ({"train": train} if full else {})).items():
-        read, errors = find_bad_records(pipeline, until)
+    notes, bad = [], []
+    for split, pipeline in (pipelines | {"train": ensemble.pipeline(identity.params)}).items():
+        errors = find_bad_records(pipeline)
         places = [error.index for error in errors]
-        if read < len(pipeline):
-            unread.append(f"{len(pipeline) - read:,} of the {len(pipeline):,} of {split}")
         if errors and pipeline.on_error == "raise":
             further = [pipeline.source.where(index) for index in places[MOST_RECORDS:]]
             bad.append(f"{split}: {BadRecords(errors[:MOST_RECORDS], further)}")
         elif errors:
-            notes.append(f"{len(errors):,} of {read:,} records of {split} cannot be prepared and are left out")
+            notes.append(
+                f"{len(errors):,} of {len(pipeline):,} records of {split} cannot be prepared and are left out"
+            )
             try:
                 pipeline.check_skipped(len(errors), len(pipeline), places)
             except TooManySkipped as error:
                 bad.append(f"{split}: {error}")
     if bad:
         raise PipelineError(f"records cannot be prepared: {'; '.join(bad)}. {REMEDY}")
-    return [*notes, *([f"not read: {', '.join(unread)} records (--dry-run full reads all)"] if unread else [])]
+    return notes
 
 
 def _check_start(ensemble: Ensemble, state: RunState, executor: str, node: Node) -> str | None:
