@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,25 +55,18 @@ class BadRecords(SampleError):
 
     Args:
         errors: of the first of them, which are named.
-        further: where the others are, as `Source.where` says.
+        count: of all.
     """
 
-    def __init__(self, errors: Sequence[SampleError], further: Sequence[str] = ()) -> None:
+    def __init__(self, errors: Sequence[SampleError], count: int) -> None:
         first = errors[0]
         super().__init__(first.index, first.where, first.reason)
-        self._made_of = list(errors), list(further)
-        more = f"; and {len(further):,} more{_describe_common(further)}" if further else ""
-        self.args = (f"{len(errors) + len(further):,} records: {'; '.join(map(str, errors))}{more}",)
+        self._made_of = list(errors), count
+        more = f"; and {count - len(errors):,} more" if count > len(errors) else ""
+        self.args = (f"{count:,} records: {'; '.join(map(str, errors))}{more}",)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._made_of
-
-
-def _describe_common(places: Sequence[str]) -> str:
-    """In which file or folder all of these are, as the end of a phrase; empty where in none."""
-    common = os.path.commonprefix(places)  # noqa: RUF071 - cut below, where a name ends
-    common = common[: max(common.rfind(mark) for mark in "/:") + 1].rstrip(":/")
-    return f", all in {common}" if common else ""
 
 
 class DataOutOfReach(PipelineError):

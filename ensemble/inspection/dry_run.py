@@ -161,8 +161,7 @@ def _read_data(ensemble: Ensemble, identity: Identity) -> list[str]:
         errors = find_bad_records(pipeline)
         places = [error.index for error in errors]
         if errors and pipeline.on_error == "raise":
-            further = [pipeline.source.where(index) for index in places[MOST_RECORDS:]]
-            bad.append(f"{split}: {BadRecords(errors[:MOST_RECORDS], further)}")
+            bad.append(f"{split}: {BadRecords(errors[:MOST_RECORDS], len(errors))}")
         elif errors:
             notes.append(
                 f"{len(errors):,} of {len(pipeline):,} records of {split} cannot be prepared and are left out"

@@ -237,7 +237,7 @@ def _raise_failures(pipeline: PipelineDescription, columns: Columns, failed: Seq
             errors.append(SampleError(bad, where(bad), "could not be prepared, but can be now: try again"))
     if len(failed) == 1:
         raise errors[0]
-    raise BadRecords(errors, [where(bad) for bad in failed[MOST_RECORDS:]])
+    raise BadRecords(errors, len(failed))
 
 
 class ResidentLoader:

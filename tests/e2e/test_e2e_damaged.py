@@ -174,10 +174,7 @@ def test_a_full_dry_run_names_all_damaged_records(frame: Frame, capsys: pytest.C
     damage(*(frame.image("test", number) for number in range(11)))
     assert main([*words, "full"]) == 2
     said = capsys.readouterr().err
-    assert (
-        f"test: 11 records: sample 0 ({frame.image('test', 0)})" in said
-        and f"; and 1 more, all in {frame.data}/test/b" in said
-    )
+    assert f"test: 11 records: sample 0 ({frame.image('test', 0)})" in said and "; and 1 more" in said
     write_image(frame.image("train", 7), 5)
     assert main([*words, "full", "--set", "skip=test"]) == 0
     assert "11 of 12 records of test cannot be prepared and are left out" in capsys.readouterr().out
