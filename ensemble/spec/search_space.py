@@ -342,11 +342,10 @@ def list_probes(space: Space) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     return parts, [{name: candidates[0] for name, candidates in values.items()}]
 
 
-def warn_of_constants(space: Space) -> None:
-    """Warn of names that have one value only, and of a space that draws nothing."""
+def warn_of_constants(space: Space, points: Sequence[Mapping[str, Any]]) -> None:
+    """Warn of names that have one value only, and of a space that draws nothing: a function, at all `points`."""
     single: dict[str, Any] = {}
     if callable(space):
-        points = list(sample_space(space, 0, PROBES))
         is_constant = all(point == points[0] for point in points)
     else:
         drawn = {name: given.values for name, given in space.items() if isinstance(given, Dimension)}
