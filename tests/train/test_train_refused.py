@@ -39,6 +39,30 @@ def take_turns(member: Any) -> None:
     member.prepare(nets, [optim.SGD(net.parameters(), lr=0.1) for net in nets])
 
 
+def prepare_twice(member: Any) -> None:
+    for net in (nn.Linear(3, 2), nn.Linear(2, 1)):
+        member.prepare(net, optim.SGD(net.parameters(), lr=0.1))
+
+
+def step_by_closure(member: Any) -> None:
+    net = nn.Linear(3, 2)
+    member.prepare(net, optim.LBFGS(net.parameters()))
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(net(batch["x"]).sum(1))
+            member.step()
+
+
+def step_beside(member: Any) -> None:
+    net = nn.Linear(3, 2)
+    _, optimizer = member.prepare(net, optim.SGD(net.parameters(), lr=0.1))
+    for _ in member.epochs():
+        for batch in member.batches():
+            net(batch["x"]).sum().backward()
+            optimizer.step()
+            member.step()
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -47,15 +71,18 @@ def take_turns(member: Any) -> None:
         ({"metrics": lambda outputs, batch: outputs}, "Recipe.metrics must return a dict, got Tensor"),
         (
             {"optimizer": lambda net, params: optim.LBFGS(net.parameters())},
-            "LBFGS .*train= with member.dataloader",
+            "LBFGS computes .*train= that reads member.dataloader",
         ),
         (
             {"optimizer": lambda net, params: (1, 2)},
-            r"got tuple: .*\(a GAN\).*member.step.*train= with member.data",
+            r"got tuple; .*of a GAN\).*train= that reads member.dataloader",
         ),
-        (take_turns, r"got list: .*\(a GAN\).*register further ones by member.state\(name, ...\)"),
+        (take_turns, r"got list; .*of a GAN\).*further models and optimizers by member.state\(name, ...\)"),
+        (prepare_twice, r"is called once, .*of a GAN\).*train= .*member.dataloader.*nor member.step\(\)"),
+        (step_by_closure, r"LBFGS computes .*train= .*member.dataloader.*nor member.step\(\)"),
+        (step_beside, r"member.step\(\) comes after .*train= .*member.dataloader.*nor member.step\(\)"),
     ],
-    ids=["frozen", "text", "tensor", "closure", "tuple", "turns"],
+    ids=["frozen", "text", "tensor", "closure", "tuple", "turns", "twice", "own closure", "beside"],
 )
 def test_it_is_named_and_not_tried_again(given: Any, said: str, tmp_path: Path) -> None:
     recipe = given if callable(given) else Recipe(**{"model": model, "loss": "cross_entropy", **given})
