@@ -20,7 +20,7 @@ from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
 from ensemble.train.loose_tensors import copy_loose, find_loose, set_loose
-from ensemble.train.optimization import StepResult
+from ensemble.train.optimization import OWN_STEPS, StepResult
 from ensemble.train.reporter import to_json_metrics
 from ensemble.train.same_model import Answers, limit_bytes
 from ensemble.train.seeding import seeded
@@ -323,9 +323,10 @@ class Lifecycle:
         state.effects.end_training(optimization)
         at.stop_asked = find_first(self._comm, at.stop_asked)
         if at.step != state.steps_per_epoch:
+            once = "read all of member.batches(), once an epoch; member.stop(reason) ends the member after it"
             raise TrainingError(
-                f"epoch {at.epoch} was left after {at.step} of {state.steps_per_epoch} steps: read all of "
-                "member.batches(), as a member sees each sample of an epoch once; member.stop(reason) ends it then"
+                f"epoch {at.epoch} was left after {at.step} of {state.steps_per_epoch} steps: "
+                f"{OWN_STEPS if state.steps_elsewhere else once}"
             )
         if self._may_be_kept():
             self._evaluator.renew_known_statistics()

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 #: What to write where `TrainContext.step` is not the member's step.
 OWN_STEPS = (
-    "a loop with steps of its own (LBFGS and its closure, the two optimizers of a GAN) is a train= that reads "
-    "member.dataloader('train'), steps by itself, calls neither member.backward() nor member.step(), and registers "
-    "further models and optimizers by member.state(name, ...)"
+    "a loop with steps of its own (LBFGS and its closure, the two optimizers of a GAN) is a train= of `for epoch "
+    "in range(member.identity.epochs): for batch in member.dataloader('train'): ...`, which calls neither "
+    "member.backward() nor member.step(), and keeps further models and optimizers by member.state(name, ...)"
 )
 
 
