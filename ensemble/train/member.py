@@ -112,7 +112,7 @@ class TrainContext:
         state.prepared = Optimization(
             model, optimizer, schedule, clip_norm, state.precision, self.comm, self.device, declared, own
         )
-        self._life.resume()
+        self._life.resumption.resume()
         if own.compile is not None:
             compile_forward(model, own.compile, Path(state.job.run_dir))
         return model, optimizer
