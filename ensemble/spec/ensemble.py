@@ -291,7 +291,7 @@ class Ensemble(MemberPipelines):
             warnings.warn(
                 f"batch_size is {batch_size}, more than the {len(self.train)} training samples: an epoch is one "
                 "step; take a smaller batch_size if that is not meant",
-                stacklevel=4,
+                stacklevel=1,  # one place, so that it is shown once, also where the declaration is copied
             )
 
     def _compare_splits(self) -> None:

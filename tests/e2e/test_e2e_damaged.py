@@ -153,7 +153,9 @@ def test_data_to_evaluate_on_that_were_replaced_are_evaluated_again_and_nothing_
 def test_a_resume_beside_another_process_that_drives_the_run_replaces_nothing_of_it(frame: Frame) -> None:
     frame.submit()
     write_image(frame.image("valid", 1), 77)  # so that a resume makes the declaration anew
-    hold = "import sys; from ensemble.store import EventLog; log = EventLog(sys.argv[1]); print(flush=True); input()"
+    hold = (
+        "import sys; from ensemble.store import EventLog; it = EventLog(sys.argv[1]); print(flush=True); input()"
+    )
     words = [sys.executable, "-c", hold, str(frame.run / "events.jsonl")]
 
     def read_kept() -> dict[Path, bytes]:
