@@ -281,7 +281,7 @@ def assigned(weights: npt.ArrayLike) -> Assigned:
     return Assigned((given * (np.count_nonzero(given) / given.sum())).astype(np.float32))
 
 
-def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:
+def weigh(weights: Weights, index: npt.NDArray[np.int64]) -> torch.Tensor:
     """Computes the weights of samples.
 
     Args:
@@ -296,8 +296,8 @@ def weigh(weights: Weights, index: torch.Tensor) -> torch.Tensor:
     """
     import torch
 
-    given = np.asarray(weights(index.numpy()), np.float32)
-    if given.shape != tuple(index.shape) or not (np.isfinite(given) & (given >= 0)).all():
+    given = np.asarray(weights(index), np.float32)
+    if given.shape != index.shape or not (np.isfinite(given) & (given >= 0)).all():
         raise PipelineError(
             f"weights= must map indices [{len(index)}] to as many finite weights of at least 0, got {given!r:.200}"
         )

@@ -130,7 +130,7 @@ def check_file(file: Path, record: dict[str, Any]) -> None:
 
 
 def check_target(path: Path) -> None:
-    """Raises where an artifact cannot be put: what is there is none, or has files of others, and is not empty.
+    """Raises where an artifact cannot be put: what is there is none, or has files or a model card of a user's.
 
     Raises:
         ArtifactError: see above.
@@ -142,6 +142,9 @@ def check_target(path: Path) -> None:
     if is_artifact(path) and not path.is_symlink():
         names = {each.name for each in path.iterdir()} - FILES
         others = sorted(name for name in names if not any(map(Path(name).match, _OF_SYSTEM)))
+        written = json.loads((path / RECORD).read_text(encoding="utf-8")).get("files") or {}
+        if CARD in written and (path / CARD).is_file() and digest_file(path / CARD) != written[CARD]:
+            others.insert(0, f"{CARD}, which was edited")
         if others:
             more = ", ..." if len(others) > 3 else ""
             raise ArtifactError(

@@ -42,6 +42,7 @@ NO_SAMPLES = "the live page shows no samples of the data"
 def add_page_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a command that serves a page beside a run."""
     text = "serve a live page of the run, until it has ended and, on a terminal, no browser is connected any more"
+    text += "; `ensemble dashboard RUN_DIR`, beside the run, has options for other hosts, proxies and viewers"
     parser.add_argument("--dashboard", action="store_true", help=text)
     text = f"port of the live page (default: {PORT}, another one if it is taken); implies --dashboard"
     parser.add_argument("--dashboard-port", type=port, metavar="PORT", help=text)

@@ -143,7 +143,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             check_code,
             check_same,
             explain_changed_splits,
-            explain_predicted_again,
+            explain_evaluated_again,
             find_code_change,
             has_corrected_member,
             is_combined_otherwise,
@@ -172,7 +172,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             rest = explain_rest(state, checked)
             if rest is None and (
                 explain_changed_splits(state, ensemble)
-                or explain_predicted_again(state, find_code_change(state, code, run_dir))
+                or explain_evaluated_again(state, find_code_change(state, code, run_dir))
             ):
                 rest = "it goes on"  # the controller says why
             if rest is None and is_combined_otherwise(state, ensemble):
@@ -412,6 +412,7 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     uncombined = describe_failed_combination(state)
     if uncombined is not None:
         print(f"ensemble: {uncombined}", file=sys.stderr)
-    if ("failed" in states or uncombined) and not options.allow_failed:
+    is_outdated = any(member.outdated is not None for member in state.members.values())
+    if ("failed" in states or uncombined or is_outdated) and not options.allow_failed:
         return EXIT_SOME_FAILED
     return EXIT_RESUMABLE if explain_rest(run_dir) is not None else 0

@@ -34,8 +34,7 @@ def read_out_of_fold(run_dir: RunDir, state: RunState, members: Sequence[str]) -
         DamagedError: predictions are not what the log says that was saved.
         CombineError: see `align`; or two members saw different targets for a sample.
     """
-    from ensemble.store import read_predictions
-    from ensemble.store.packs import measure
+    from ensemble.store import has_predictions, read_predictions
 
     configurations: dict[str, list[str]] = {}
     for each in state.members.values():
@@ -47,12 +46,7 @@ def read_out_of_fold(run_dir: RunDir, state: RunState, members: Sequence[str]) -
         named = [member for member in members if member in ids]
         if not named:
             continue
-        saved = [
-            member
-            for member in ids
-            if "valid" in (state.members[member].predictions or ())
-            or measure(run_dir.predictions(member, "valid")) is not None
-        ]
+        saved = [member for member in ids if has_predictions(run_dir, state.members[member], "valid")]
         missing = _find_missing_fold({member: state.members[member].identity["weights"] for member in ids}, saved)
         if missing is not None:
             left_out |= dict.fromkeys(named, f"{UNSAVED} valid predictions of fold {missing} of its configuration")
@@ -72,7 +66,7 @@ def read_out_of_fold(run_dir: RunDir, state: RunState, members: Sequence[str]) -
 
 def are_of_folds(run_dir: RunDir, state: RunState, members: Sequence[str]) -> bool:
     """Whether members predict "valid" by folds: declared so, or members of different folds share no sample."""
-    from ensemble.store import read_predictions
+    from ensemble.store import has_predictions, read_predictions
 
     weights = {member: state.members[member].identity.get("weights") or {} for member in members}
     if any(map(is_out_of_fold, weights.values())):
@@ -82,7 +76,7 @@ def are_of_folds(run_dir: RunDir, state: RunState, members: Sequence[str]) -> bo
     of_sample: dict[str, dict[int, object]] = {}  # partition -> sample -> fold
     for one in state.members.values():
         record = one.identity.get("weights") or {}
-        if record.get("kind") != "fold" or "valid" not in (one.predictions or ()):
+        if record.get("kind") != "fold" or not has_predictions(run_dir, one, "valid"):
             continue
         of, fold = of_sample.setdefault(find_partition(record), {}), record["held_out"]
         for index in np.asarray(read_predictions(run_dir, one, "valid", mapped=True).index).tolist():

@@ -91,8 +91,7 @@ def read_prediction_matrix(
         CombineError: see `align`.
     """
     from ensemble.combine.out_of_fold import are_of_folds, read_out_of_fold
-    from ensemble.store import read_predictions
-    from ensemble.store.packs import measure
+    from ensemble.store import has_predictions, read_predictions
 
     if split == "valid" and are_of_folds(run_dir, state, members):
         return read_out_of_fold(run_dir, state, members)
@@ -100,7 +99,7 @@ def read_prediction_matrix(
     left_out: dict[str, str] = {}
     for member in members:
         known = state.members[member]
-        if split in (known.predictions or ()) or measure(run_dir.predictions(member, split)) is not None:
+        if has_predictions(run_dir, known, split):
             saved[member] = read_predictions(run_dir, known, split, mapped=True)
         else:
             left_out[member] = f"{UNSAVED} {split} predictions"

@@ -25,6 +25,7 @@ from ensemble.controller.costs import TrialCosts
 from ensemble.controller.failure_policy import Decision, Failure, RetryPolicy
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import SessionState
+from ensemble.events import to_dict
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir
 
@@ -255,7 +256,9 @@ class Attempts:
         )
         live.end(event, "failed", decision, self._session.now + LINGER_S)
         known = {"member": member, "attempt": live.number, "node": node}
-        self._log("failed", **known, error=error, reason=reason, retry=decision.retry)
+        state = self._state.members[member]
+        trained = state.trained if state.checkpoint is not None and not decision.retry else None
+        self._log("failed", **known, error=error, reason=reason, retry=decision.retry or trained is not None)
         if reason == "disk" and decision.retry:
             log.warning(
                 "%s: %s; it goes on from its last checkpoint when there is room, and tries in %.0f s%s",
@@ -266,7 +269,11 @@ class Attempts:
             )
         if live.identity.workers > 1:
             self._actions.append(Kill(member))  # the other ranks would wait in a collective
-        if not decision.retry:
+        if trained is not None:  # it was evaluated again: what it had finished with still holds
+            now = {"attempt": live.number, "checkpoint": state.checkpoint, "outdated": error}
+            self._session.log_report("finished", {**to_dict(trained), **now})
+            self.costs.end_trial(live, "finished", trained.metrics or {})
+        elif not decision.retry:
             self._actions.append(EndTrial(live.identity.number, "failed"))
 
     def _end(self, live: Attempt) -> None:

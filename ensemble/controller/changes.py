@@ -42,8 +42,6 @@ _LIBRARIES = {
     "optuna": "what the sampler proposes",
 }
 _USED_BY_ALL = {"torch", "numpy"}
-#: Parts of the code that train nobody, and say what a trained member predicts.
-_PREDICTING = ("Recipe.predict", "Recipe.task")
 _ANEW = "--fresh starts anew beside this run (fresh=True in Python)"
 
 
@@ -93,7 +91,7 @@ def find_code_change(state: RunState, now: Code, run_dir: RunDir) -> Change | No
     names = now.changed(kept) if kept is not None and not other else []
     if kept is not None and kept.scheme != now.scheme:
         return None
-    predicts = bool(names) and kept is not None and any(now.differs_in(root, kept) for root in _PREDICTING)
+    predicts = bool(names) and kept is not None and kept.predicts not in (None, now.predicts)
     return Change(before, fingerprint, names, [one.id for one in trained], other, predicts)
 
 
@@ -205,17 +203,20 @@ def explain_changed_splits(state: RunState, ensemble: Ensemble) -> str | None:
 
 def list_evaluated_again(state: RunState, changed: Mapping[str, str], change: Change | None) -> list[str]:
     """The finished members that are evaluated again: all, with changed data (`describe_changed_splits`) or where
-    the change of the code is one of how members predict; after any other change none.
+    the change of the code is one of how members predict; after any other change those without usable predictions;
+    always those whose last evaluation failed.
     """
-    if not changed and (change is None or not change.predicts):
-        return []
-    return [each.id for each in state.members.values() if each.state == "finished" and each.checkpoint]
+    finished = [member for member in state.members.values() if member.state == "finished" and member.checkpoint]
+    if changed or (change is not None and change.predicts):
+        return [member.id for member in finished]
+    unused = (state.combined or NOT_COMBINED).left_out if change is not None else {}
+    return [member.id for member in finished if member.id in unused or member.outdated is not None]
 
 
-def explain_predicted_again(state: RunState, change: Change | None) -> str | None:
-    """Which finished members predict again, as the code has changed; None where none does."""
+def explain_evaluated_again(state: RunState, change: Change | None) -> str | None:
+    """Which finished members predict again with the same data; None where none does."""
     members = list_evaluated_again(state, {}, change)
-    return f"with the changed code {abbreviate(members)} will predict again, without training" if members else None
+    return f"{abbreviate(members)} will predict again, without training" if members else None
 
 
 def check_same(

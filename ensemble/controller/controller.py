@@ -18,8 +18,8 @@ from typing import Any
 from ensemble.controller.actions import Action
 from ensemble.controller.changes import (
     Change,
+    explain_evaluated_again,
     explain_evaluation,
-    explain_predicted_again,
     find_code_change,
     list_evaluated_again,
 )
@@ -230,7 +230,7 @@ class Controller:
         found = describe_changed_splits(self.state.header.data, training_data(self.ensemble), self.ensemble)
         members = list_evaluated_again(self.state, found, change)
         for why in filter(
-            None, (found and explain_evaluation(found), explain_predicted_again(self.state, change))
+            None, (found and explain_evaluation(found), explain_evaluated_again(self.state, change))
         ):
             log.warning("%s: %s", self.run_dir.path, why)
         if found or members:

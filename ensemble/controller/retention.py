@@ -72,6 +72,7 @@ def list_unselected(members: Collection[MemberState], combined: Combined | None)
         return []
     if event.method == "stack":  # it is fitted again to all of them where the ensemble is loaded
         needed.update(event.candidates or ())
+    needed.update(each.id for each in members if each.outdated is not None)
     return [each for each in members if each.state == "finished" and each.checkpoint and each.id not in needed]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ensemble.controller.changes import has_failed_combination
+from ensemble.controller.changes import explain_evaluated_again, has_failed_combination
 from ensemble.controller.finalize import Finalizer
 from ensemble.events import RunFinished
 from ensemble.store import RunDir, RunState, StoreError, WriteError
@@ -21,6 +21,8 @@ def explain_rest(state: RunState, found: Sequence[FileCheck]) -> str | None:
         return "its members, which could not be combined, are now"
     if any(not hole.is_known for hole in state.holes):
         return "a part of its log is damaged, and what that has lost is done again"
+    if (again := explain_evaluated_again(state, None)) is not None:
+        return again
     finished = [member for member in state.members.values() if member.state == "finished"]
     ended = sum(state.ended.states.values()) if isinstance(state.ended, RunFinished) else 0
     if ended > len(state.members):

@@ -249,6 +249,7 @@ class Finished(AttemptEvent):
         predictions: digests by split.
         checkpoint: the last.
         constraints: of a trial whose search has some: *name*: by how much it is violated, at most 0 where not.
+        outdated: the error for which it could not be evaluated again: what it had finished with still holds.
     """
 
     epoch: int | None = None
@@ -260,6 +261,7 @@ class Finished(AttemptEvent):
     early_stopping: Json | None = None
     predictions: dict[str, str] | None = None
     checkpoint: Checkpoint | None = None
+    outdated: str | None = None
 
 
 class Pruned(AttemptEvent):

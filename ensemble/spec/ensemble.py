@@ -51,7 +51,6 @@ from ensemble.spec.recipe import (
 )
 from ensemble.spec.sample_weights import Folds, Weighting, as_record
 from ensemble.spec.search import Search, check_population
-from ensemble.spec.search_space import list_probes
 from ensemble.spec.splits import LABELLED, check_fold_windows, describe_overlap, find_leak, find_raw_name
 from ensemble.spec.task import LABELS, as_task
 from ensemble.spec.validation import SpecError, as_json_value, option_class
@@ -281,6 +280,14 @@ class Ensemble(MemberPipelines):
         else:
             self._compare_splits()
             self._check_search()
+            identities = self._probes
+        batch_size = max(identity.batch_size for identity in identities)
+        if hasattr(self.train, "__len__") and batch_size > len(self.train):
+            warnings.warn(
+                f"batch_size is {batch_size}, more than the {len(self.train)} training samples: an epoch is one "
+                "step; take a smaller batch_size if that is not meant",
+                stacklevel=1,  # one place, so that it is shown once, also where the declaration is copied
+            )
 
     def _compare_splits(self) -> None:
         self._number_classes()
@@ -380,13 +387,13 @@ class Ensemble(MemberPipelines):
 
     @functools.cached_property
     def _probes(self) -> list[Identity]:
-        """Trials that stand for all of a search's, see `list_probes`.
+        """Trials that stand for all of a search's, see `Search.probes`.
 
         Raises:
             SpecError: one cannot be trained.
         """
         assert self.search is not None
-        parts, points = list_probes(self.search.space)
+        parts, points = self.search.probes
         probes = []
         try:
             check_population(self.search, list_member_options(self.recipe), points)
@@ -423,7 +430,7 @@ class Ensemble(MemberPipelines):
         return not isinstance(self.objective, Implied) or getattr(self.recipe, "objective", None) is not None
 
     def _check_identity(self, number: int, identity: Identity) -> None:
-        """Raise SpecError for a member that trains no step, or averages no weights; warn of a batch too large."""
+        """Raise SpecError for a member that trains no step, or averages no weights."""
         why = explain_no_averages(identity.averaging, identity.epochs)
         if self.drop_last and identity.batch_size > self.samples:
             why = (
@@ -434,12 +441,6 @@ class Ensemble(MemberPipelines):
             raise SpecError(f"members[{number}]: {why}")
         if not self.allow_overlap:
             check_fold_windows(identity.weights, self._distinct_pipelines())
-        if hasattr(self.train, "__len__") and identity.batch_size > len(self.train):
-            warnings.warn(
-                f"batch_size is {identity.batch_size}, more than the {len(self.train)} training samples: an epoch "
-                "is one step; take a smaller batch_size if that is not meant",
-                stacklevel=2,
-            )
 
     def identify(self, number: int, params: Member | Mapping[str, Any] | None = None) -> Identity:
         """The identity of a member.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Literal
 from ensemble.events import Objective
 from ensemble.spec.objectives import check_direction, infer_mode
 from ensemble.spec.options import OBJECTIVES, PRUNERS, SAMPLERS, NamedOptions, resolve
-from ensemble.spec.search_space import Space, as_space, warn_of_constants
+from ensemble.spec.search_space import Space, as_space, list_probes, warn_of_constants
 from ensemble.spec.validation import (
     SpecError,
     as_json_value,
@@ -133,7 +134,7 @@ class Search:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "space", as_space(self.space))
-        warn_of_constants(self.space)
+        warn_of_constants(self.space, self.probes[1])
         if self.storage is not None:
             object.__setattr__(self, "storage", _as_absolute(self.storage))
         if self.budget is not None:
@@ -165,6 +166,11 @@ class Search:
         if self.population is not None:
             self._check_first_generation(self.population)
         object.__setattr__(self, "study", take_trials(self.study))
+
+    @functools.cached_property
+    def probes(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """What stands for all points of the space, see `list_probes`: a function is called once for them."""
+        return list_probes(self.space)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a declaration of an earlier version, its `second_objective` becomes one of `further_objectives`."""

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ensemble.spec.foreign_spaces import find_meant_dimension, find_nested
 from ensemble.spec.validation import SpecError, as_json_value, as_python_scalar, check_number
 
 #: Number of random points of a space that stand for all of them, where something is checked of each.
 SAMPLE_COUNT = 8
 #: And where it costs nothing, so that rare branches of a function are seen, too.
 PROBES = 64
+
+_OURS = "choice(...), uniform(low, high), loguniform(low, high), integer(low, high), or a fixed value"
 
 #: A dict of dimensions and fixed values, or a function from a trial to the hyperparameters.
 Space = Mapping[str, Any] | Callable[[Any], Mapping[str, Any] | None]
@@ -197,13 +198,45 @@ def _as_dimension(key: object, given: Any) -> Any:
     if type(given).__module__ == "optuna.distributions":
         given = _from_optuna(given)
     if isinstance(given, Dimension):
-        if (nested := next(filter(None, (find_nested(key, value) for value in given.values)), None)) is not None:
+        if nested := next(filter(None, (_explain_nested(key, value) for value in given.values)), None):
             raise SpecError(f"{where}: {nested}")
         values = tuple(as_json_value(where, value, tuples=True) for value in given.values)
         return dataclasses.replace(given, values=values)
-    if (meant := find_meant_dimension(key, given)) is not None:
+    if (meant := _explain_unclear(key, given)) is not None:
         raise SpecError(f"{where} is {' '.join(repr(given).split()):.80}, which is not clear: {meant}")
     return as_json_value(where, given, tuples=True)
+
+
+def _explain_nested(key: str, value: Any) -> str | None:
+    """What to write for a dict with a dimension inside; None: it has none."""
+    names = value if isinstance(value, Mapping) else {}
+    if (name := next((name for name in names if isinstance(value[name], Dimension)), None)) is None:
+        return None
+    return (
+        f"spaces are not nested: write {f'{key}.{name}'!r}: {value[name]} beside the others, a choice of whole "
+        "dicts without spaces in them, or a function space(trial) that returns nested dicts"
+    )
+
+
+def _explain_unclear(key: str, value: Any) -> str | None:
+    """What to write for a list, or in place of the notation of another library; None: it is a fixed value."""
+    if isinstance(value, range) and value:
+        return f"write {integer(min(value), max(value), abs(value.step))}"
+    if isinstance(value, list | tuple | set | range) or getattr(value, "ndim", False):
+        shown = ", ".join(map(repr, value.tolist() if hasattr(value, "tolist") else value)) or "..."
+        is_fixed = isinstance(value, list | tuple)
+        fixed = f"choice([{value!r:.60}]) is this one fixed {type(value).__name__}" if is_fixed else ""
+        return f"choice({shown:.60}) tries each of them; {fixed or f'else give {_OURS}'}"
+    if not isinstance(value, Mapping):
+        return None if type(value).__module__ in ("builtins", "numpy") else f"give {_OURS}"
+    if nested := _explain_nested(key, value):
+        return nested
+    if isinstance(values := value.get("values", value.get("grid_search")), list | tuple):
+        return f"write choice({', '.join(map(repr, values)):.60})"
+    if value.keys() == {"min", "max"}:
+        kind = "integer" if all(type(end) is int for end in value.values()) else "uniform"
+        return f"write {kind}({value['min']!r}, {value['max']!r})"
+    return f"give {_OURS}" if "distribution" in value or value.keys() == {"value"} else None
 
 
 def _from_optuna(given: Any) -> Dimension:
@@ -309,11 +342,10 @@ def list_probes(space: Space) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     return parts, [{name: candidates[0] for name, candidates in values.items()}]
 
 
-def warn_of_constants(space: Space) -> None:
-    """Warn of names that have one value only, and of a space that draws nothing."""
+def warn_of_constants(space: Space, points: Sequence[Mapping[str, Any]]) -> None:
+    """Warn of names that have one value only, and of a space that draws nothing: a function, at all `points`."""
     single: dict[str, Any] = {}
     if callable(space):
-        points = list(sample_space(space, 0, PROBES))
         is_constant = all(point == points[0] for point in points)
     else:
         drawn = {name: given.values for name, given in space.items() if isinstance(given, Dimension)}

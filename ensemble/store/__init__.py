@@ -17,7 +17,7 @@ from ensemble.store.initial_weights import (
 from ensemble.store.kept_code import load_code, pickle_by_value
 from ensemble.store.log_lines import end_of_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
-from ensemble.store.member_files import read_checkpoint, read_predictions
+from ensemble.store.member_files import has_predictions, read_checkpoint, read_predictions
 from ensemble.store.predictions import PredictedRows, Predictions, load_predictions, save_predictions
 from ensemble.store.requests import receive_requests, withdraw_request, write_request
 from ensemble.store.rundir import RunDir
@@ -43,6 +43,7 @@ __all__ = [
     "apply_event",
     "end_of_events",
     "fold",
+    "has_predictions",
     "format_command",
     "is_locked",
     "keep_checkpoint",

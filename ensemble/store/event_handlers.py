@@ -22,7 +22,7 @@ import ensemble.events as events
 from ensemble.events import Event, to_dict
 from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.log_lines import add_files
-from ensemble.store.member import ENDED, UNCOMBINED, Exclusion, MemberState, Span
+from ensemble.store.member import ENDED, OUTDATED, UNCOMBINED, Exclusion, MemberState, Span
 from ensemble.store.state import RunState
 
 
@@ -205,9 +205,12 @@ def give_more_epochs(run: RunState, more_epochs: events.MoreEpochs, t: float) ->
 
 def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
     """Lets members that have finished wait to be evaluated on other data, or with other code."""
+    finished = {event.member: event for event in run.decision_events if isinstance(event, events.Finished)}
     for member in map(run.members.__getitem__, members):
+        trained = finished.get(member.id, member.trained)
         reopen_member(run, member, t)
-        member.remarks = [text for text in member.remarks if not text.startswith(UNCOMBINED)]
+        member.trained = trained
+        member.remarks = [text for text in member.remarks if not text.startswith((UNCOMBINED, OUTDATED))]
     run.combined = None
 
 
@@ -371,6 +374,9 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.metrics = _drop_missing(event.metrics or {}) or member.metrics
             member.kept, member.early_stopping = event.kept, event.early_stopping
             member.constraints = event.constraints
+            member.trained, member.outdated = None, event.outdated
+            if event.outdated is not None:
+                member.remarks.append(f"{OUTDATED}: {event.outdated}")
             run.decision_events.append(event)
         case events.Remark():
             member.remarks += [event.text] if event.text not in member.remarks else []
@@ -432,6 +438,7 @@ def reopen_member(run: RunState, member: MemberState, t: float) -> None:
     """Lets a member that has finished wait to be trained further, or to save again what it had saved."""
     _forget_decisions(run, {member.id}, (events.Finished, events.Cost))
     member.cost = member.constraints = member.weights_sha256 = member.kept = None
+    member.trained = member.outdated = None
     member.requeue(t)
     run.combined = None  # it was of the members as they had finished
 

@@ -71,7 +71,7 @@ def is_private_module(name: str, ensemble: Ensemble) -> bool:
 def describe_code(code: Code) -> bytes:
     """What code.json holds."""
     stored = {"scheme": code.scheme, "python": code.python, "parts": dict(code.parts), "names": dict(code.names)}
-    return encode_json({"v": 1, **stored})
+    return encode_json({"v": 1, **stored, "predicts": code.predicts})
 
 
 def save_code(files: Mapping[Path, bytes], current: Path) -> None:
@@ -103,7 +103,8 @@ def load_code(folder: Path) -> Code | None:
     try:
         stored = json.loads((folder / _CODE).read_text(encoding="utf-8"))
         names = dict(stored.get("names", {}))  # none of an earlier scheme
-        return Code(stored["python"], dict(stored["parts"]), scheme=stored["scheme"], names=names)
+        parts, scheme, predicts = dict(stored["parts"]), stored["scheme"], stored.get("predicts")
+        return Code(stored["python"], parts, scheme=scheme, names=names, predicts=predicts)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

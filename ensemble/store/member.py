@@ -17,6 +17,8 @@ ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 
 #: How remarks begin that hold only for what a member predicts.
 UNCOMBINED = "there will be no combined model"
+#: How the remark begins of a member with `outdated`.
+OUTDATED = "it could not be evaluated again, so that its figures are those of before and it is not combined"
 
 #: Why a member failed for good: the same batches give the same loss with the same code, and what a search proposed
 #: in vain (an "impossible" member was never trained) stays what it is. What else was wrong (a mistake in the
@@ -116,6 +118,8 @@ class MemberState:
         remarks: sentences of `remark` events, each once.
         early_stopping: why it ended before its last epoch, and the best evaluation; None where it did not.
         constraints: by how much a finished trial violates those of the search; None where it has none.
+        trained: its `finished` event, while it is evaluated again.
+        outdated: the error of its last evaluation, where it has finished and could not be evaluated again.
         is_packed: whether its small files are in a pack (`ensemble.store.packs`).
         cost: the `cost` event of a finished trial, where a search minimizes that: the values that the
             search was told, which the ledger may still correct by what is reported later.
@@ -157,6 +161,8 @@ class MemberState:
     remarks: list[str] = field(default_factory=list)
     constraints: dict[str, float] | None = None
     cost: events.Cost | None = None
+    trained: events.Finished | None = None
+    outdated: str | None = None
     spans: list[Span] = field(default_factory=list)
     is_packed: bool = False
 

@@ -82,7 +82,7 @@ class ForeignLoop:
             if self._own is not None:
                 self._state.own.load(self._own)
             else:
-                self._life.reload()
+                self._life.resumption.reload()
 
     def _end_pass(self) -> None:
         """End the last step, where the loop knew that there was no next batch, and pass over empty ones."""
@@ -109,7 +109,7 @@ class ForeignLoop:
             return False
         if self.is_idle:
             self.is_idle = False
-            self._life.reload()
+            self._life.resumption.reload()
         self._is_in_epoch = self._has_trained = True
         self._life.begin_epoch()
         return True

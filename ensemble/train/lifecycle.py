@@ -5,26 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ensemble.comm.autotune.plan import ExchangePlan
 from ensemble.spec.objectives import describe_missing_objective
 from ensemble.store import weights_sha256
-from ensemble.train.call import Observation
-from ensemble.train.checkpoint import Position, check_fit, fit_weights
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.gather import find_first, gather_json
 from ensemble.train.job import Command, Diverged, Outcome, StepAction, StopTraining, TrainingError
-from ensemble.train.loose_tensors import copy_loose, find_loose, set_loose
-from ensemble.train.optimization import StepResult
+from ensemble.train.loose_tensors import copy_loose
+from ensemble.train.optimization import OWN_STEPS, StepResult
 from ensemble.train.reporter import to_json_metrics
+from ensemble.train.resumption import Resumption
 from ensemble.train.same_model import Answers, limit_bytes
-from ensemble.train.seeding import seeded
-from ensemble.train.selection import Selection
 from ensemble.train.state import TrainState
 from pipelines.loader.ragged import find_tensors
 
@@ -35,9 +29,10 @@ _OUTCOMES: dict[str, Outcome] = {"stop": "stopped", "prune": "pruned", "cancel":
 
 
 class Lifecycle:
-    """One member on one rank, from `resume` to `finish`.
+    """One member on one rank, from `begin` to `finish`.
 
     Attributes:
+        resumption: what gives the member the state of its checkpoint.
         has_left: whether its train function has left `epochs` early, and nothing has followed from it yet.
     """
 
@@ -51,6 +46,7 @@ class Lifecycle:
         self._save_due = float("inf")  # by the monotonic clock of this rank
         self._digest = ""
         self._data.on_wait = self._wait
+        self.resumption = Resumption(state, self._answers)
 
     def _wait(self) -> None:
         """Report progress and execute commands while the stream keeps this rank waiting.
@@ -64,122 +60,7 @@ class Lifecycle:
                 raise StopTraining("stopped")
             self.execute(command)
 
-    # --- the start --------------------------------------------------------------------------------------
-
-    def resume(self) -> None:
-        """Start from the member's checkpoint, if it has one, else from the beginning.
-
-        Raises:
-            TrainingError: the checkpoint belongs to another identity, was trained on other data, or is of a model
-                that predicted something else.
-            ShapeMismatchError: the weights with which the member is to begin are not of this model.
-        """
-        state, optimization, checkpointer = self._state, self._state.optimization, self._checkpointer
-        if self._comm.rank == 0 and (why := checkpointer.keep_network(optimization.model)) is not None:
-            self._reporter.log(f"load and resume need Recipe.model: the network is in no checkpoint, as {why}")
-        saved = checkpointer.load(lambda file, error: self._reporter.event("damaged", file=file, error=error))
-        inherited = checkpointer.load_inherited() if saved is None else None
-        if inherited is not None:
-            saved = self._check_inherited(inherited)
-        # Before the first collective whose order depends on it.
-        position = None if saved is None else [saved["position"][name] for name in ("epoch", "step")]
-        if any(peer != position for peer in gather_json(self._comm, position)):
-            raise RuntimeError(
-                f"the workers of {self._identity.member} do not see the same checkpoint: the run directory "
-                f"{state.job.run_dir} must be shared by all nodes"
-            )
-        initial, weights = checkpointer.load_initial_weights() if saved is None else None, None
-        if initial is not None:
-            lineage = self._identity.lineage or {}
-            source = lineage["from"]
-            weights, line = fit_weights(optimization.model, initial["model"], source, lineage.get("parts"))
-            at = "" if lineage["epoch"] is None else f" at epoch {lineage['epoch']}, step {lineage['step']}"
-            self._reporter.log(f"starts with the weights of {source}{at}{line and ': '}{line}")
-            self._take_drawn(initial.get("loose", {}) if lineage.get("parts") is None else {})
-        steps = None if inherited is None else inherited["position"]["epoch"] * state.steps_per_epoch
-        optimization.start(saved, state.job.exchange_plan, weights, inherited_steps=steps)
-        if saved is not None:
-            state.own.load(saved.get("own", {}))
-        if optimization.plan != ExchangePlan():
-            compressions = sorted(optimization.bucket_compressions.items())
-            self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
-        if saved is not None:
-            if inherited is None:
-                set_loose(optimization.model, saved.get("loose", {}))
-            else:
-                self._take_drawn(saved.get("loose", {}))
-            seen = Observation.from_checkpoint(saved)
-            if seen is not None and seen.task is None:  # why may no more be so: predict= was added since
-                seen = replace(seen, reason=None, is_open=True)
-            state.observer.seen = seen
-            if inherited is None and (
-                why := find_first(self._comm, self._answers.explain_other(saved.get("answers")))
-            ):
-                raise TrainingError(f"{self._identity.member} cannot go on from its checkpoint: {why}")
-            self._continue(saved)
-        if inherited is not None:
-            self._state.saved_at = None
-            state.at = replace(
-                state.at, last_epoch_event=None, stop_asked=None, stop_reason=None, handed_over=None
-            )
-            state.selection = Selection()  # what its part of the training has made best counts
-            state.optimization.kept.drop_best()
-        elif saved is not None:
-            self._data.first_epoch = saved["first_epoch"]
-
-    def _take_drawn(self, loose: dict[str, Any]) -> None:
-        """Take the loose tensors of another member that are drawn at random, to which its weights belong.
-
-        Those that follow from hyperparameters are this member's own.
-        """
-        recipe, state = self._state.recipe, self._state
-        if not loose or recipe.model is None:
-            return
-        with seeded(self._identity.seed + 1, state.device):
-            others = find_loose(recipe.model(state.ensemble.as_declared(self._identity.params)))
-        own = find_loose(state.optimization.model)
-        drawn = [name for name in own.keys() & others.keys() if not _is_equal(own[name], others[name])]
-        set_loose(state.optimization.model, {name: loose[name] for name in drawn if name in loose})
-
-    def _check_inherited(self, inherited: dict[str, Any]) -> dict[str, Any]:
-        """The state of another member that this one goes on from, where it can.
-
-        Raises:
-            ShapeMismatchError: it is of another model.
-            TrainingError: its hyperparameters may be in it.
-        """
-        source = (self._identity.lineage or {})["from"]
-        check_fit(self._state.optimization.model, inherited["model"], source)
-        if own := inherited.get("own"):
-            raise TrainingError(
-                f"{self._identity.member} cannot go on from {source} with hyperparameters of its own: those of "
-                f"{source} may be in what its train function keeps by member.state(): {', '.join(own)}"
-            )
-        self._reporter.log(f"goes on from {source} after {inherited['position']['epoch']} epochs")
-        return inherited
-
-    def _continue(self, saved: dict[str, Any]) -> None:
-        """Take the position and what is known from a checkpoint."""
-        state = self._state
-        at = state.at = Position(**saved["position"])
-        state.selection = Selection(**at.selection)
-        state.saved_at = (at.epoch, at.step)
-        if "optimizer" not in saved and not state.is_over:
-            raise TrainingError(
-                f"{self._identity.member} cannot be trained further: the state of its optimizer was not kept"
-            )
-        if at.handed_over is not None and not state.is_over:  # it was given more epochs
-            at.handed_over, state.selection = None, Selection()
-            state.optimization.kept.drop_best()
-
-    def reload(self) -> None:
-        """Give the model and all else the states of the checkpoint once more, by which the position is."""
-        saved = self._checkpointer.load(lambda file, error: None)
-        if saved is None:
-            raise TrainingError("the checkpoint from which the member has resumed is gone")
-        self._state.optimization.load(saved)
-        set_loose(self._state.optimization.model, saved.get("loose", {}))
-        self._state.own.load(saved.get("own", {}))
+    # --- steps ----------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Report the start of training; called when the first batch is there. All before it counts as start-up."""
@@ -198,8 +79,6 @@ class Lifecycle:
             first_epoch=self._data.first_epoch,
             **({"last_epoch": last} if last else {}),
         )
-
-    # --- steps ------------------------------------------------------------------------------------------
 
     def choose_action(self) -> StepAction | None:
         """What rank 0 has all ranks do after the step in progress: the next command, or a checkpoint."""
@@ -323,9 +202,10 @@ class Lifecycle:
         state.effects.end_training(optimization)
         at.stop_asked = find_first(self._comm, at.stop_asked)
         if at.step != state.steps_per_epoch:
+            once = "read all of member.batches(), once an epoch; member.stop(reason) ends the member after it"
             raise TrainingError(
-                f"epoch {at.epoch} was left after {at.step} of {state.steps_per_epoch} steps: read all of "
-                "member.batches(), as a member sees each sample of an epoch once; member.stop(reason) ends it then"
+                f"epoch {at.epoch} was left after {at.step} of {state.steps_per_epoch} steps: "
+                f"{OWN_STEPS if state.steps_elsewhere else once}"
             )
         if self._may_be_kept():
             self._evaluator.renew_known_statistics()
@@ -489,7 +369,3 @@ class Lifecycle:
         saved = self._checkpointer.save(self._data.first_epoch or 0, at, parts)
         self._digest, self._save_due = saved["weights_sha256"], time.monotonic() + self._save_every_s
         self._reporter.event("checkpoint", **state.position, **saved, write_s=time.monotonic() - began)
-
-
-def _is_equal(first: Tensor, second: Tensor) -> bool:
-    return first.shape == second.shape and torch.equal(first.cpu(), second.cpu())

@@ -41,7 +41,7 @@ from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.mixup import MixedBatch
-from ensemble.train.optimization import Optimization
+from ensemble.train.optimization import OWN_STEPS, Optimization
 from ensemble.train.own_parameters import refuse_shared
 from ensemble.train.predictions import Predict, predict
 from ensemble.train.state import TrainState
@@ -106,13 +106,13 @@ class TrainContext:
         """
         state, own = self._state, self.identity
         if state.prepared is not None:
-            raise TrainingError("member.prepare() is called once, with the one model and optimizer of the member")
+            raise TrainingError(f"member.prepare() is called once, with one model and optimizer; {OWN_STEPS}")
         refuse_shared(model)
         declared = ExchangeOptions(own.compression, own.communicator, own.seed)
         state.prepared = Optimization(
             model, optimizer, schedule, clip_norm, state.precision, self.comm, self.device, declared, own
         )
-        self._life.resume()
+        self._life.resumption.resume()
         if own.compile is not None:
             compile_forward(model, own.compile, Path(state.job.run_dir))
         return model, optimizer

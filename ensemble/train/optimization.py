@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,13 @@ from ensemble.train.step_sync import StepSync
 
 if TYPE_CHECKING:
     from pipelines import Batch
+
+#: What to write where `TrainContext.step` is not the member's step.
+OWN_STEPS = (
+    "a loop with steps of its own (LBFGS and its closure, the two optimizers of a GAN) is a train= of `for epoch "
+    "in range(member.identity.epochs): for batch in member.dataloader('train'): ...`, which calls neither "
+    "member.backward() nor member.step(), and keeps further models and optimizers by member.state(name, ...)"
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,8 @@ class Optimization:
         identity: Identity | None = None,
     ) -> None:
         _check_optimizer(optimizer)
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        self._needs_closure = closure is not None and closure.default is closure.empty
         self.model = model.to(device)
         self.kept = BestWeights(self.model, identity)
         self._optimizer, self._schedule = optimizer, schedule
@@ -146,6 +156,10 @@ class Optimization:
             weight: [b], the factor of each loss; None for 1.
             last: whether this is the last micro-batch of the rank.
         """
+        if self._needs_closure:
+            raise TrainingError(
+                f"{type(self._optimizer).__name__} computes a step's loss several times; {OWN_STEPS}"
+            )
         self._exchange.loss_scale = self._precision.loss_scale
         if losses is None:
             self._sync.send(command, None)
@@ -293,9 +307,8 @@ class Optimization:
 def _check_optimizer(optimizer: Any) -> None:
     if not hasattr(optimizer, "param_groups"):
         raise TrainingError(
-            f"a member has one optimizer, maybe of several groups of parameters, got {type(optimizer).__name__}: "
-            "several that step by turns (a GAN) are not stepped by member.step(): take train= with "
-            "member.dataloader(), whose steps are its own, and register further ones by member.state(name, ...)"
+            f"a member has one optimizer, maybe of several groups of parameters, got {type(optimizer).__name__}; "
+            f"{OWN_STEPS}"
         )
 
 

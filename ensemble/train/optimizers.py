@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,12 +50,6 @@ def make_recipe_optimizer(
     """The recipe's optimizer, or the declared one, or SGD."""
     if recipe.optimizer is not None:
         made: torch.optim.Optimizer = recipe.optimizer(model, params)
-        closure = inspect.signature(made.step).parameters.get("closure") if hasattr(made, "step") else None
-        if closure is not None and closure.default is closure.empty:
-            raise TrainingError(
-                f"{type(made).__name__} computes the loss several times in a step (closure=), member.step() of "
-                "the built-in loop once: take train= with member.dataloader(), whose steps are its own"
-            )
         return made
     return make_optimizer(identity.optimizer or "sgd", model, params)
 

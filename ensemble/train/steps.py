@@ -15,6 +15,7 @@ from ensemble.train.first_look import look
 from ensemble.train.job import Diverged, TrainingError
 from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.mixup import MixedBatch, mix
+from ensemble.train.optimization import OWN_STEPS
 from ensemble.train.seeding import seed_everything, step_seed
 from ensemble.train.state import TrainState
 
@@ -103,7 +104,7 @@ class TrainingSteps:
         state, at = self._state, self._state.at
         parts, state.micro_batches = state.micro_batches, None
         if parts is None or not parts.is_complete:
-            raise TrainingError("member.step() comes after member.backward(losses), once for each batch")
+            raise TrainingError(f"member.step() comes after member.backward(losses), once a batch; {OWN_STEPS}")
         batch = parts.batch
         is_unmixed = bool(state.identity.mixup) and not self._has_mixed and len(batch["index"]) > 0
         if is_unmixed and state.global_step == 0:  # later a loop may leave it out

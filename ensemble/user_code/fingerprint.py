@@ -26,7 +26,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import re
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
@@ -54,8 +53,8 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SCHEME = 10 * SCHEME + 1
 #: Fields of a Recipe that rank members and do not affect training.
 _RANKING = frozenset(("objective", "mode"))
-#: Keys of parts that no function uses before them: of the declaration, of modules imported late, of settings.
-_ROOT = re.compile(r"Recipe\.|recipe$|(train|valid|test|shifted)( stage \d+)?$|module [^(]|.*: ")
+#: Fields of a Recipe that say what a trained member predicts.
+_PREDICTING = frozenset(("predict", "task"))
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,7 @@ class Code:
         sources: name of a user's module -> the file that it was read from, for those that have one.
         scheme: version of the descriptions that are digested.
         names: key of a part -> its name in messages, such as "spec.loss", where that is another one.
+        predicts: digest of what says what a trained member predicts, and of all that it uses; None: not known.
     """
 
     python: str
@@ -75,6 +75,7 @@ class Code:
     sources: Mapping[str, Path] = dataclasses.field(default_factory=dict, compare=False)
     scheme: int = _SCHEME
     names: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    predicts: str | None = dataclasses.field(default=None, compare=False)
 
     @property
     def fingerprint(self) -> str:
@@ -92,38 +93,33 @@ class Code:
         before = [since.names.get(key, key) for key in since.parts if key not in self.parts]
         return list(dict.fromkeys([*now, *before]))
 
-    def differs_in(self, root: str, since: Code) -> bool:
-        """Whether a function of the declaration, such as "Recipe.predict", or code that only it uses, differs."""
-        return self._list_own(root) != since._list_own(root)
-
-    def _list_own(self, root: str) -> list[str]:
-        """Digests of a function of the declaration and of what it is the first to use, which follows it."""
-        keys = list(self.parts)
-        if root not in self.parts:
-            return []
-        first = keys.index(root)
-        own = itertools.takewhile(lambda key: not _ROOT.match(key), keys[first + 1 :])
-        return [self.parts[key] for key in (root, *own)]
-
 
 def code_of(ensemble: Ensemble) -> Code:
     """The code that the members of an ensemble train with."""
     visitor = _visit_ensemble(ensemble, frozenset())
     if visitor.written:
         visitor = _visit_ensemble(ensemble, frozenset(visitor.written))
+    predicting = _visit_recipe(ensemble.recipe, frozenset(visitor.written), _PREDICTING)
     settings = {f"{name}: {value}": _digest(value) for name, value in find_settings().items()}
     sources = dict(sorted(visitor.imports.files.items()))
-    return Code(PYTHON, {**visitor.parts, **settings}, sources, names=visitor.names)
+    parts, predicts = {**visitor.parts, **settings}, _digest(predicting.parts)
+    return Code(PYTHON, parts, sources, names=visitor.names, predicts=predicts)
+
+
+def _visit_recipe(recipe: Any, written: frozenset[str], only: frozenset[str] = frozenset()) -> _MembersCode:
+    visitor = _MembersCode(written=written)
+    if dataclasses.is_dataclass(recipe):
+        for field in dataclasses.fields(recipe):
+            is_visited = field.name in only if only else field.name not in _RANKING
+            if is_visited and getattr(recipe, field.name) not in (None, ()):
+                visitor.add_root(f"Recipe.{field.name}", getattr(recipe, field.name))
+    elif not only:
+        visitor.add_root("recipe", recipe)
+    return visitor
 
 
 def _visit_ensemble(ensemble: Ensemble, written: frozenset[str]) -> _MembersCode:
-    visitor, recipe = _MembersCode(written=written), ensemble.recipe
-    if dataclasses.is_dataclass(recipe):
-        for field in dataclasses.fields(recipe):
-            if field.name not in _RANKING and getattr(recipe, field.name) not in (None, ()):
-                visitor.add_root(f"Recipe.{field.name}", getattr(recipe, field.name))
-    else:
-        visitor.add_root("recipe", recipe)
+    visitor = _visit_recipe(ensemble.recipe, written)
     for split in ("train", "valid", "test", "shifted"):
         pipeline = getattr(ensemble, split)
         if callable(pipeline):

@@ -341,15 +341,19 @@ class Loader(Resumable):
         preparer = self._get_preparer()
         first, last = self.reading.own(start, stop)
         skipping = self.pipeline.on_error == "skip"
-        # The size of the global batch is known only after trying all its samples.
+        # The size of the global batch is known only after trying all its samples, also those of weight 0.
         low, high = (start, stop) if skipping else (first, last)
-        tensors = empty_batch(self.pipeline.fields, high - low)
+        given = [(place, int(i), None) for place, i in enumerate(preparer.indices(epoch, low, high), low)]
+        if self._weights is not None and not skipping:
+            weight = weigh(self._weights, preparer.indices(epoch, low, high)).tolist()
+            given = [one for one, own in zip(given, weight, strict=True) if own]
+        tensors = empty_batch(self.pipeline.fields, len(given))
         columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
         if not skipping:
-            preparer.fill(columns, 0, epoch, low, high)
+            preparer.complete(columns, epoch, given, 0)
             return self._make_batch(tensors, epoch, step, None)
         ok = columns[OK] = np.ones(high - low, np.uint8)
-        preparer.fill(columns, 0, epoch, low, high)
+        preparer.complete(columns, epoch, given, 0)
         kept = np.flatnonzero(ok[first - start : last - start] & GOOD) + (first - start)
         if len(kept) < high - low:
             tensors = {name: tensor[kept] for name, tensor in tensors.items()}
@@ -369,7 +373,7 @@ class Loader(Resumable):
             self._skipped_indices = sorted(set(own) - set(tensors[INDEX].tolist()))
         weight = None
         if self._weights is not None:
-            weight = weigh(self._weights, tensors[INDEX])
+            weight = weigh(self._weights, tensors[INDEX].numpy())
             size = int(np.count_nonzero(weight.numpy()))
             if self.reading.world > 1:
                 index = self._order(epoch, start, stop)

@@ -67,6 +67,14 @@ def test_what_a_user_has_put_into_an_artifact_is_not_lost(run: Path, tmp_path: P
             ensemble.export(run, made)
         assert (made / name).read_text() == "mine"
         (made / name).unlink()
+    ensemble.export(run, made)
+    written = (made / "README.md").read_text()
+    (made / "README.md").write_text(f"{written}by my own hand")
+    with pytest.raises(ArtifactError, match=r"\(README.md, which was edited\), which would be lost"):
+        ensemble.export(run, made)
+    assert (made / "README.md").read_text().endswith("by my own hand")
+    (made / "README.md").write_text(written)
+    ensemble.export(run, made)
     shutil.copytree(run, made / "run")
     with pytest.raises(ArtifactError, match="with other files in it"):
         ensemble.export(made / "run", made)

@@ -15,6 +15,7 @@ import pytest
 from leftovers import wait_until
 from test_cli import ENSEMBLE, environment
 
+from ensemble.cli import parser
 from ensemble.cli.dashboard import PageProcess
 from ensemble.cli.page_address import PageAddress
 from ensemble.spec import SpecError
@@ -105,3 +106,13 @@ def test_the_page_beside_a_run_is_served_when_its_output_cannot_be_written(
         with PageProcess(tmp_path / "run", 0) as page:
             is_read = page._printer.is_alive()
     assert is_read, "what the page prints"
+
+
+def test_the_help_of_a_run_names_the_command_that_serves_its_page_behind_a_proxy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parser.main(["run", "--help"])
+    assert "`ensemble dashboard RUN_DIR`, beside the run, has options for other hosts, proxies" in " ".join(
+        capsys.readouterr().out.split()
+    )

@@ -29,6 +29,7 @@ from ensemble.store import (
 )
 from ensemble.user_code.fingerprint import PYTHON, Code
 from pipelines.fingerprint import SCHEME
+from tests.search.studies import read_study
 
 torch = pytest.importorskip("torch")
 
@@ -342,6 +343,51 @@ def test_members_go_on_with_other_validation_or_test_data_and_those_that_have_fi
     assert (f"{split} had 12 samples, has 6" if "6" in change else f"{split} has changed") in said
     assert len(project.events("epoch")) == 4, "none is trained again"
     assert len(project.events("finished")) == 2 + finished
+
+
+@pytest.mark.parametrize("search", [False, True])
+def test_a_member_that_cannot_be_evaluated_again_stays_finished_and_the_next_resume_tries_again(
+    project: Project, search: bool
+) -> None:
+    broken = project.folder / "broken"
+    members = "members=[{'lr': 0.1, 'by': 1.0}, {'lr': 0.1, 'by': 2.0}], keep_checkpoints='selected',"
+    if search:
+        space = "{'lr': 0.1, 'by': choice(1.0, 2.0)}"
+        members = f"search=Search({space}, sampler='grid', trials=2), objective='loss', mode='min',"
+    project.edit(project.spec, 'members=[{"lr": 0.1 * (n + 1)} for n in range(members)],', members)
+    project.edit(project.spec, "import Ensemble, Recipe", "import Ensemble, Recipe, Search, choice")
+    project.edit(project.spec, "valid=pipe", "valid=Pipeline(sources.arrays(x=x, label=np.arange(12) % 3))")
+    here = f"if self.by == 2.0 and __import__('os').path.exists({str(broken)!r}): raise ValueError('it is broken')"
+    project.edit(
+        project.beside, "        return super().forward", f"        {here}\n        return super().forward"
+    )
+    assert project.run()[0] == 0
+    before = project.state()
+    (failing,) = (each.id for each in before.members.values() if each.params["by"] == 2.0)
+
+    project.edit(project.spec, "valid=Pipeline(sources.arrays(x=x", "valid=Pipeline(sources.arrays(x=x + 1")
+    broken.touch()
+    status, said = project.run()
+    for _ in range(2):
+        state = project.state()
+        member = state.members[failing]
+        assert status == 3 and "it is broken" in said and project.states() == {"finished"}
+        assert "it is broken" in str(member.outdated) and "could not be evaluated again" in member.remarks[-1]
+        assert member.metrics == before.members[failing].metrics and len(member.remarks) == 1
+        assert state.combined is not None and failing not in state.combined.members and state.combined.members
+        status, said = project.command("resume", str(project.run_dir), "--executor", "inline")
+        assert f"{failing} will predict again, without training" in said
+    if search:
+        trials = read_study(RunDir(project.run_dir).journal, "tried").trials
+        assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
+    broken.unlink()
+    assert project.command("resume", str(project.run_dir), "--executor", "inline")[0] == 0
+    member, state = project.state().members[failing], project.state()
+    assert member.outdated is None and member.remarks == [] and len(project.events("epoch")) == 4
+    assert member.metrics != before.members[failing].metrics
+    assert state.combined is not None and failing in (state.combined.candidates or ())
+    assert project.command("resume", str(project.run_dir), "--executor", "inline")[0] == 0
+    assert len(project.events("run_started")) == 5, "nothing is left to be done"
 
 
 DIVIDED = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,30 @@ def test_data_to_evaluate_on_that_were_replaced_are_evaluated_again_and_nothing_
     )
     assert main([command, *words, "--executor", "inline"]) == 0
     assert len(frame.events("run_started")) == 2, "nothing is left to be done"
+
+
+def test_a_resume_beside_another_process_that_drives_the_run_replaces_nothing_of_it(frame: Frame) -> None:
+    frame.submit()
+    write_image(frame.image("valid", 1), 77)  # so that a resume makes the declaration anew
+    hold = (
+        "import sys; from ensemble.store import EventLog; it = EventLog(sys.argv[1]); print(flush=True); input()"
+    )
+    words = [sys.executable, "-c", hold, str(frame.run / "events.jsonl")]
+
+    def read_kept() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in sorted(frame.run.rglob("*")) if path.is_file()}
+
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"\n", "it has the lock"
+        before = read_kept()
+        with pytest.raises(StoreError, match="is being written by another controller"):
+            ensemble.resume(frame.run)
+        assert read_kept() == before
+        other.communicate(b"\n")
+    assert other.returncode == 0
+    ensemble.resume(frame.run).wait()
+    assert read_kept()[frame.run / "ensemble.pkl"] != before[frame.run / "ensemble.pkl"]
+    assert list(frame.events("run_started")[-1]["changed_splits"]) == ["valid"]
 
 
 def test_other_training_data_ask_to_be_accepted_and_rows_of_other_parts_do_not_count(frame: Frame) -> None:

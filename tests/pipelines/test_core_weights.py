@@ -211,3 +211,19 @@ def test_classes_and_weights_must_be_the_same(given: Any, said: str) -> None:
 def test_weights_that_are_none_are_refused(given: Any) -> None:
     with pytest.raises(PipelineError, match="assigned: weights"):
         weights.assigned(given)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_alone_no_sample_of_weight_0_is_prepared(world: int) -> None:
+    prepared: list[int] = []
+
+    def note(sample: dict[str, Any]) -> dict[str, Any]:
+        prepared.append(int(sample["x"]))
+        return sample
+
+    own = weights.fold(24, 3, 1)
+    pipe = Pipeline(sources.arrays(x=np.arange(24)), seed=0).map(note, fields={"x": ((), "int64")})
+    loaders = [pipe.loader(4, 2, rank, world, weights=own) for rank in range(world)]
+    prepared.clear()
+    read = [index for loader in loaders for batch in loader for index in batch["index"].tolist()]
+    assert sorted(prepared) == sorted(read) and len(read) == 2 * 16

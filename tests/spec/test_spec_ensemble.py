@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ensemble import Bootstrap, Ensemble, Folds, Member, Resources, Search, SpecError, integer, loguniform
+from ensemble.spec.search_space import PROBES
 from pipelines import Pipeline, sources, stages
 
 AUGMENTED = Pipeline(sources.arrays(x=np.zeros((8, 3, 4, 4), np.uint8))).map(stages.random_crop("x", 4, padding=1))
@@ -163,3 +165,18 @@ class Patient(Member):
 def test_a_copied_member_is_the_same(member: Member) -> None:
     for copied in (pickle.loads(pickle.dumps(member)), copy.deepcopy(member)):
         assert copied == member and repr(copied) == repr(member)
+
+
+def test_a_space_is_drawn_once_and_a_small_data_set_is_warned_of_once() -> None:
+    drawn = []
+
+    def space(trial: Any) -> dict[str, Any]:
+        drawn.append(trial)
+        return {"lr": trial.suggest_float("lr", 0.1, 1.0), "batch_size": trial.suggest_categorical("b", [4, 32])}
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        replace(declared(members=None, search=Search(space)), epochs=2)
+    assert len(drawn) < 2 * PROBES
+    (warning,) = caught
+    assert "batch_size is 32, more than the 8 training samples" in str(warning.message)

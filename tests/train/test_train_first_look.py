@@ -227,6 +227,43 @@ def test_another_edited_lambda_lets_no_finished_member_predict_again(tmp_path: P
     assert later.state.combined is not None and later.state.combined.members == ["member-0"]
 
 
+SHARPNESS = 1.0
+
+
+def sharpen(scores: Any) -> Any:
+    return scores * SHARPNESS
+
+
+def test_a_helper_of_predict_that_the_loss_calls_too_lets_finished_members_predict_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = replace(predicting(lambda scores: sharpen(scores).softmax(-1)), loss=entropy(sharpen))
+    first = run(tmp_path / "run", recipe, executor="local")
+    monkeypatch.setitem(globals(), "SHARPNESS", 2.0)
+    later = run(tmp_path / "run", recipe, executor="local", accept_code=True)
+    before, after = (each.state.members["member-0"] for each in (first, later))
+    assert before.predictions != after.predictions and before.weights_sha256 == after.weights_sha256
+
+
+def test_a_train_function_that_predicts_only_later_predicts_for_finished_members(tmp_path: Path) -> None:
+    def silent(member: Any) -> None:
+        member.predict_all, predict_all = lambda: None, member.predict_all
+        plain(member)
+        member.predict_all = predict_all
+
+    def talking(member: Any) -> None:
+        silent(member)
+        member.predict_all()
+
+    options = {"executor": "local", "objective": "own", "mode": "max", "accept_code": True}
+    first = run(tmp_path / "run", silent, **options)
+    assert first.state.combined is not None and first.state.combined.members == []
+    later = run(tmp_path / "run", talking, **options)
+    assert later.state.combined is not None and later.state.combined.members == ["member-0"]
+    kinds = [event.type for event in read_events(RunDir(tmp_path / "run").events)]
+    assert kinds.count("epoch") == 1, "nothing is trained again"
+
+
 def test_a_metric_that_its_predictions_do_not_have_is_remarked(tmp_path: Path) -> None:
     def train(member: Any) -> None:
         model = nn.Linear(4, 3)

@@ -30,13 +30,65 @@ def frozen(params: dict[str, Any]) -> Any:
 
 
 def declare(recipe: Any = None, **options: Any) -> Ensemble:
-    given = {"members": [{"lr": 0.1}], "train": ROWS, "valid": ROWS, "allow_overlap": True, **options}
+    given = {"members": [{"lr": 0.1}], "train": ROWS, "valid": ROWS, "allow_overlap": True, "epochs": 2, **options}
     return Ensemble(name="refused", recipe=recipe or Recipe(model=model, loss="cross_entropy"), **given)
 
 
 def take_turns(member: Any) -> None:
     nets = nn.ModuleList([nn.Linear(3, 2), nn.Linear(2, 1)])
     member.prepare(nets, [optim.SGD(net.parameters(), lr=0.1) for net in nets])
+
+
+def prepare_twice(member: Any) -> None:
+    for net in (nn.Linear(3, 2), nn.Linear(2, 1)):
+        member.prepare(net, optim.SGD(net.parameters(), lr=0.1))
+
+
+def step_by_closure(member: Any) -> None:
+    net = nn.Linear(3, 2)
+    member.prepare(net, optim.LBFGS(net.parameters()))
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(net(batch["x"]).sum(1))
+            member.step()
+
+
+def mix_loops(member: Any) -> None:
+    net = nn.Linear(3, 2)
+    member.prepare(net, optim.SGD(net.parameters(), lr=0.1))
+    for _ in member.epochs():
+        assert list(member.dataloader("train"))
+
+
+def step_by_itself(member: Any) -> None:
+    net = nn.Linear(3, 2)
+    _, optimizer = member.prepare(net, optim.LBFGS(net.parameters()))
+    for _ in range(member.identity.epochs):
+        for batch in member.dataloader("train"):
+
+            def compute_loss(batch: Any = batch) -> Any:
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(net(batch["x"]), batch["label"])
+                loss.backward()
+                return loss
+
+            optimizer.step(compute_loss)
+        member.report(accuracy=1.0)
+
+
+def test_an_optimizer_with_a_closure_steps_in_a_loop_of_its_own(tmp_path: Path) -> None:
+    (row,) = ensemble.submit(declare(step_by_itself), tmp_path, "inline").wait().members
+    assert (row["state"], row["epoch"]) == ("finished", 2)
+
+
+def step_beside(member: Any) -> None:
+    net = nn.Linear(3, 2)
+    _, optimizer = member.prepare(net, optim.SGD(net.parameters(), lr=0.1))
+    for _ in member.epochs():
+        for batch in member.batches():
+            net(batch["x"]).sum().backward()
+            optimizer.step()
+            member.step()
 
 
 @pytest.mark.parametrize(
@@ -47,15 +99,19 @@ def take_turns(member: Any) -> None:
         ({"metrics": lambda outputs, batch: outputs}, "Recipe.metrics must return a dict, got Tensor"),
         (
             {"optimizer": lambda net, params: optim.LBFGS(net.parameters())},
-            "LBFGS .*train= with member.dataloader",
+            "LBFGS computes .*train= of .*member.dataloader",
         ),
         (
             {"optimizer": lambda net, params: (1, 2)},
-            r"got tuple: .*\(a GAN\).*member.step.*train= with member.data",
+            r"got tuple; .*of a GAN\).*train= of .*member.dataloader",
         ),
-        (take_turns, r"got list: .*\(a GAN\).*register further ones by member.state\(name, ...\)"),
+        (take_turns, r"got list; .*of a GAN\).*further models and optimizers by member.state\(name, ...\)"),
+        (prepare_twice, r"is called once, .*of a GAN\).*train= .*member.dataloader.*nor member.step\(\)"),
+        (step_by_closure, r"LBFGS computes .*train= .*member.dataloader.*nor member.step\(\)"),
+        (mix_loops, r"epoch 1 was left after 0 of 1 steps: .*train= .*member.dataloader.*nor member.step\(\)"),
+        (step_beside, r"member.step\(\) comes after .*train= .*member.dataloader.*nor member.step\(\)"),
     ],
-    ids=["frozen", "text", "tensor", "closure", "tuple", "turns"],
+    ids=["frozen", "text", "tensor", "closure", "tuple", "turns", "twice", "own closure", "mixed", "beside"],
 )
 def test_it_is_named_and_not_tried_again(given: Any, said: str, tmp_path: Path) -> None:
     recipe = given if callable(given) else Recipe(**{"model": model, "loss": "cross_entropy", **given})

@@ -454,3 +454,30 @@ def test_an_import_within_a_function_of_many_constants_is_found() -> None:
 def test_what_is_not_used_any_more_is_named() -> None:
     before = Code("3.11", {"spec.loss": "1", "spec.helper": "2"})
     assert Code("3.11", {"spec.loss": "1"}).changed(before) == ["spec.helper"]
+
+
+def test_how_members_predict_is_compared_with_all_that_it_calls_and_with_nothing_else() -> None:
+    import numpy as np
+
+    from ensemble import Ensemble, Recipe
+    from pipelines import Pipeline, sources
+
+    def shared(scores: Any, by: int = 1) -> Any:
+        return scores * by
+
+    def shared_otherwise(scores: Any, by: int = 2) -> Any:
+        return scores * by
+
+    def predicts(**functions: Any) -> str | None:
+        functions = {"model": lambda params: None, "loss": lambda model, batch: shared(model(batch)), **functions}
+        recipe = Recipe(**functions)
+        train = Pipeline(sources.arrays(x=np.zeros((2, 1), np.float32)))
+        return code_of(Ensemble(name="a", recipe=recipe, members=[{}], train=train, epochs=1)).predicts
+
+    def make(helper: Any) -> Any:
+        return lambda model, batch: helper(model(batch))
+
+    before = predicts(predict=make(shared))
+    assert predicts(predict=make(shared), model=lambda params: 1, metrics=lambda outputs, batch: {}) == before
+    assert predicts(predict=make(shared_otherwise)) != before, "the loss calls it, too"
+    assert predicts(predict=make(shared), task="regression") != before != predicts()
