@@ -7,7 +7,7 @@ the arguments of that call are fields of the batch, unchanged, the call can be r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,21 +16,27 @@ from ensemble.spec.task import Task
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a model's forward pass, as fields of a batch; None stands for the batch itself.
+    """A call of a model, or of a method of it, with arguments made of a batch.
+
+    An argument is the name of a field, None for the batch itself, a list or a dict of arguments, or a number.
 
     Attributes:
-        args: of the positional arguments, in order.
-        kwargs: of the arguments given by name.
+        args: the positional arguments, in order.
+        kwargs: the arguments given by name.
+        method: None: the forward pass.
+        unused: a field that the call passes on and does not need: 0 takes its place.
     """
 
-    args: tuple[str | None, ...] = ()
-    kwargs: Mapping[str, str | None] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    method: str | None = None
+    unused: str | None = None
 
     @property
     def fields(self) -> list[str]:
-        """The fields that are arguments, each once."""
-        given = [name for name in (*self.args, *self.kwargs.values()) if name is not None]
-        return list(dict.fromkeys(given))
+        """The fields that are arguments, or parts of one, each once, but for the one that is not needed."""
+        names = dict.fromkeys(_list_fields([*self.args, *self.kwargs.values()]))
+        return [name for name in names if name != self.unused]
 
     def call(self, model: Any, batch: Mapping[str, Any]) -> Any:
         """What the model returns for a batch.
@@ -38,18 +44,36 @@ class Call:
         Raises:
             KeyError: the batch lacks a field that is an argument.
         """
-        args = [batch if name is None else batch[name] for name in self.args]
-        kwargs = {key: batch if name is None else batch[name] for key, name in self.kwargs.items()}
-        return model(*args, **kwargs)
+        function = model if self.method is None else getattr(model, self.method)
+        batch = batch if self.unused is None else {**batch, self.unused: 0}
+        kwargs = {key: take(batch, argument) for key, argument in self.kwargs.items()}
+        return function(*[take(batch, argument) for argument in self.args], **kwargs)
 
     def as_record(self) -> dict[str, Any]:
         """The call as JSON; see `from_record`."""
-        return {"args": list(self.args), "kwargs": dict(self.kwargs)}
+        more = {name: getattr(self, name) for name in ("method", "unused") if getattr(self, name) is not None}
+        return {"args": list(self.args), "kwargs": dict(self.kwargs), **more}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Call:
         """The call that `as_record` describes."""
-        return cls(tuple(record["args"]), dict(record["kwargs"]))
+        return cls(**{**record, "args": tuple(record["args"])})
+
+
+def take(batch: Mapping[str, Any], argument: Any) -> Any:
+    """An argument of a `Call`, made of a batch; a list gives a tuple."""
+    if argument is None or isinstance(argument, str):
+        return batch if argument is None else batch[argument]
+    if isinstance(argument, Mapping):
+        return {name: take(batch, part) for name, part in argument.items()}
+    return tuple(take(batch, part) for part in argument) if isinstance(argument, Sequence) else argument
+
+
+def _list_fields(argument: Any) -> list[str]:
+    if isinstance(argument, str):
+        return [argument]
+    parts = argument.values() if isinstance(argument, Mapping) else argument
+    return [name for part in parts for name in _list_fields(part)] if isinstance(parts, Iterable) else []
 
 
 def find_call(args: Sequence[Any], kwargs: Mapping[str, Any], batch: Mapping[str, Any]) -> Call | None:
@@ -86,6 +110,7 @@ class Observation:
         target: dtype (a name) and shape of one sample's target.
         class_axis: of a classification: the axis of the outputs that holds the classes, 1 or -1; 0 where there is
             none, because outputs are the logit of the second of two classes.
+        is_probability: whether what the call returns are probabilities, not scores.
         is_open: whether another batch may show more, or contradict. A checkpoint has no `reason` of such a one.
     """
 
@@ -94,6 +119,7 @@ class Observation:
     reason: str | None = None
     target: tuple[str, tuple[int, ...]] | None = None
     class_axis: int | None = None
+    is_probability: bool = False
     is_open: bool = False
 
     def as_record(self) -> dict[str, Any]:
@@ -106,7 +132,7 @@ class Observation:
                 "reason": None if self.is_open else self.reason,
                 "target": target,
                 "class_axis": self.class_axis,
-                **({"is_open": True} if self.is_open else {}),
+                **{name: True for name in ("is_probability", "is_open") if getattr(self, name)},
             },
         }
 
@@ -123,5 +149,5 @@ class Observation:
             outputs["reason"],
             None if target is None else (target["dtype"], tuple(target["shape"])),
             outputs["class_axis"],
-            outputs.get("is_open", False),
+            *(outputs.get(name, False) for name in ("is_probability", "is_open")),
         )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 _STANDARD = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
 _PLAIN = (Tensor, nn.Parameter)
 #: Of a list or dict that is searched for tensors: longer ones are data, such as a vocabulary.
-_MOST_ITEMS = 1000
+MOST_ITEMS = 1000
 
 
 def find_loose(model: nn.Module) -> dict[str, Tensor]:
@@ -72,7 +72,7 @@ def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]
                     yield from _walk(registered, f"{path}.{key}" if path else key, seen)
             elif name not in _STANDARD:
                 yield from _walk(item, f"{path}.{name}" if path else name, seen)
-    elif len(value) <= _MOST_ITEMS:
+    elif len(value) <= MOST_ITEMS:
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _walk(item, f"{path}[{key!r}]", seen)
 
