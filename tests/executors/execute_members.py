@@ -36,7 +36,7 @@ def momentum(model: Any, params: dict[str, Any]) -> Any:
 
 
 def is_first_look() -> bool:
-    """Whether this call belongs to the look at a member's first batch: faults count steps and evaluations alone."""
+    """Whether this call belongs to the look at a first batch: faults count steps and evaluations alone."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

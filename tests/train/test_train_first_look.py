@@ -169,10 +169,37 @@ def test_a_plain_train_function_predicts_by_what_it_calls_its_model_with(tmp_pat
     assert remarks(ran) == [] and ran.state.combined is not None and ran.state.combined.members == ["member-0"]
 
 
-def test_a_member_that_only_guesses_is_remarked(tmp_path: Path) -> None:
-    dead = Recipe(model=lambda params: Parts(lambda s, x: s * 0), loss="cross_entropy", inputs=("x",))
-    balanced = np.arange(60) % 3
-    assert "learnt nothing so far" in " ".join(remarks(run(tmp_path / "run", dead, balanced)))
+class Guess(nn.Module):
+    """Learns the shares of the classes, or a mean, whatever it is called with."""
+
+    def __init__(self, *start: float) -> None:
+        super().__init__()
+        self.guess = nn.Parameter(torch.tensor(start))
+
+    def forward(self, x: Any) -> Any:
+        return self.guess.expand(len(x), -1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "label", "says"),
+    [
+        (Recipe(model=lambda p: Guess(0.0, 0.0, 0.0), loss="cross_entropy"), np.arange(60) % 3, "accuracy 0.333"),
+        (Recipe(model=lambda p: Guess(2.4, 0.0), loss="cross_entropy"), np.arange(60) % 12 == 0, "accuracy 0.917"),
+        (Recipe(model=lambda p: Guess(3.0), loss="mse"), 3 + np.sin(np.arange(60.0)), "rmse 0.705"),
+    ],
+    ids=["balanced", "imbalanced", "numbers"],
+)  # fmt: skip
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_member_that_only_guesses_is_remarked(
+    tmp_path: Path, recipe: Recipe, label: Any, says: str, learns: bool
+) -> None:
+    label = label.astype(np.float32 if says.startswith("rmse") else np.int64)
+    if learns:  # little, yet more than a guess
+        size = len(recipe.model({}).guess)
+        recipe = replace(recipe, model=lambda params: nn.Linear(4, size))
+        label = LABEL[:60] if size == 3 else (X[:, 0] > 1).astype(np.int64) if size == 2 else X[:, 0]
+    texts = " ".join(remarks(run(tmp_path / "run", recipe, label, epochs=3, members=[Member({"lr": 0.01})])))
+    assert (says in texts) != learns and ("learnt nothing" in texts) != learns
 
 
 @pytest.mark.parametrize("wrong", [-1, 255])
