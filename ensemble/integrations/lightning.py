@@ -113,6 +113,7 @@ def fit(
             member.log(f"{type(module).__name__}.{name} is not used: data are the ensemble's")
     is_own = type(module).predict_step is not lightning.LightningModule.predict_step
     member.observer.offered = Call((fields, 0), method="predict_step") if is_own else Call((fields,))
+    member.observer.is_relied_on = True
     state = _TrainerState(trainer)
     # Lightning makes the optimizer; this one has no state, and stands for its learning rate.
     shown = torch.optim.SGD(module.parameters(), lr=0.0)

@@ -24,7 +24,7 @@ class Call:
         args: the positional arguments, in order.
         kwargs: the arguments given by name.
         method: None: the forward pass.
-        unused: a field that the call passes on and does not need: 0 takes its place.
+        unused: a field that is not needed: left out where it is given by name, else 0 takes its place.
     """
 
     args: tuple[Any, ...] = ()
@@ -46,7 +46,8 @@ class Call:
         """
         function = model if self.method is None else getattr(model, self.method)
         batch = batch if self.unused is None else {**batch, self.unused: 0}
-        kwargs = {key: take(batch, argument) for key, argument in self.kwargs.items()}
+        named = {key: name for key, name in self.kwargs.items() if name is None or name != self.unused}
+        kwargs = {key: take(batch, argument) for key, argument in named.items()}
         return function(*[take(batch, argument) for argument in self.args], **kwargs)
 
     def as_record(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def try_offered(state: TrainState, batch: Batch) -> None:
                 return
             why = seen.reason or "it returned numbers between 0 and 1, which may be probabilities or scores"
         except NotImplementedError as error:
-            observer.offered = None
+            observer.is_relied_on = False
             state.remark(f"{UNCOMBINED}: {error}; {PREDICT}")
             return
         except Exception as error:
@@ -96,7 +96,7 @@ def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator
                 yield f"{UNCOMBINED}: Recipe.predict {why}"
         elif task is None and (seen.reason or seen.is_open):
             yield from _explain_outputs(recipe, model, batch, seen, target)
-        elif seen.call is not None or has_loss or state.observer.offered is not None:
+        elif seen.call is not None or has_loss or state.observer.is_relied_on:
             outputs = first.output() if first.is_seen else compute_outputs(recipe, model, batch, seen)
             yield from _explain_scores(seen, outputs)
     except OutputError as error:

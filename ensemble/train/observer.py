@@ -38,12 +38,14 @@ class Observer:
     Attributes:
         seen: what all ranks know; None before the first step.
         offered: the call by which a framework predicts, tried before the first step.
+        is_relied_on: whether there are no predictions but those that follow from a call.
     """
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         self._recipe, self._comm = recipe, comm
         self.seen: Observation | None = None
         self.offered: Call | None = None
+        self.is_relied_on = False
         self._own: Observation | None = None  # since the ranks have agreed
         self._watch: tuple[contextlib.ExitStack, FirstCall, Batch] | None = None
         self._noted: Any = None  # the layout of the step that was looked at last
