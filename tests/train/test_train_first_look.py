@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import ensemble  # noqa: E402
-from ensemble import Ensemble, Member, Recipe  # noqa: E402
+from ensemble import Ensemble, Folds, Member, Recipe, Resources  # noqa: E402
 from ensemble.reporting import RunProjection  # noqa: E402
 from ensemble.reporting.sections.notices import collect_notices  # noqa: E402
 from ensemble.reporting.sections.quality import describe_failed_combination  # noqa: E402
@@ -38,6 +39,12 @@ class Parts(nn.Module):
         return self.form(self.line(x), x)
 
 
+def declare(recipe: Any, label: Any = LABEL, **options: Any) -> Ensemble:
+    pipe = Pipeline(sources.arrays(x=X, label=label), seed=0)
+    usual = {"train": pipe, "valid": pipe, "epochs": 1, "seed": 0, "members": [Member({"lr": 0.01})]}
+    return Ensemble(name="looked", recipe=recipe, **{**usual, "batch_size": 20, **options})
+
+
 def run(
     folder: Path,
     recipe: Any,
@@ -46,15 +53,7 @@ def run(
     accept_code: bool = False,
     **options: Any,
 ) -> RunProjection:
-    pipe = Pipeline(sources.arrays(x=X, label=label), seed=0)
-    options = {"train": pipe, "valid": pipe, "epochs": 1, "seed": 0, "members": [Member({"lr": 0.01})], **options}
-    declared = Ensemble(
-        name="looked",
-        recipe=recipe,
-        batch_size=20,
-        **options,
-    )
-    ensemble.submit(declared, folder, executor, accept_code=accept_code).wait()
+    ensemble.submit(declare(recipe, label, **options), folder, executor, accept_code=accept_code).wait()
     return RunProjection.from_events(read_events(RunDir(folder).events))
 
 
@@ -167,6 +166,61 @@ def plain(member: Any) -> None:
 def test_a_plain_train_function_predicts_by_what_it_calls_its_model_with(tmp_path: Path) -> None:
     ran = run(tmp_path / "run", plain, objective="own", mode="max")
     assert remarks(ran) == [] and ran.state.combined is not None and ran.state.combined.members == ["member-0"]
+
+
+class Counting(nn.Module):
+    """Counts its calls in a number, a list, and a buffer that each replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.calls, self.sizes = nn.Linear(4, 3), 0, list[int]()
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.calls, self.total = self.calls + 1, self.total + 1
+        self.sizes.append(len(x))
+        return self.line(x).softmax(1)
+
+
+def test_a_model_that_counts_its_calls_does_not_count_those_of_the_look(tmp_path: Path) -> None:
+    counts: list[tuple[int, int, float]] = []
+
+    def train(member: Any) -> None:
+        model = Counting()
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(entropy()(model, batch))
+                member.step()
+                counts.append((model.calls, len(model.sizes), float(model.total)))
+            member.report(own=1.0)
+
+    ran = run(tmp_path / "run", train, objective="own", mode="max")
+    assert "ends in a softmax" in remarks(ran)[0]  # it was called
+    assert counts == [(1, 1, 1.0), (2, 2, 2.0), (3, 3, 3.0)]
+
+
+def test_a_first_batch_of_which_nothing_is_left_is_passed_over(tmp_path: Path) -> None:
+    """Of one sample a batch, the first is held out of one of two members."""
+    folds = {"valid": None, "weights": Folds(2), "out_of_fold": True, "batch_size": 1}
+    ran = run(tmp_path / "run", SOFT, members=[Member({"lr": 0.01})] * 2, **folds)
+    for member in ran.state.members.values():
+        assert any("ends in a softmax" in text for text in member.remarks)
+
+
+@pytest.mark.more
+def test_rank_0_of_several_looks(tmp_path: Path) -> None:
+    ran = run(tmp_path / "run", SOFT, executor="local", resources=Resources(workers=2, cpus_per_worker=0.5))
+    assert any("ends in a softmax" in text for text in remarks(ran))
+
+
+def test_the_dry_run_looks_and_does_not_count_its_time(tmp_path: Path) -> None:
+    def build(params: Any) -> Any:
+        return Parts(lambda scores, x: time.sleep(0.0 if torch.is_grad_enabled() else 0.3) or scores.softmax(1))
+
+    looked = ensemble.dry_run(declare(Recipe(model=build, loss=entropy())), executor="inline")
+    assert any(note.startswith("member-0: the model ends in a softmax") for note in looked.notes)
+    assert looked.members[0]["step_s"] < 0.1
 
 
 class Guess(nn.Module):
