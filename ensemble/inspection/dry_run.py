@@ -264,10 +264,8 @@ def _open_meter(ensemble: Ensemble, notes: list[str]) -> Iterator[Any]:
 def _measure(
     ensemble: Ensemble, groups: Sequence[Sequence[Identity]], folder: str, meter: Any, notes: list[str]
 ) -> tuple[Table, float | None, dict[str, Any]]:
-    """A row for each group of members, CPU-seconds of preparing a sample, and the power in the meantime.
-
-    Args:
-        notes: what members remark is added.
+    """A row for each group of members, CPU-seconds of preparing a sample, and the power in the meantime; what
+    members remark is added to the notes.
     """
     from ensemble.train.trial_steps import measure_here
 

@@ -91,7 +91,7 @@ class _SplitRows:
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
         self._classes = 0  # of a classification
-        self._counts: Tensor | None = None  # see `count_targets`
+        self._counts: list[Tensor] = []  # see `count_targets`
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Loss, figures of the task, and the recipe's own metrics of one batch: see `TrainContext.evaluate`."""
@@ -134,8 +134,7 @@ class _SplitRows:
             return {}
         self._classes = values.shape[-1] if task.kind == "classification" else 0
         if self._classes or task.kind in NUMBERS:
-            counts = count_targets(target, self._classes)
-            self._counts = counts if self._counts is None else self._counts + counts
+            self._counts = [sum(self._counts, count_targets(target, self._classes))]
         figures = measure_batch(task, values, target)
         self._names |= figures.keys()
         return figures
@@ -168,7 +167,7 @@ class _SplitRows:
         Returns:
             Also why some batches have no predictions, where others have.
         """
-        counts = None if self._counts is None else self._counts.tolist()
+        counts = [part.tolist() for part in self._counts]
         own = [self._is_measured, self._missing, self._shape_mismatch, sorted(self._names), counts]
         shares = gather_json(self._member.comm, own)
         missing, self._shape_mismatch = (next((each[at] for each in shares if each[at]), "") for at in (1, 2))
@@ -178,7 +177,7 @@ class _SplitRows:
             self._member.log(f"no figures of the predictions on 'valid': {why}")
         dropped = {name for each in shares for name in each[3]} if self._shape_mismatch else set()
         kept = {name: value for name, value in figures.items() if name not in dropped}
-        self._remark(kept, [sum(row) for row in zip(*(each[4] for each in shares if each[4]), strict=True)])
+        self._remark(kept, list(map(sum, zip(*(part for share in shares for part in share[4]), strict=True))))
         return kept, missing if is_measured else ""
 
     def _remark(self, figures: Mapping[str, float], counts: list[float]) -> None:
