@@ -31,29 +31,29 @@ if TYPE_CHECKING:
 ROUNDING = 0.02
 #: Outputs of which a sigmoid is recognised: scores are not so by chance.
 LEAST_VALUES, LEAST_MEAN = 16, 0.2
+#: How a batch shows in what a model ends, and the loss that applies it.
+ENDS = {
+    "softmax": ("its rows sum to 1", "a cross-entropy"),
+    "sigmoid": ("all are between 0 and 1", "binary_cross_entropy_with_logits"),
+}
 #: Standard deviation above which a network learns numbers badly.
 WIDE = 100.0
 
 
 def look(state: TrainState, batch: Batch) -> None:
     """Remark what the first batch with samples shows, after its step."""
-    if state.is_looked_at or len(batch["index"]) == 0:
+    if state.comm.rank or state.is_looked_at or not len(batch["index"]):
         return
     state.is_looked_at = True
-    if state.comm.rank == 0:
-        with undisturbed(state) as model, state.precision.autocast():
-            for text in _list_remarks(state, model, batch):
-                state.remark(text)
+    with undisturbed(state) as model, state.precision.autocast():
+        for text in _list_remarks(state, model, batch):
+            state.remark(text)
 
 
 def try_offered(state: TrainState, batch: Batch) -> None:
     """Before the first step: let the call by which a framework predicts count, where its values say a task."""
     recipe, observer, call = state.recipe, state.observer, state.observer.offered
-    if (
-        call is None
-        or recipe.predict is not None
-        or (observer.seen is not None and observer.seen.task is not None)
-    ):
+    if call is None or recipe.predict is not None or getattr(observer.seen, "task", None) is not None:
         return
     with undisturbed(state) as model, state.precision.autocast():
         try:
@@ -63,19 +63,17 @@ def try_offered(state: TrainState, batch: Batch) -> None:
                 call = without if torch.equal(take_logits(without.call(model, batch)), outputs) else call
             seen = observe(recipe, batch, FirstCall.of(call, outputs))
             end = _find_end(seen, outputs) if call.method else None
-            if seen.task is not None and end != "sigmoid":
-                to_scaled_values(recipe, seen.task, outputs, seen)
-                observer.seen = replace(seen, is_probability=end == "softmax")
-                return
-            why = seen.reason or "it returned numbers between 0 and 1, which may be probabilities or scores"
+            if seen.task is None or end == "sigmoid":
+                unclear = "numbers between 0 and 1 may be probabilities or scores"
+                raise OutputError(seen.reason or f"{unclear}; {PREDICT}")
+            to_scaled_values(recipe, seen.task, outputs, seen)
+            observer.seen = replace(seen, is_probability=end == "softmax")
         except NotImplementedError as error:
             observer.is_relied_on = False
             state.remark(f"{UNCOMBINED}: {error}; {PREDICT}")
-            return
         except Exception as error:
-            why = str(error) if isinstance(error, OutputError) else f"it raised {type(error).__name__}: {error}"
-    if call.method:
-        state.remark(f"{call.method} does not predict for the member, its forward does: {why}; {PREDICT}")
+            if call.method:
+                state.remark(f"{call.method} does not predict for the member: {error}")
 
 
 def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator[str]:
@@ -187,17 +185,12 @@ def _find_end(seen: Observation, outputs: Any) -> str | None:
 
 def _explain_scores(seen: Observation, outputs: Any) -> Iterator[str]:
     """A softmax or a sigmoid at the end of a model, where scores are meant."""
-    end = None if seen.is_probability else _find_end(seen, outputs)
-    if end == "softmax":
+    if not seen.is_probability and (end := _find_end(seen, outputs)) is not None:
+        shown, loss = ENDS[end]
         yield (
-            "the model ends in a softmax (its rows sum to 1), and one is applied to its outputs again, which "
-            "makes predictions nearly uniform: leave it out, as a cross-entropy takes scores; or declare "
-            "Recipe.predict, which returns the model's outputs"
-        )
-    elif end == "sigmoid":
-        yield (
-            "the model's outputs are all between 0 and 1, as those of a sigmoid, and one is applied to them "
-            "again: leave it out, as binary_cross_entropy_with_logits takes scores; or declare Recipe.predict"
+            f"the model ends in a {end} ({shown}), and one is applied to its outputs again, so that predictions "
+            f"are nearly uniform: leave it out, as {loss} takes scores; or declare Recipe.predict, which returns "
+            "the model's outputs"
         )
 
 

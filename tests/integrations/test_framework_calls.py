@@ -97,7 +97,11 @@ def fit(member: Any, build: Any) -> None:
     [
         (lambda scores: scores.softmax(1), "features", ""),
         (lambda scores: scores, "none", ""),
-        (lambda scores: scores.argmax(1), "scores", "predict_step does not predict for the member"),
+        (
+            lambda scores: scores.argmax(1),
+            "scores",
+            "predict_step does not predict for the member: the model returned a Tensor",
+        ),
     ],
     ids=["probabilities", "scores", "classes"],
 )

@@ -43,6 +43,7 @@ def take_turns(member: Any) -> None:
     ("given", "said"),
     [
         ({"model": frozen}, "none of the model's 2 parameters is trained: requires_grad is False"),
+        ({"model": lambda params: nn.Flatten()}, "none of the model's 0 parameters is trained"),
         ({"metrics": lambda outputs, batch: {"note": "fine"}}, "the metric 'note' must be a number, got 'fine'"),
         ({"metrics": lambda outputs, batch: outputs}, "Recipe.metrics must return a dict, got Tensor"),
         (
@@ -55,7 +56,7 @@ def take_turns(member: Any) -> None:
         ),
         (take_turns, r"got list: .*\(a GAN\).*register further ones by member.state\(name, ...\)"),
     ],
-    ids=["frozen", "text", "tensor", "closure", "tuple", "turns"],
+    ids=["frozen", "empty", "text", "tensor", "closure", "tuple", "turns"],
 )
 def test_it_is_named_and_not_tried_again(given: Any, said: str, tmp_path: Path) -> None:
     recipe = given if callable(given) else Recipe(**{"model": model, "loss": "cross_entropy", **given})
