@@ -285,7 +285,7 @@ def explain_guess(figures: Mapping[str, float], counts: list[float], classes: in
     Args:
         counts: see `count_targets`.
     """
-    total = sum(counts) if classes else next(iter(counts), 0.0)
+    total = sum(counts[: classes or 1])
     if not total:
         return None
     if not classes:
@@ -295,9 +295,9 @@ def explain_guess(figures: Mapping[str, float], counts: list[float], classes: in
     shares = [count / total for count in counts if count]
     loss, accuracy = -sum(share * math.log(share) for share in shares), max(shares)
     is_guess = 0.99 * loss < figures.get("loss", 0.0) < 1.02 * loss
-    if not is_guess or figures.get("accuracy", 1.0) > accuracy + 0.1 * (1 - accuracy):
-        return None
-    return f"the shares of the classes for each sample have the loss {loss:.3g} and the accuracy {accuracy:.3g}"
+    is_guess = is_guess and figures.get("accuracy", 1.0) <= accuracy + 0.1 * (1 - accuracy)
+    guess = f"the shares of the classes for each sample have the loss {loss:.3g} and the accuracy {accuracy:.3g}"
+    return guess if is_guess else None
 
 
 def _mean_where(known: Tensor, values: Tensor, is_root: bool = False) -> Ratio:
