@@ -270,11 +270,12 @@ def measure_batch(task: Task, values: Tensor, target: Tensor) -> dict[str, Any]:
 
 def count_targets(target: Tensor, classes: int) -> Tensor:
     """How many known targets are of each class, [classes]; with 0 classes their number, sum and sum of squares."""
-    known = find_known(target)
+    counted = find_known(target)
     if not classes:
-        numbers = torch.where(known, target.double(), 0.0)
-        return torch.stack([known.sum().double(), numbers.sum(), numbers.square().sum()])
-    labels = torch.where(known & (target < classes), target, classes).flatten()  # one more class: no label
+        numbers = torch.where(counted, target.double(), 0.0)
+        return torch.stack([counted.sum().double(), numbers.sum(), numbers.square().sum()])
+    counted &= (target >= 0) & (target < classes)
+    labels = torch.where(counted, target, classes).flatten()  # one more class: no label
     counts = torch.zeros(classes + 1, dtype=torch.float64, device=labels.device)
     return counts.scatter_add_(0, labels, torch.ones_like(labels, dtype=torch.float64))[:-1]
 

@@ -69,6 +69,10 @@ def entropy(take: Any = lambda outputs: outputs) -> Any:
     return loss
 
 
+def ignoring(model: Any, batch: Any) -> Any:
+    return F.cross_entropy(model(batch["x"]), batch["label"], ignore_index=-1, reduction="none")
+
+
 def scores(params: Any) -> Any:
     return nn.Linear(4, 3)
 
@@ -131,6 +135,7 @@ def test_the_first_batch_shows_it(tmp_path: Path, recipe: Recipe, label: Any, sa
         (predicting(lambda s: s.softmax(-1)), LABEL),
         (Recipe(model=lambda params: Parts(lambda s, x: s.log_softmax(-1)), loss=entropy()), LABEL),
         (Recipe(model=one, loss="mse"), NUMBER),
+        (Recipe(model=scores, loss=ignoring), np.where(np.arange(60) % 5, LABEL, -1)),
         (Recipe(model=lambda p: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)),
                 loss="cross_entropy"), LABEL),
     ],
