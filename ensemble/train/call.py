@@ -7,7 +7,7 @@ the arguments of that call are fields of the batch, unchanged, the call can be r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from ensemble.spec.task import Task
 class Call:
     """A call of a model, or of a method of it, with arguments made of a batch.
 
-    An argument is the name of a field, None for the batch itself, a list or a dict of arguments, or a number.
+    An argument is the name of a field, None for the batch itself, a list or a dict of names, or a number.
 
     Attributes:
         args: the positional arguments, in order.
@@ -35,8 +35,11 @@ class Call:
     @property
     def fields(self) -> list[str]:
         """The fields that are arguments, or parts of one, each once, but for the one that is not needed."""
-        names = dict.fromkeys(_list_fields([*self.args, *self.kwargs.values()]))
-        return [name for name in names if name != self.unused]
+        names: list[Any] = []
+        for part in (*self.args, *self.kwargs.values()):
+            part = list(part.values()) if isinstance(part, Mapping) else part
+            names += part if isinstance(part, list | tuple) else [part]
+        return [name for name in dict.fromkeys(names) if isinstance(name, str) and name != self.unused]
 
     def call(self, model: Any, batch: Mapping[str, Any]) -> Any:
         """What the model returns for a batch.
@@ -46,9 +49,8 @@ class Call:
         """
         function = model if self.method is None else getattr(model, self.method)
         batch = batch if self.unused is None else {**batch, self.unused: 0}
-        named = {key: name for key, name in self.kwargs.items() if name is None or name != self.unused}
-        kwargs = {key: take(batch, argument) for key, argument in named.items()}
-        return function(*[take(batch, argument) for argument in self.args], **kwargs)
+        named = {key: part for key, part in self.kwargs.items() if part is None or part != self.unused}
+        return function(*[take(batch, part) for part in self.args], **take(batch, named))
 
     def as_record(self) -> dict[str, Any]:
         """The call as JSON; see `from_record`."""
@@ -68,13 +70,6 @@ def take(batch: Mapping[str, Any], argument: Any) -> Any:
     if isinstance(argument, Mapping):
         return {name: take(batch, part) for name, part in argument.items()}
     return tuple(take(batch, part) for part in argument) if isinstance(argument, Sequence) else argument
-
-
-def _list_fields(argument: Any) -> list[str]:
-    if isinstance(argument, str):
-        return [argument]
-    parts = argument.values() if isinstance(argument, Mapping) else argument
-    return [name for part in parts for name in _list_fields(part)] if isinstance(parts, Iterable) else []
 
 
 def find_call(args: Sequence[Any], kwargs: Mapping[str, Any], batch: Mapping[str, Any]) -> Call | None:

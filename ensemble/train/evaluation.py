@@ -281,11 +281,7 @@ def count_targets(target: Tensor, classes: int) -> Tensor:
 
 
 def explain_guess(figures: Mapping[str, float], counts: list[float], classes: int) -> str | None:
-    """The figures of the best constant guess where those of a member are no better; None where they are.
-
-    Args:
-        counts: see `count_targets`.
-    """
+    """The figures of the best constant guess, by `count_targets`, where those of a member are no better."""
     total = sum(counts[: classes or 1])
     if not total:
         return None

@@ -7,6 +7,7 @@ and are its part `answers`. Whoever builds the model again has it answer once mo
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ SAMPLES = 4
 LEAST_BYTES, MOST_BYTES = 2**16, 2**24
 _SHARE = 10
 #: Relative rounding of a layer, float32 on the CPU and TF32 on a GPU, and how many may add up.
-_ROUNDING, _LAYERS = {"cpu": 2.0**-16, "cuda": 2.0**-10}, 16
+_ROUNDING, _LAYERS = defaultdict(lambda: 2.0**-10, cpu=2.0**-16), 16
 _NAMED = 6
 
 Compute = Callable[[Any, int], Tensor]
@@ -66,7 +67,7 @@ class Answers:
             state.reporter.log(f"load will not check the model: a few samples alone fail: {describe_error(error)}")
             return None
         widths = [torch.finfo(weight.dtype).eps for weight in model.parameters() if weight.is_floating_point()]
-        rounding = _LAYERS * max(*widths, _round(state.device), 0.0)
+        rounding = _LAYERS * max(*widths, _ROUNDING[state.device.type], 0.0)
         about = {"seed": state.identity.seed, "code": self._code}
         return {"batch": self._batch, "values": values, "rounding": rounding, **about}
 
@@ -138,7 +139,7 @@ def explain_other_answers(
     if values.shape != expected.shape:
         return f"it gives values of shape {list(values.shape)}, and gave {list(expected.shape)}"
     difference = _difference(values, expected)
-    rounding = max(saved["rounding"], _LAYERS * _round(device))  # of either device
+    rounding = max(saved["rounding"], _LAYERS * _ROUNDING[device.type])  # of either device
     allowed = rounding * float(expected.nan_to_num(0, 0, 0).abs().max())
     own = 0.0 if difference <= allowed else _difference(compute(batch, seed + 1).cpu(), values)
     if difference <= allowed or (own > allowed and difference <= 4 * own):
@@ -161,7 +162,3 @@ def _difference(values: Tensor, others: Tensor) -> float:
     """The largest difference; NaN where only one of two values is NaN."""
     is_same = (values == others) | (values.isnan() & others.isnan())
     return float(torch.where(is_same, 0, (values - others).abs()).amax()) if values.numel() else 0.0
-
-
-def _round(device: torch.device) -> float:
-    return _ROUNDING.get(device.type, _ROUNDING["cuda"])
