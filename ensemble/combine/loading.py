@@ -389,10 +389,10 @@ def _load_member(
         model = _restore_network(run, member, error)
     saved = _read_last(run, member, ("model", "loose", "answers"), mapped=mapped)
     weights = saved["model"]
-    loaded = {name: each for name, each in LOADED.find(model).items() if name in weights}
-    if any(is_lazy(each) or not torch.equal(each, weights[name]) for name, each in loaded.items()):
+    shared = [(name, each) for name, each in model.named_parameters() if each in LOADED and name in weights]
+    if any(is_lazy(each) or not torch.equal(each, weights[name]) for name, each in shared):
         model = copy.deepcopy(model)  # the weights of another member are not to change
-    LOADED.add(model.parameters())
+    LOADED.update(dict.fromkeys(model.parameters()))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -89,7 +89,7 @@ def dry_run(
     notes += [*_check_start_weights(ensemble, identities), *(_read_data(ensemble, identities[0]) if full else [])]
     with _make_folder() as folder, _open_meter(ensemble, notes) as meter:
         imports = 1 if executor == "inline" else 2
-        groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, meter)
+        groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, meter, notes)
         estimate_members(groups, power)
         run = estimate_run(
             ensemble,
@@ -256,9 +256,11 @@ def _open_meter(ensemble: Ensemble, notes: list[str]) -> Iterator[Any]:
 
 
 def _measure(
-    ensemble: Ensemble, groups: Sequence[Sequence[Identity]], folder: str, meter: Any
+    ensemble: Ensemble, groups: Sequence[Sequence[Identity]], folder: str, meter: Any, notes: list[str]
 ) -> tuple[Table, float | None, dict[str, Any]]:
-    """A row for each group of members, CPU-seconds of preparing a sample, and the power in the meantime."""
+    """A row for each group of members, CPU-seconds of preparing a sample, and the power in the meantime; what
+    members remark is added to the notes.
+    """
     from ensemble.train.trial_steps import measure_here
 
     steps_s = min(STEPS_S[0], STEPS_S[1] / len(groups))
@@ -282,6 +284,7 @@ def _measure(
                 "evaluate_s": (measured.evaluation or {}).get("evaluate_s"),
             }
             prepared.append(measured.figures["prepare_s"])
+            notes += [f"{first.member}: {remark}" for remark in measured.remarks]
         except (Exception, SystemExit) as error:
             log.debug("a step of %s failed", first.member, exc_info=True)
             missing = ("evaluate_s", "parameters", "trainable", "checkpoint_bytes", "measuring_s")

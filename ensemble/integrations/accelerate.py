@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import Accelerator
 
+from ensemble.train.call import Call
 from ensemble.train.job import TrainingError
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def prepare(
         member.state(f"accelerate-{number}", other)
     if accelerator.scaler is not None:
         member.state("accelerate-scaler", accelerator.scaler)
+    if isinstance(fields, Mapping):
+        member.observer.offered = Call(kwargs=fields)
     batches = member.dataloader("train", fields=fields)
     validation = member.dataloader("valid", fields=fields) if "valid" in member.splits else None
     return accelerator, model, optimizer, batches, validation, *prepared

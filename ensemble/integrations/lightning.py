@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ensemble.train.call import Call
 from ensemble.train.job import TrainingError
 
 if TYPE_CHECKING:
@@ -66,8 +67,9 @@ def fit(
     Data come from the ensemble's pipelines. Each epoch that was validated is reported with what `self.log` logged.
     Callbacks and options of the Trainer are used, or refused before training (`REFUSED_CALLBACKS`,
     `REFUSED_OPTIONS`). A trainer that stops, as by `EarlyStopping`, ends the member. Where a `ModelCheckpoint`
-    monitors a metric, the weights of its best are the member's. Predictions are `Recipe.predict`, or follow from
-    what `module(...)` returned in training.
+    monitors a metric, the weights of its best are the member's. Predictions are `Recipe.predict`; or they follow
+    from what the module's own `predict_step(batch, 0)` returns, if those are probabilities of classes, scores or
+    numbers; or from what `module(...)` returned in training.
 
     Args:
         module: a LightningModule.
@@ -109,6 +111,9 @@ def fit(
     for name in ("train_dataloader", "val_dataloader"):
         if name in vars(type(module)):
             member.log(f"{type(module).__name__}.{name} is not used: data are the ensemble's")
+    is_own = type(module).predict_step is not lightning.LightningModule.predict_step
+    member.observer.offered = Call((fields, 0), method="predict_step") if is_own else Call((fields,))
+    member.observer.is_relied_on = True
     state = _TrainerState(trainer)
     # Lightning makes the optimizer; this one has no state, and stands for its learning rate.
     shown = torch.optim.SGD(module.parameters(), lr=0.0)

@@ -25,6 +25,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
 
+from ensemble.train.call import Call
 from ensemble.train.job import TrainingError
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class MemberTrainer(Trainer):
 
     Data come from the ensemble's pipelines; what a collator does is `Recipe(collate=)`. What `evaluate` finds
     after an epoch is reported, by its names, such as `eval_loss`. With `load_best_model_at_end` the best weights
-    are the member's.
+    are the member's. Predictions are `Recipe.predict`, or follow from the model's `logits` for the fields without
+    labels.
 
     Args:
         member: to be trained, by one worker.
@@ -80,6 +82,8 @@ class MemberTrainer(Trainer):
         self._taken: dict[str, Any] = {}
         self._shown = torch.optim.SGD(model.parameters(), lr=0.0)  # the Trainer makes the optimizer
         member.prepare(model, self._shown)
+        inputs = {name: field for name, field in self._fields.items() if name not in self.label_names}
+        member.observer.offered = Call(kwargs=inputs)
         member.state("transformers", self)
         self.add_callback(_EpochCallback(self))
 

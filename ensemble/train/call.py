@@ -16,21 +16,30 @@ from ensemble.spec.task import Task
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a model's forward pass, as fields of a batch; None stands for the batch itself.
+    """A call of a model, or of a method of it, with arguments made of a batch.
+
+    An argument is the name of a field, None for the batch itself, a list or a dict of names, or a number.
 
     Attributes:
-        args: of the positional arguments, in order.
-        kwargs: of the arguments given by name.
+        args: the positional arguments, in order.
+        kwargs: the arguments given by name.
+        method: None: the forward pass.
+        unused: a field that is not needed: left out where it is given by name, else 0 takes its place.
     """
 
-    args: tuple[str | None, ...] = ()
-    kwargs: Mapping[str, str | None] = field(default_factory=dict)
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    method: str | None = None
+    unused: str | None = None
 
     @property
     def fields(self) -> list[str]:
-        """The fields that are arguments, each once."""
-        given = [name for name in (*self.args, *self.kwargs.values()) if name is not None]
-        return list(dict.fromkeys(given))
+        """The fields that are arguments, or parts of one, each once, but for the one that is not needed."""
+        names: list[Any] = []
+        for part in (*self.args, *self.kwargs.values()):
+            part = list(part.values()) if isinstance(part, Mapping) else part
+            names += part if isinstance(part, list | tuple) else [part]
+        return [name for name in dict.fromkeys(names) if isinstance(name, str) and name != self.unused]
 
     def call(self, model: Any, batch: Mapping[str, Any]) -> Any:
         """What the model returns for a batch.
@@ -38,18 +47,29 @@ class Call:
         Raises:
             KeyError: the batch lacks a field that is an argument.
         """
-        args = [batch if name is None else batch[name] for name in self.args]
-        kwargs = {key: batch if name is None else batch[name] for key, name in self.kwargs.items()}
-        return model(*args, **kwargs)
+        function = model if self.method is None else getattr(model, self.method)
+        batch = batch if self.unused is None else {**batch, self.unused: 0}
+        named = {key: part for key, part in self.kwargs.items() if part is None or part != self.unused}
+        return function(*[take(batch, part) for part in self.args], **take(batch, named))
 
     def as_record(self) -> dict[str, Any]:
         """The call as JSON; see `from_record`."""
-        return {"args": list(self.args), "kwargs": dict(self.kwargs)}
+        more = {name: getattr(self, name) for name in ("method", "unused") if getattr(self, name) is not None}
+        return {"args": list(self.args), "kwargs": dict(self.kwargs), **more}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Call:
         """The call that `as_record` describes."""
-        return cls(tuple(record["args"]), dict(record["kwargs"]))
+        return cls(**{**record, "args": tuple(record["args"])})
+
+
+def take(batch: Mapping[str, Any], argument: Any) -> Any:
+    """An argument of a `Call`, made of a batch; a list gives a tuple."""
+    if argument is None or isinstance(argument, str):
+        return batch if argument is None else batch[argument]
+    if isinstance(argument, Mapping):
+        return {name: take(batch, part) for name, part in argument.items()}
+    return tuple(take(batch, part) for part in argument) if isinstance(argument, Sequence) else argument
 
 
 def find_call(args: Sequence[Any], kwargs: Mapping[str, Any], batch: Mapping[str, Any]) -> Call | None:
@@ -86,6 +106,7 @@ class Observation:
         target: dtype (a name) and shape of one sample's target.
         class_axis: of a classification: the axis of the outputs that holds the classes, 1 or -1; 0 where there is
             none, because outputs are the logit of the second of two classes.
+        is_probability: whether what the call returns are probabilities, not scores.
         is_open: whether another batch may show more, or contradict. A checkpoint has no `reason` of such a one.
     """
 
@@ -94,6 +115,7 @@ class Observation:
     reason: str | None = None
     target: tuple[str, tuple[int, ...]] | None = None
     class_axis: int | None = None
+    is_probability: bool = False
     is_open: bool = False
 
     def as_record(self) -> dict[str, Any]:
@@ -106,7 +128,7 @@ class Observation:
                 "reason": None if self.is_open else self.reason,
                 "target": target,
                 "class_axis": self.class_axis,
-                **({"is_open": True} if self.is_open else {}),
+                **{name: True for name in ("is_probability", "is_open") if getattr(self, name)},
             },
         }
 
@@ -123,5 +145,5 @@ class Observation:
             outputs["reason"],
             None if target is None else (target["dtype"], tuple(target["shape"])),
             outputs["class_axis"],
-            outputs.get("is_open", False),
+            *(outputs.get(name, False) for name in ("is_probability", "is_open")),
         )

@@ -31,10 +31,7 @@ class Effects:
         checkpointer: saves and loads its checkpoints.
         steps_per_epoch: global batches of an epoch.
         splits: on which members are evaluated, those that the ensemble has.
-        is_measured: whether the member only shows what its steps take.
     """
-
-    is_measured = False
 
     def __init__(
         self,

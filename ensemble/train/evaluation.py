@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
 from ensemble.spec.split_metrics import KNOWN, compute, name_of
-from ensemble.spec.task import Task, find_known
+from ensemble.spec.task import NUMBERS, Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.data import as_stored_target, describe_not_finite
 from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from pipelines import Batch
 
     Array = npt.NDArray[np.generic]
+
+
+#: Epochs after which a member should be better than a constant guess, if it has so many.
+LEAST_EPOCHS = 2
 
 
 @contextlib.contextmanager
@@ -87,6 +91,7 @@ class _SplitRows:
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
         self._classes = 0  # of a classification
+        self._counts: list[Tensor] = []  # see `count_targets`
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Loss, figures of the task, and the recipe's own metrics of one batch: see `TrainContext.evaluate`."""
@@ -101,7 +106,6 @@ class _SplitRows:
         values, task = self._predict(model, batch, first)
         kept = None if target is None or task is None else as_stored_target(task, target)
         if values is not None and task is not None:
-            self._classes = values.shape[-1] if task.kind == "classification" else 0
             why = explain_layout(task, values, kept)
             self._missing, self._is_measured = self._missing or why or "", self._is_measured or why is None
             if why is None and kept is not None:
@@ -128,6 +132,9 @@ class _SplitRows:
         if (why := explain_labels(task, target)) is not None:
             self._shape_mismatch = self._shape_mismatch or why
             return {}
+        self._classes = values.shape[-1] if task.kind == "classification" else 0
+        if self._classes or task.kind in NUMBERS:
+            self._counts = [sum(self._counts, count_targets(target, self._classes))]
         figures = measure_batch(task, values, target)
         self._names |= figures.keys()
         return figures
@@ -160,9 +167,9 @@ class _SplitRows:
         Returns:
             Also why some batches have no predictions, where others have.
         """
-        shares = gather_json(
-            self._member.comm, [self._is_measured, self._missing, self._shape_mismatch, sorted(self._names)]
-        )
+        counts = [part.tolist() for part in self._counts]
+        own = [self._is_measured, self._missing, self._shape_mismatch, sorted(self._names), counts]
+        shares = gather_json(self._member.comm, own)
         missing, self._shape_mismatch = (next((each[at] for each in shares if each[at]), "") for at in (1, 2))
         is_measured = any(each[0] for each in shares)
         why = self._shape_mismatch if is_measured else missing
@@ -170,24 +177,22 @@ class _SplitRows:
             self._member.log(f"no figures of the predictions on 'valid': {why}")
         dropped = {name for each in shares for name in each[3]} if self._shape_mismatch else set()
         kept = {name: value for name, value in figures.items() if name not in dropped}
-        self._remark(kept)
+        self._remark(kept, list(map(sum, zip(*(part for share in shares for part in share[4]), strict=True))))
         return kept, missing if is_measured else ""
 
-    def _remark(self, figures: Mapping[str, float]) -> None:
+    def _remark(self, figures: Mapping[str, float], counts: list[float]) -> None:
         """Remark NaN among the samples, and a member that has learnt no more than a constant guess."""
         member, loss = self._member, figures.get("loss", 0.0)
         if loss != loss:
             describe = partial(member.describe_sample, "valid")
-            found = (describe_not_finite(batch, describe) for batch in member.batches("valid"))
-            member.remark(f"the loss of Ensemble.valid is NaN{next(filter(None, found), '')}")
-        own, guess = member.identity, math.log(max(self._classes, 1))
-        is_early = member.position["epoch"] + 1 < min(2, own.epochs)
-        is_guess = bool(guess) and abs(loss - guess) < 0.01 * guess
-        if is_guess and not is_early and figures.get("accuracy", 1.0) < 1.5 / self._classes:
+            causes = (describe_not_finite(batch, describe) for batch in member.batches("valid"))
+            member.remark(f"the loss of Ensemble.valid is NaN{next(filter(None, causes), '')}")
+        epochs, is_whole = member.position["epoch"] + 1, member.position["step"] == member.steps_per_epoch
+        guess = explain_guess(figures, counts, self._classes)
+        if guess is not None and is_whole and epochs >= min(LEAST_EPOCHS, member.identity.epochs):
             member.remark(
-                f"it has learnt nothing so far: a constant guess among {self._classes} classes has the loss "
-                f"{guess:.3g} and the accuracy {1 / self._classes:.3g}; try another learning rate, and look at "
-                "the inputs and the labels"
+                f"after epoch {epochs - 1} it has learnt nothing: {guess}; try another learning rate, and look at "
+                "the inputs and the target"
             )
 
     def _wanted(self, figures: Mapping[str, Any]) -> list[str | Callable[..., float]]:
@@ -261,6 +266,35 @@ def measure_batch(task: Task, values: Tensor, target: Tensor) -> dict[str, Any]:
         }
     error = (task.take_point(values).double() - target).abs()
     return {"mae": _mean_where(known, error), "rmse": _mean_where(known, error.square(), is_root=True)}
+
+
+def count_targets(target: Tensor, classes: int) -> Tensor:
+    """How many known targets are of each class, [classes]; with 0 classes their number, sum and sum of squares."""
+    counted = find_known(target)
+    if not classes:
+        numbers = torch.where(counted, target.double(), 0.0)
+        return torch.stack([counted.sum().double(), numbers.sum(), numbers.square().sum()])
+    counted &= (target >= 0) & (target < classes)
+    labels = torch.where(counted, target, classes).flatten()  # one more class: no label
+    counts = torch.zeros(classes + 1, dtype=torch.float64, device=labels.device)
+    return counts.scatter_add_(0, labels, torch.ones_like(labels, dtype=torch.float64))[:-1]
+
+
+def explain_guess(figures: Mapping[str, float], counts: list[float], classes: int) -> str | None:
+    """The figures of the best constant guess, by `count_targets`, where those of a member are no better."""
+    total = sum(counts[: classes or 1])
+    if not total:
+        return None
+    if not classes:
+        spread = math.sqrt(max(0.0, counts[2] / total - (counts[1] / total) ** 2))
+        is_guess = 0.999 * spread < figures.get("rmse", 0.0) < 1.01 * spread
+        return f"the mean of the target for each sample has the rmse {spread:.3g}" if is_guess else None
+    shares = [count / total for count in counts if count]
+    loss, accuracy = -sum(share * math.log(share) for share in shares), max(shares)
+    is_guess = 0.99 * loss < figures.get("loss", 0.0) < 1.02 * loss
+    is_guess = is_guess and figures.get("accuracy", 1.0) <= accuracy + 0.1 * (1 - accuracy)
+    guess = f"the shares of the classes for each sample have the loss {loss:.3g} and the accuracy {accuracy:.3g}"
+    return guess if is_guess else None
 
 
 def _mean_where(known: Tensor, values: Tensor, is_root: bool = False) -> Ratio:

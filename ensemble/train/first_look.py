@@ -1,23 +1,26 @@
 """Looks at a member's first training batch: what cannot be combined, or is not what was meant, is remarked then.
 
-The batch is evaluated once more (`ensemble.train.undisturbed`), by a member of one worker.
+The batch is evaluated once more (`ensemble.train.undisturbed`), by rank 0 alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
+from ensemble.spec.losses import NamedLoss
 from ensemble.spec.task import NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target
-from ensemble.train.infer_task import OutputError, describe, find_class_axis, fit_points
-from ensemble.train.outputs import compute_outputs
+from ensemble.train.infer_task import PREDICT, OutputError, describe, find_class_axis, fit_points, take_logits
+from ensemble.train.outputs import FirstCall, compute_outputs, observe, to_scaled_values, watch_call
 from ensemble.train.state import TrainState
 from ensemble.train.undisturbed import undisturbed
 
@@ -26,26 +29,61 @@ if TYPE_CHECKING:
 
 #: By how much the loss of a sample may change with its neighbours, in parts of the largest: kernels round.
 ROUNDING = 0.02
-#: Values between 0 and 1 of which scores are not so by chance.
-ENOUGH = 16
+#: Outputs of which a sigmoid is recognised: scores are not so by chance.
+LEAST_VALUES, LEAST_MEAN = 16, 0.2
+#: How a batch shows in what a model ends, and the loss that applies it.
+ENDS = {
+    "softmax": ("its rows sum to 1", "a cross-entropy"),
+    "sigmoid": ("all are between 0 and 1", "binary_cross_entropy_with_logits"),
+}
 #: Standard deviation above which a network learns numbers badly.
 WIDE = 100.0
 
 
 def look(state: TrainState, batch: Batch) -> None:
-    """Remark what the first batch of a member shows; of several workers a model or a loss may need all at once."""
-    if state.effects.is_measured or state.comm.world != 1 or len(batch["index"]) == 0:
+    """Remark what the first batch with samples shows, after its step."""
+    if state.comm.rank or state.is_looked_at or not len(batch["index"]):
         return
+    state.is_looked_at = True
     with undisturbed(state) as model, state.precision.autocast():
         for text in _list_remarks(state, model, batch):
             state.remark(text)
 
 
+def try_offered(state: TrainState, batch: Batch) -> None:
+    """Before the first step: let the call by which a framework predicts count, where its values say a task."""
+    recipe, observer, call = state.recipe, state.observer, state.observer.offered
+    if call is None or recipe.predict is not None or getattr(observer.seen, "task", None) is not None:
+        return
+    with undisturbed(state) as model, state.precision.autocast():
+        try:
+            outputs = take_logits(call.call(model, batch))
+            with contextlib.suppress(Exception):  # it needs the target
+                without = replace(call, unused=recipe.target)
+                call = without if torch.equal(take_logits(without.call(model, batch)), outputs) else call
+            seen = observe(recipe, batch, FirstCall.of(call, outputs))
+            end = _find_end(seen, outputs) if call.method else None
+            if seen.task is None or end == "sigmoid":
+                unclear = "numbers between 0 and 1 may be probabilities or scores"
+                raise OutputError(seen.reason or f"{unclear}; {PREDICT}")
+            to_scaled_values(recipe, seen.task, outputs, seen)
+            observer.seen = replace(seen, is_probability=end == "softmax")
+        except NotImplementedError as error:
+            observer.is_relied_on = False
+            state.remark(f"{UNCOMBINED}: {error}; {PREDICT}")
+        except Exception as error:
+            if call.method:
+                state.remark(f"{call.method} does not predict for the member: {error}")
+
+
 def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator[str]:
-    recipe, seen = state.recipe, state.observer.find(batch)
-    target = find_target(batch, recipe.target)
-    if recipe.loss is not None and not state.is_own_loop:
-        yield from _compare_with_halves(recipe, model, batch, target)
+    recipe, target, first = state.recipe, find_target(batch, state.recipe.target), FirstCall()
+    # Of several workers a loss may need all at once.
+    has_loss = recipe.loss is not None and not state.is_own_loop and state.comm.world == 1
+    if has_loss and not isinstance(recipe.loss, NamedLoss):
+        with contextlib.suppress(Exception), watch_call(model, batch) as first:
+            yield from _compare_with_half(recipe, model, batch, target)
+    seen = state.observer.find(batch)
     task = seen.task
     try:
         if recipe.predict is not None:
@@ -54,10 +92,11 @@ def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator
                 task = state.observer.find(batch, values).task or Task("classification")
             if why := explain_values(task, values, target):
                 yield f"{UNCOMBINED}: Recipe.predict {why}"
-        elif task is None:
+        elif task is None and (seen.reason or seen.is_open):
             yield from _explain_outputs(recipe, model, batch, seen, target)
-        elif seen.call is not None or not state.is_own_loop:
-            yield from _explain_scores(task, compute_outputs(recipe, model, batch, seen), seen)
+        elif seen.call is not None or has_loss or state.observer.is_relied_on:
+            outputs = first.output() if first.is_seen else compute_outputs(recipe, model, batch, seen)
+            yield from _explain_scores(seen, outputs)
     except OutputError as error:
         yield f"{UNCOMBINED}: {error}"
     except Exception as error:  # it is raised again where it matters, with a message of its own
@@ -77,9 +116,8 @@ def explain_values(task: Task | None, values: Any, target: Tensor | None) -> str
         rows = values.float()
         if is_probability(rows):
             return None
-        remedy = ".exp()" if is_probability(rows.exp()) else ".softmax(-1)"
-        what = "log-probabilities" if remedy == ".exp()" else "scores"
-        return f"returned {what}, and the task needs probabilities: end it by {remedy}"
+        what, end = ("log-probabilities", "exp()") if is_probability(rows.exp()) else ("scores", "softmax(-1)")
+        return f"returned {what}, and the task needs probabilities: end it by .{end}"
     if kind == "multilabel" and bool(((values < 0) | (values > 1)).any()):
         return "returned scores, and the task needs probabilities: end it by .sigmoid()"
     return None
@@ -95,79 +133,72 @@ def _explain_outputs(
     recipe: Recipe, model: nn.Module, batch: Batch, seen: Observation, target: Tensor | None
 ) -> Iterator[str]:
     """Why outputs say no task, with the line that would say it where one of their parts may be the scores."""
-    if seen.is_open or seen.reason is None:
+    if seen.is_open:
         return
-    line = ""
-    if seen.call is not None and target is not None:
-        path = _find_scores(seen.call.call(model, batch), target)
-        names = ["batch" if name is None else f'batch["{name}"]' for name in seen.call.args]
-        names += [f"{key}={'batch' if n is None else f'batch[{n!r}]'}" for key, n in seen.call.kwargs.items()]
-        end = "" if target.is_floating_point() else ".softmax(-1)"
-        if path is not None:
-            task = "regression" if target.is_floating_point() else "classification"
-            call = f"model({', '.join(names)})"
-            line = f'; write Recipe(predict=lambda model, batch: {call}{path}{end}, task="{task}")'
-    why = "the model returned several parts" if line else seen.reason
-    yield f"{UNCOMBINED}: {why}{line}"
+    call, why = seen.call, seen.reason
+    scores = None if call is None or target is None else _find_scores(call.call(model, batch), target)
+    if call is not None and target is not None and scores is not None:
+        named = [("", name) for name in call.args] + [(f"{key}=", name) for key, name in call.kwargs.items()]
+        names = [f"{key}batch" if name is None else f'{key}batch["{name}"]' for key, name in named]
+        end, task = ("", "regression") if target.is_floating_point() else (".softmax(-1)", "classification")
+        why = "the model returned several parts; write Recipe(predict=lambda model, batch: "
+        why += f'model({", ".join(names)}){scores}{end}, task="{task}")'
+    yield f"{UNCOMBINED}: {why}"
 
 
 def _find_scores(outputs: Any, target: Tensor) -> str | None:
     """The part of a tuple or a dict that may be what predicts the target, as it is written behind the outputs; of
     several the narrowest, as features are wider than scores.
     """
-    parts: list[tuple[Any, Any]]
-    found: dict[str, int] = {}
-    if isinstance(outputs, Mapping):
-        parts = list(outputs.items())
-    else:
-        parts = list(enumerate(outputs)) if isinstance(outputs, tuple | list) else []
-    for name, part in parts:
+    widths: dict[str, int] = {}
+    names = (
+        outputs
+        if isinstance(outputs, Mapping)
+        else range(len(outputs) if isinstance(outputs, tuple | list) else 0)
+    )
+    for name in names:
+        part = outputs[name]
         if not isinstance(part, Tensor) or not part.is_floating_point():
             continue
-        try:
+        shapes = tuple(part.shape), tuple(target.shape)
+        with contextlib.suppress(OutputError):
             if target.is_floating_point():
-                fits = fit_points(tuple(part.shape), tuple(target.shape)) is not None
+                fits = fit_points(*shapes) is not None
             else:
-                fits = find_class_axis(tuple(part.shape), tuple(target.shape)) == -1
-                fits = fits and part.shape[-1] > int(target.max())
-        except OutputError:
-            continue
-        if fits:
-            found[f'["{name}"]' if isinstance(name, str) else f"[{name}]"] = part[:1].numel()
-    return min(found, key=found.__getitem__, default=None)
+                fits = find_class_axis(*shapes) == -1 and part.shape[-1] > int(target.max())
+            if fits:
+                widths[f'["{name}"]' if isinstance(name, str) else f"[{name}]"] = part[:1].numel()
+    return min(widths, key=widths.__getitem__, default=None)
 
 
-def _explain_scores(task: Task, outputs: Any, seen: Observation) -> Iterator[str]:
-    """A softmax or a sigmoid at the end of a model, where scores are meant."""
-    if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
-        return
+def _find_end(seen: Observation, outputs: Any) -> str | None:
+    """Whether a model that predicts classes or labels ends in a "softmax" or a "sigmoid"; None: in neither."""
+    kind = None if seen.task is None else seen.task.kind
+    if kind not in ("classification", "multilabel") or not isinstance(outputs, Tensor):
+        return None
     scores = outputs.float()
-    if task.kind == "classification" and seen.class_axis in (1, -1) and scores.shape[seen.class_axis] > 1:
-        if is_probability(scores.movedim(seen.class_axis, -1)):
-            yield (
-                "the model ends in a softmax (its rows sum to 1), and one is applied to its outputs again, which "
-                "makes predictions nearly uniform: leave it out, as a cross-entropy takes scores; or declare "
-                "Recipe.predict, which returns the model's outputs"
-            )
-        return
-    is_scored = task.kind in ("classification", "multilabel") and scores.numel() >= ENOUGH
-    if is_scored and bool(((scores > 0) & (scores < 1)).all()):
+    if kind == "classification" and seen.class_axis and scores.shape[seen.class_axis] > 1:
+        return "softmax" if is_probability(scores.movedim(seen.class_axis, -1)) else None
+    is_inside = bool(((scores > 0) & (scores < 1)).all()) and float(scores.mean()) > LEAST_MEAN
+    return "sigmoid" if is_inside and scores.numel() >= LEAST_VALUES else None
+
+
+def _explain_scores(seen: Observation, outputs: Any) -> Iterator[str]:
+    """A softmax or a sigmoid at the end of a model, where scores are meant."""
+    if not seen.is_probability and (end := _find_end(seen, outputs)) is not None:
+        shown, loss = ENDS[end]
         yield (
-            "the model's outputs are all between 0 and 1, as those of a sigmoid, and one is applied to them "
-            "again: leave it out, as binary_cross_entropy_with_logits takes scores; or declare Recipe.predict"
+            f"the model ends in a {end} ({shown}), and one is applied to its outputs again, so that predictions "
+            f"are nearly uniform: leave it out, as {loss} takes scores; or declare Recipe.predict, which returns "
+            "the model's outputs"
         )
 
 
-def _compare_with_halves(recipe: Recipe, model: nn.Module, batch: Batch, target: Tensor | None) -> Iterator[str]:
+def _compare_with_half(recipe: Recipe, model: nn.Module, batch: Batch, target: Tensor | None) -> Iterator[str]:
     """A loss of a sample that changes with its neighbours, as where [b] is subtracted from [b, 1]."""
-    try:
-        whole, *halves = (recipe.loss(model, part) for part in (batch, *split_batch(batch, 2)))
-        apart = torch.cat([each.float() for each in halves])
-    except Exception:  # a loss that needs the whole batch
-        return
-    if len(halves) < 2 or whole.shape != apart.shape:
-        return
-    if bool((whole.float() - apart).abs().max() > ROUNDING * whole.abs().max()):
+    whole, half = recipe.loss(model, batch).float(), recipe.loss(model, split_batch(batch, 2)[0]).float()
+    changes = (whole[: len(half)] - half).abs().max() > ROUNDING * whole.abs().max()
+    if whole.shape[:1] == batch["index"].shape and half.shape[1:] == whole.shape[1:] and bool(changes):
         shape = "" if target is None else f" (the target is {list(target.shape)})"
         yield (
             "the loss of a sample changes with the other samples of its batch: where outputs are [b, 1] and the "
@@ -177,10 +208,10 @@ def _compare_with_halves(recipe: Recipe, model: nn.Module, batch: Batch, target:
 
 
 def _explain_spread(recipe: Recipe, target: Tensor) -> Iterator[str]:
-    known = target[find_known(target)].double()
-    if recipe.target_scale is None and len(known) > 1 and (spread := float(known.std())) > WIDE:
+    values = target[find_known(target)].double()
+    if recipe.target_scale is None and len(values) > 1 and (spread := float(values.std())) > WIDE:
+        mean = float(values.mean())
         yield (
             f"the target {recipe.target!r} has a standard deviation of {spread:.3g} in the first batch, and "
-            f"networks learn numbers of about 1: declare "
-            f"Recipe(target_scale=({float(known.mean()):.3g}, {spread:.3g}))"
+            f"networks learn numbers of about 1: declare Recipe(target_scale=({mean:.3g}, {spread:.3g}))"
         )

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.spec.sample_weights import needs_weighing
 from ensemble.store import weights_sha256
+from ensemble.train.call import take
 from ensemble.train.evaluator import Evaluator
-from ensemble.train.first_look import look
+from ensemble.train.first_look import look, try_offered
 from ensemble.train.gather import gather_json
 from ensemble.train.job import StopTraining, TrainingError
 from ensemble.train.lifecycle import Lifecycle
@@ -144,8 +145,7 @@ class ForeignLoop:
             is_last = at.step + 1 == state.steps_per_epoch
             if at.step == 0 or is_last:
                 state.observer.agree(is_epoch_over=is_last)
-            if size and state.global_step == 0:
-                look(state, batch)
+            look(state, batch)
             command = state.poll_command() if state.comm.world == 1 else None
             if command == "stop" and not is_last:  # only the loop knows its state: a resume begins the epoch anew
                 raise StopTraining("stopped")
@@ -162,6 +162,8 @@ class ForeignLoop:
         if state.gpu_busy is not None:
             state.gpu_busy.begin()
         seed_everything(step_seed(state.identity.seed, state.comm.rank, state.global_step), state.device)
+        if not state.is_looked_at:
+            try_offered(state, batch)
         state.observer.begin(state.optimization.model, batch)
         yield batch
         state.observer.end()
@@ -237,8 +239,4 @@ class EpochLoader:
         return (self._give(own_memory(batch)) for batch in self._evaluator.batches(self._split))
 
     def _give(self, batch: Batch) -> Any:
-        if self._fields is None:
-            return batch
-        if isinstance(self._fields, Mapping):
-            return {name: batch[field] for name, field in self._fields.items()}
-        return tuple(batch[field] for field in self._fields)
+        return take(batch, self._fields)

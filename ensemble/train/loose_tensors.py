@@ -5,17 +5,18 @@ modules that are not registered, and as buffers that are not persistent. A check
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-_STANDARD = frozenset(vars(nn.Module())) - {"_parameters", "_buffers", "_modules"}
+_REGISTERS = ("_parameters", "_buffers", "_modules")
+_STANDARD = frozenset(vars(nn.Module())) - {*_REGISTERS}
 _PLAIN = (Tensor, nn.Parameter)
 #: Of a list or dict that is searched for tensors: longer ones are data, such as a vocabulary.
-_MOST_ITEMS = 1000
+MOST_ITEMS = 1000
 
 
 def find_loose(model: nn.Module) -> dict[str, Tensor]:
@@ -23,13 +24,13 @@ def find_loose(model: nn.Module) -> dict[str, Tensor]:
 
     Views of weights are none, nor are tensors of a graph: they are computed anew.
     """
-    state = [tensor for tensor in model.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)]
-    known = {id(tensor) for tensor in state}
-    storages = {_storage(tensor) for tensor in state if type(tensor) in _PLAIN and _is_dense(tensor)}
+    weights = [tensor for tensor in model.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)]
+    ids = {id(tensor) for tensor in weights}
+    storages = {_storage(tensor) for tensor in weights if type(tensor) in _PLAIN and _is_dense(tensor)}
     return {
         path: tensor
         for path, tensor in _walk(model, "", set())
-        if id(tensor) not in known and tensor.numel() and _storage(tensor) not in storages
+        if id(tensor) not in ids and tensor.numel() and _storage(tensor) not in storages
     }
 
 
@@ -44,48 +45,37 @@ def copy_loose(model: nn.Module, most_bytes: int) -> dict[str, Tensor]:
 @torch.no_grad()
 def set_loose(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Write saved loose tensors over those of the same path, shape and type in a model that was built again."""
-    if not saved:
-        return
-    for path, tensor in find_loose(model).items():
-        value = saved.get(path)
-        if value is not None and (value.shape, value.dtype) == (tensor.shape, tensor.dtype):
-            value = value.to(tensor.device)
+    for path, tensor in find_loose(model).items() if saved else ():
+        value = saved.get(path, tensor)
+        if (value.shape, value.dtype) == (tensor.shape, tensor.dtype):
             # Where it overlaps itself it stays: the model's answers show whether that matters.
             with contextlib.suppress(RuntimeError):
-                if not torch.equal(value, tensor):
+                if not torch.equal(value := value.to(tensor.device), tensor):
                     tensor.copy_(value)
 
 
 def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor | np.ndarray):
-        tensor = _as_tensor(value)
-        if tensor is not None:
-            yield path, tensor
-        return
-    if not isinstance(value, nn.Module | dict | list | tuple) or id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, nn.Module):
-        for name, item in vars(value).items():
-            if name in ("_parameters", "_buffers", "_modules"):
-                for key, registered in item.items():
-                    yield from _walk(registered, f"{path}.{key}" if path else key, seen)
-            elif name not in _STANDARD:
-                yield from _walk(item, f"{path}.{name}" if path else name, seen)
-    elif len(value) <= _MOST_ITEMS:
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _walk(item, f"{path}[{key!r}]", seen)
-
-
-def _as_tensor(value: Tensor | np.ndarray[Any, Any]) -> Tensor | None:
-    """The tensor, or one of the memory of an array; None for what cannot be copied and written as it is."""
-    if isinstance(value, np.ndarray):
-        with contextlib.suppress(TypeError, ValueError):  # objects, another byte order
-            is_own = value.flags.writeable and value.flags.owndata  # else it may be a file, or another's memory
-            return torch.from_numpy(value) if is_own else None
-        return None
-    is_written = type(value) in _PLAIN and _is_dense(value) and value.grad_fn is None
-    return value if is_written and value.device.type != "meta" else None
+    """The tensors, and the memory of arrays, that can be copied and written as they are."""
+    if isinstance(value, Tensor):
+        is_plain = type(value) in _PLAIN and _is_dense(value)
+        if is_plain and value.grad_fn is None and value.device.type != "meta":
+            yield path, value
+    elif isinstance(value, np.ndarray):
+        if value.flags.writeable and value.flags.owndata:  # else it may be a file, or another's memory
+            with contextlib.suppress(TypeError, ValueError):  # objects, another byte order
+                yield path, torch.from_numpy(value)
+    elif isinstance(value, nn.Module | dict | list | tuple) and id(value) not in seen:
+        seen.add(id(value))
+        parts: Iterable[tuple[str, Any]] = ()
+        if isinstance(value, nn.Module):
+            own = {name: item for name, item in vars(value).items() if name not in _STANDARD}
+            own |= {name: item for kind in _REGISTERS for name, item in own.pop(kind).items()}
+            parts = [(f"{path}.{name}" if path else name, item) for name, item in own.items()]
+        elif len(value) <= MOST_ITEMS:
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            parts = [(f"{path}[{key!r}]", item) for key, item in items]
+        for name, item in parts:
+            yield from _walk(item, name, seen)
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ensemble.comm import Communicator
 from ensemble.spec import Recipe
 from ensemble.spec.task import find_known
-from ensemble.train.call import Observation, find_target
+from ensemble.train.call import Call, Observation, find_target
 from ensemble.train.gather import gather_json
 from ensemble.train.infer_task import take_logits
 from ensemble.train.outputs import FirstCall, observe, watch_call
@@ -37,11 +37,15 @@ class Observer:
 
     Attributes:
         seen: what all ranks know; None before the first step.
+        offered: the call by which a framework predicts, tried before the first step.
+        is_relied_on: whether there are no predictions but those that follow from a call.
     """
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
         self._recipe, self._comm = recipe, comm
         self.seen: Observation | None = None
+        self.offered: Call | None = None
+        self.is_relied_on = False
         self._own: Observation | None = None  # since the ranks have agreed
         self._watch: tuple[contextlib.ExitStack, FirstCall, Batch] | None = None
         self._noted: Any = None  # the layout of the step that was looked at last

@@ -51,6 +51,13 @@ class FirstCall:
         self.call: Call | None = None
         self._output: Any = None
 
+    @classmethod
+    def of(cls, call: Call | None, output: Any) -> FirstCall:
+        """A call that was made."""
+        first = cls()
+        first.is_seen, first.call, first._output = True, call, output
+        return first
+
     def keep(self, args: Any, kwargs: Mapping[str, Any], output: Any, batch: Mapping[str, Any]) -> None:
         """Keep a call, if it is the first."""
         if not self.is_seen:
@@ -60,10 +67,7 @@ class FirstCall:
         """The call with the shape and dtype of the tensor that it returned, without the values."""
         import torch
 
-        made = FirstCall()
-        made.is_seen, made.call = self.is_seen, self.call
-        made._output = torch.empty_like(take_logits(self._output), device="meta")
-        return made
+        return FirstCall.of(self.call, torch.empty_like(take_logits(self._output), device="meta"))
 
     def output(self) -> Any:
         """What it returned.
@@ -174,7 +178,7 @@ def observe(
                 is_open = is_shown_in_part(recipe, target, task, outputs)
     except OutputError as error:
         return Observation(call, None, str(error), shape, is_open=isinstance(error, UnshownError))
-    return Observation(call, task, None, shape, axis, is_open)
+    return Observation(call, task, None, shape, axis, is_open=is_open)
 
 
 def to_values(task: Task, outputs: Any, seen: Observation | None = None) -> Tensor:
@@ -198,6 +202,8 @@ def to_values(task: Task, outputs: Any, seen: Observation | None = None) -> Tens
     if task.kind == "gaussian":
         return _stack_gaussian(outputs, seen)
     scores = check_scores(outputs).float()
+    if seen is not None and seen.is_probability:
+        scores = scores.log()
     if task.kind == "classification":
         return _to_probabilities(scores, seen)
     if task.kind == "multilabel":

@@ -15,6 +15,7 @@ from ensemble.store import PredictedRows
 from ensemble.train.call import Observation, find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluator import Evaluator
+from ensemble.train.first_look import try_offered
 from ensemble.train.gather import find_first
 from ensemble.train.outputs import OutputError, compute_outputs, compute_values
 from ensemble.train.state import TrainState
@@ -77,6 +78,8 @@ def _predict_batch(
     if function is not None:
         declared = as_task("Recipe.task", recipe.task)
         return function(model, batch), declared or observer.find(batch).task or CLASSIFICATION
+    if observer.find(batch).task is None:
+        try_offered(state, batch)
     if recipe.predict is None and observer.find(batch) == Observation():  # of a checkpoint before there was one
         with observer.watching(model, batch):
             compute_outputs(recipe, model, batch)

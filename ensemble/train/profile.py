@@ -98,8 +98,7 @@ class TrialSession:
         assert job.profile is not None
         self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
         self._gpu, self._ready = gpu, PreparedBatches(ensemble, comm)
-        self.sizes: dict[str, tuple[int, int, int]] = {}  # member -> see `_TrialEffects`
-        self.evaluations: dict[str, dict[str, float] | None] = {}  # member -> see `Stopwatch.evaluation`
+        self.shown: dict[str, tuple[Any, ...]] = {}  # member -> the last fields of a `MeasuredSteps`
         self._reported_at = 0.0
         self._steps = 0  # that were timed last, if these were all
 
@@ -182,8 +181,7 @@ class TrialSession:
                 pass
             finally:
                 self._steps = watch.steps if watch.is_complete else 0
-                self.sizes[identity.member] = effects.sizes
-                self.evaluations[identity.member] = watch.evaluation()
+                self.shown[identity.member] = *effects.sizes, watch.evaluation(), effects.remarks
                 member.close()
         figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}
         # The prepared batches are the session's; the one in use is the member's.
@@ -198,11 +196,15 @@ class TrialSession:
 
 
 class _ProfileReporter(Reporter):
-    """Progress only signals that the session is alive; lines go to the session's log."""
+    """Keeps remarks; progress only signals that the session is alive; lines go to the session's log."""
 
-    def __init__(self, job: Job, heartbeat: Callable[[], None]) -> None:
+    def __init__(self, job: Job, heartbeat: Callable[[], None], remarks: list[str]) -> None:
         self._log = RunDir(job.run_dir).log(PROFILE)
-        self._job, self._heartbeat = job, heartbeat
+        self._job, self._heartbeat, self._remarks = job, heartbeat, remarks
+
+    def event(self, type: str, **fields: Any) -> None:
+        """Keep the text of a remark."""
+        self._remarks += [fields["text"]] if type == "remark" else []
 
     def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:
         """Signal that the session is alive."""
@@ -238,9 +240,10 @@ class _TrialEffects(Effects):
     Attributes:
         sizes: parameters of its model, how many of them are trained, bytes of the tensors of its checkpoint; known
             after its epoch.
+        remarks: of the member.
     """
 
-    sizes, is_measured = (0, 0, 0), True
+    sizes = 0, 0, 0
 
     def __init__(
         self,
@@ -254,7 +257,9 @@ class _TrialEffects(Effects):
     ) -> None:
         self.data: PreparedData
         data = PreparedData(ensemble, job.identity, torch.device(job.device), comm, ready, watch)
-        reporter, self._rehearsed = _ProfileReporter(job, heartbeat), _ProfileCheckpointer(job.identity)
+        self.remarks = list[str]()
+        reporter = _ProfileReporter(job, heartbeat, self.remarks)
+        self._rehearsed = _ProfileCheckpointer(job.identity)
         super().__init__(job, ensemble, comm, reporter, data, self._rehearsed)
         self.steps_per_epoch = steps or self.steps_per_epoch
 

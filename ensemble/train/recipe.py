@@ -38,10 +38,9 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     recipe = apply_recipe_options(recipe, member.params)
     model = build_model(recipe, member).to(member.device)
     parameters = list(model.parameters())
-    if parameters and not any(each.requires_grad for each in parameters):
-        raise TrainingError(
-            f"none of the model's {len(parameters)} parameters is trained: requires_grad is False for all of them"
-        )
+    if not any(each.requires_grad for each in parameters):
+        why = "requires_grad is False for all of them" if parameters else "modules in a list are none of its parts"
+        raise TrainingError(f"none of the model's {len(parameters)} parameters is trained: {why}")
     optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
     schedule = _make_schedule(recipe, member, optimizer)
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)

@@ -88,6 +88,7 @@ class Resumption:
             state.optimization.kept.drop_best()
         elif saved is not None:
             self._data.first_epoch = saved["first_epoch"]
+        state.is_looked_at = state.global_step > 0
 
     def _take_drawn(self, loose: dict[str, Any]) -> None:
         """Take the loose tensors of another member that are drawn at random, to which its weights belong.

@@ -7,6 +7,7 @@ and are its part `answers`. Whoever builds the model again has it answer once mo
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ SAMPLES = 4
 LEAST_BYTES, MOST_BYTES = 2**16, 2**24
 _SHARE = 10
 #: Relative rounding of a layer, float32 on the CPU and TF32 on a GPU, and how many may add up.
-_ROUNDING, _LAYERS = {"cpu": 2.0**-16, "cuda": 2.0**-10}, 16
+_ROUNDING, _LAYERS = defaultdict(lambda: 2.0**-10, cpu=2.0**-16), 16
 _NAMED = 6
 
 Compute = Callable[[Any, int], Tensor]
@@ -65,23 +66,22 @@ class Answers:
             self._batch = {}
             state.reporter.log(f"load will not check the model: a few samples alone fail: {describe_error(error)}")
             return None
-        widths = [torch.finfo(each.dtype).eps for each in model.parameters() if each.is_floating_point()]
-        rounding = _LAYERS * max(*widths, _ROUNDING.get(state.device.type, _ROUNDING["cuda"]), 0.0)
-        known = {"seed": state.identity.seed, "code": self._code}
-        return {"batch": self._batch, "values": values, "rounding": rounding, **known}
+        widths = [torch.finfo(weight.dtype).eps for weight in model.parameters() if weight.is_floating_point()]
+        rounding = _LAYERS * max(*widths, _ROUNDING[state.device.type], 0.0)
+        about = {"seed": state.identity.seed, "code": self._code}
+        return {"batch": self._batch, "values": values, "rounding": rounding, **about}
 
     def explain_other(self, saved: Mapping[str, Any] | None) -> str | None:
         """See `explain_other_answers`; None as well where the code is another, or the model cannot answer yet."""
         state = self._state
-        if saved is not None and self._is_known and saved["code"] == self._code:
+        if saved is not None and self._can_predict and saved["code"] == self._code:
             counting = state.optimization.kept.counting()
             with contextlib.suppress(Exception), counting, undisturbed(state) as model:  # it may not be complete
                 return explain_other_answers(saved, model, state.device, self._compute(model))
         return None
 
     @property
-    def _is_known(self) -> bool:
-        """Whether it is known how predictions follow from a batch."""
+    def _can_predict(self) -> bool:
         recipe = self._state.ensemble.recipe
         return isinstance(recipe, Recipe) and bool(self._state.observer.seen or recipe.predict)
 
@@ -97,7 +97,7 @@ class Answers:
     def _read_batch(self) -> Any:
         """A few samples of the first split that the member has read; empty where they are too large."""
         state, splits = self._state, self._state.effects.splits
-        if not self._is_known or not splits or not state.data.has_read(splits[0]):
+        if not self._can_predict or not splits or not state.data.has_read(splits[0]):
             return None
         for samples, limit in ((SAMPLES, limit_bytes(state.optimization.model)), (1, MOST_BYTES)):
             batch = state.data.read_first(splits[0], samples, state.collate)
@@ -111,7 +111,7 @@ def _pack(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.cpu().clone()
     if isinstance(value, Mapping):
-        return {name: _pack(each) for name, each in value.items()}
+        return {name: _pack(field) for name, field in value.items()}
     if isinstance(value, list | tuple):
         return (list if isinstance(value, list) else tuple)(map(_pack, value))
     if value is None or isinstance(value, bool | int | float | str):
@@ -121,8 +121,8 @@ def _pack(value: Any) -> Any:
 
 def _unpack(value: Any, device: torch.device) -> Any:
     if isinstance(value, Mapping):
-        return {name: _unpack(each, device) for name, each in value.items()}
-    if isinstance(value, list) and value and all(isinstance(each, Tensor) for each in value):
+        return {name: _unpack(field, device) for name, field in value.items()}
+    if isinstance(value, list) and value and all(isinstance(sample, Tensor) for sample in value):
         value = Ragged(value, value[0][:0])
     return map_tensors(value, lambda tensor: tensor.to(device))
 
@@ -135,13 +135,13 @@ def explain_other_answers(
     A model that draws gives other ones on another device: it may differ by as much as from itself.
     """
     batch, expected, seed = _unpack(saved["batch"], device), saved["values"], saved["seed"]
-    found = compute(batch, seed).cpu()
-    if found.shape != expected.shape:
-        return f"it gives values of shape {list(found.shape)}, and gave {list(expected.shape)}"
-    difference = _difference(found, expected)
-    rounding = max(saved["rounding"], _LAYERS * _ROUNDING.get(device.type, _ROUNDING["cuda"]))  # of either device
+    values = compute(batch, seed).cpu()
+    if values.shape != expected.shape:
+        return f"it gives values of shape {list(values.shape)}, and gave {list(expected.shape)}"
+    difference = _difference(values, expected)
+    rounding = max(saved["rounding"], _LAYERS * _ROUNDING[device.type])  # of either device
     allowed = rounding * float(expected.nan_to_num(0, 0, 0).abs().max())
-    own = 0.0 if difference <= allowed else _difference(compute(batch, seed + 1).cpu(), found)
+    own = 0.0 if difference <= allowed else _difference(compute(batch, seed + 1).cpu(), values)
     if difference <= allowed or (own > allowed and difference <= 4 * own):
         return None
     loose = list(find_loose(model))
@@ -158,7 +158,7 @@ def explain_other_answers(
     )
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
+def _difference(values: Tensor, others: Tensor) -> float:
     """The largest difference; NaN where only one of two values is NaN."""
-    is_same = (found == expected) | (found.isnan() & expected.isnan())
-    return float(torch.where(is_same, 0, (found - expected).abs()).amax()) if found.numel() else 0.0
+    is_same = (values == others) | (values.isnan() & others.isnan())
+    return float(torch.where(is_same, 0, (values - others).abs()).amax()) if values.numel() else 0.0

@@ -43,6 +43,7 @@ class TrainState:
         steps_elsewhere: whether a loop that is not ours computes the steps, so that their losses are not known.
         saved_at: epoch and step of the checkpoint that has the weights that count; None where none has.
         gpu_busy: measures how long its GPU is busy; None on the CPU.
+        is_looked_at: whether `ensemble.train.first_look` has seen a batch.
     """
 
     def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, effects: Effects, inbox: Inbox) -> None:
@@ -64,6 +65,7 @@ class TrainState:
         self.micro_batches: MicroBatches | None = None
         self.saved_at: tuple[int, int] | None = None
         self.gpu_busy = open_gpu_busy(self.device)
+        self.is_looked_at = False
 
     @property
     def optimization(self) -> Optimization:

@@ -121,8 +121,7 @@ class TrainingSteps:
             state.gpu_busy.end()
         is_epoch_over = at.step + 1 == state.steps_per_epoch
         if not self._has_stepped or is_epoch_over:
-            is_first, self._has_stepped = not self._has_stepped, True
+            self._has_stepped = True
             state.observer.agree(is_epoch_over=is_epoch_over)
-            if is_first and state.global_step == 0:
-                look(state, batch)
+        look(state, batch)
         self._life.end_step(result, batch.global_size)

@@ -35,6 +35,7 @@ class MeasuredSteps:
         parameters: of the model; trainable: how many of them are trained; checkpoint_bytes: tensors of a
             checkpoint.
         evaluation: `evaluate_s` and `evaluate_cpu_s` of a batch of a split; None where none was evaluated.
+        remarks: what the first of the members has remarked.
     """
 
     members: list[str]
@@ -43,6 +44,7 @@ class MeasuredSteps:
     trainable: int
     checkpoint_bytes: int
     evaluation: dict[str, float] | None
+    remarks: list[str]
 
 
 def check_start(ensemble: Ensemble, member: Identity, weights: Mapping[str, Any]) -> str:
@@ -100,8 +102,4 @@ def measure_here(
         finally:
             gc.unfreeze()
     measured = (event for event in events if event["type"] == "profiled")
-    return [
-        MeasuredSteps(each["of"], each["measured"], *session.sizes[first], session.evaluations[first])
-        for each in measured
-        for first in each["of"][:1]
-    ]
+    return [MeasuredSteps(event["of"], event["measured"], *session.shown[event["of"][0]]) for event in measured]

@@ -52,7 +52,7 @@ def test_a_model_is_compiled(tmp_path: Path) -> None:
 
     options: dict[str, Any] = {"epochs": 2, "valid": None, "train": cases.data(25)}
     recipe = Recipe(model=lambda params: Counted(), loss=cases.loss)
-    looks = 4  # at the first batch once more: the whole, its two halves, and what it predicts
+    looks = 2  # at the first batch once more: the whole, and its first half
     finished(tmp_path / "plain", recipe, **options)
     assert calls == 10 + looks
     finished(tmp_path / "made", recipe, compile={"name": "default", "backend": "eager"}, **options)

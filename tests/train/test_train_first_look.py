@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import ensemble  # noqa: E402
-from ensemble import Ensemble, Member, Recipe  # noqa: E402
+from ensemble import Ensemble, Folds, Member, Recipe, Resources  # noqa: E402
 from ensemble.reporting import RunProjection  # noqa: E402
 from ensemble.reporting.sections.notices import collect_notices  # noqa: E402
 from ensemble.reporting.sections.quality import describe_failed_combination  # noqa: E402
@@ -38,6 +39,12 @@ class Parts(nn.Module):
         return self.form(self.line(x), x)
 
 
+def declare(recipe: Any, label: Any = LABEL, **options: Any) -> Ensemble:
+    pipe = Pipeline(sources.arrays(x=X, label=label), seed=0)
+    usual = {"train": pipe, "valid": pipe, "epochs": 1, "seed": 0, "members": [Member({"lr": 0.01})]}
+    return Ensemble(name="looked", recipe=recipe, **{**usual, "batch_size": 20, **options})
+
+
 def run(
     folder: Path,
     recipe: Any,
@@ -46,15 +53,7 @@ def run(
     accept_code: bool = False,
     **options: Any,
 ) -> RunProjection:
-    pipe = Pipeline(sources.arrays(x=X, label=label), seed=0)
-    options = {"train": pipe, "valid": pipe, "epochs": 1, "seed": 0, "members": [Member({"lr": 0.01})], **options}
-    declared = Ensemble(
-        name="looked",
-        recipe=recipe,
-        batch_size=20,
-        **options,
-    )
-    ensemble.submit(declared, folder, executor, accept_code=accept_code).wait()
+    ensemble.submit(declare(recipe, label, **options), folder, executor, accept_code=accept_code).wait()
     return RunProjection.from_events(read_events(RunDir(folder).events))
 
 
@@ -68,6 +67,10 @@ def entropy(take: Any = lambda outputs: outputs) -> Any:
         return F.cross_entropy(take(model(batch["x"])), batch["label"], reduction="none")
 
     return loss
+
+
+def ignoring(model: Any, batch: Any) -> Any:
+    return F.cross_entropy(model(batch["x"]), batch["label"], ignore_index=-1, reduction="none")
 
 
 def scores(params: Any) -> Any:
@@ -132,6 +135,7 @@ def test_the_first_batch_shows_it(tmp_path: Path, recipe: Recipe, label: Any, sa
         (predicting(lambda s: s.softmax(-1)), LABEL),
         (Recipe(model=lambda params: Parts(lambda s, x: s.log_softmax(-1)), loss=entropy()), LABEL),
         (Recipe(model=one, loss="mse"), NUMBER),
+        (Recipe(model=scores, loss=ignoring), np.where(np.arange(60) % 5, LABEL, -1)),
         (Recipe(model=lambda p: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)),
                 loss="cross_entropy"), LABEL),
     ],
@@ -169,10 +173,92 @@ def test_a_plain_train_function_predicts_by_what_it_calls_its_model_with(tmp_pat
     assert remarks(ran) == [] and ran.state.combined is not None and ran.state.combined.members == ["member-0"]
 
 
-def test_a_member_that_only_guesses_is_remarked(tmp_path: Path) -> None:
-    dead = Recipe(model=lambda params: Parts(lambda s, x: s * 0), loss="cross_entropy", inputs=("x",))
-    balanced = np.arange(60) % 3
-    assert "learnt nothing so far" in " ".join(remarks(run(tmp_path / "run", dead, balanced)))
+class Counting(nn.Module):
+    """Counts its calls in a number, a list, and a buffer that each replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line, self.calls, self.sizes = nn.Linear(4, 3), 0, list[int]()
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: Any) -> Any:
+        self.calls, self.total = self.calls + 1, self.total + 1
+        self.sizes.append(len(x))
+        return self.line(x).softmax(1)
+
+
+def test_a_model_that_counts_its_calls_does_not_count_those_of_the_look(tmp_path: Path) -> None:
+    counts: list[tuple[int, int, float]] = []
+
+    def train(member: Any) -> None:
+        model = Counting()
+        model, _ = member.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        for _ in member.epochs():
+            for batch in member.batches():
+                member.backward(entropy()(model, batch))
+                member.step()
+                counts.append((model.calls, len(model.sizes), float(model.total)))
+            member.report(own=1.0)
+
+    ran = run(tmp_path / "run", train, objective="own", mode="max")
+    assert "ends in a softmax" in remarks(ran)[0]  # it was called
+    assert counts == [(1, 1, 1.0), (2, 2, 2.0), (3, 3, 3.0)]
+
+
+def test_a_first_batch_of_which_nothing_is_left_is_passed_over(tmp_path: Path) -> None:
+    """Of one sample a batch, the first is held out of one of two members."""
+    folds = {"valid": None, "weights": Folds(2), "out_of_fold": True, "batch_size": 1}
+    ran = run(tmp_path / "run", SOFT, members=[Member({"lr": 0.01})] * 2, **folds)
+    for member in ran.state.members.values():
+        assert any("ends in a softmax" in text for text in member.remarks)
+
+
+@pytest.mark.more
+def test_rank_0_of_several_looks(tmp_path: Path) -> None:
+    ran = run(tmp_path / "run", SOFT, executor="local", resources=Resources(workers=2, cpus_per_worker=0.5))
+    assert any("ends in a softmax" in text for text in remarks(ran))
+
+
+def test_the_dry_run_looks_and_does_not_count_its_time(tmp_path: Path) -> None:
+    def build(params: Any) -> Any:
+        return Parts(lambda scores, x: time.sleep(0.0 if torch.is_grad_enabled() else 0.3) or scores.softmax(1))
+
+    looked = ensemble.dry_run(declare(Recipe(model=build, loss=entropy())), executor="inline")
+    assert any(note.startswith("member-0: the model ends in a softmax") for note in looked.notes)
+    assert looked.members[0]["step_s"] < 0.1
+
+
+class Guess(nn.Module):
+    """Learns the shares of the classes, or a mean, whatever it is called with."""
+
+    def __init__(self, *start: float) -> None:
+        super().__init__()
+        self.guess = nn.Parameter(torch.tensor(start))
+
+    def forward(self, x: Any) -> Any:
+        return self.guess.expand(len(x), -1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "label", "says"),
+    [
+        (Recipe(model=lambda p: Guess(0.0, 0.0, 0.0), loss="cross_entropy"), np.arange(60) % 3, "accuracy 0.333"),
+        (Recipe(model=lambda p: Guess(2.4, 0.0), loss="cross_entropy"), np.arange(60) % 12 == 0, "accuracy 0.917"),
+        (Recipe(model=lambda p: Guess(3.0), loss="mse"), 3 + np.sin(np.arange(60.0)), "rmse 0.705"),
+    ],
+    ids=["balanced", "imbalanced", "numbers"],
+)  # fmt: skip
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_member_that_only_guesses_is_remarked(
+    tmp_path: Path, recipe: Recipe, label: Any, says: str, learns: bool
+) -> None:
+    label = label.astype(np.float32 if says.startswith("rmse") else np.int64)
+    if learns:  # little, yet more than a guess
+        size = len(recipe.model({}).guess)
+        recipe = replace(recipe, model=lambda params: nn.Linear(4, size))
+        label = LABEL[:60] if size == 3 else (X[:, 0] > 1).astype(np.int64) if size == 2 else X[:, 0]
+    texts = " ".join(remarks(run(tmp_path / "run", recipe, label, epochs=3, members=[Member({"lr": 0.01})])))
+    assert (says in texts) != learns and ("learnt nothing" in texts) != learns
 
 
 @pytest.mark.parametrize("wrong", [-1, 255])

@@ -95,6 +95,7 @@ def step_beside(member: Any) -> None:
     ("given", "said"),
     [
         ({"model": frozen}, "none of the model's 2 parameters is trained: requires_grad is False"),
+        ({"model": lambda params: nn.Flatten()}, "none of the model's 0 parameters is trained"),
         ({"metrics": lambda outputs, batch: {"note": "fine"}}, "the metric 'note' must be a number, got 'fine'"),
         ({"metrics": lambda outputs, batch: outputs}, "Recipe.metrics must return a dict, got Tensor"),
         (
@@ -111,7 +112,7 @@ def step_beside(member: Any) -> None:
         (mix_loops, r"epoch 1 was left after 0 of 1 steps: .*train= .*member.dataloader.*nor member.step\(\)"),
         (step_beside, r"member.step\(\) comes after .*train= .*member.dataloader.*nor member.step\(\)"),
     ],
-    ids=["frozen", "text", "tensor", "closure", "tuple", "turns", "twice", "own closure", "mixed", "beside"],
+    ids=["frozen", "empty", "text", "tensor", "closure", "tuple", "turns", "twice", "own closure", "mixed", "beside"],
 )
 def test_it_is_named_and_not_tried_again(given: Any, said: str, tmp_path: Path) -> None:
     recipe = given if callable(given) else Recipe(**{"model": model, "loss": "cross_entropy", **given})
