@@ -101,8 +101,8 @@ class ClassificationMath(TaskMath):
         if p.shape[1] >= TOP_FROM:
             columns.append(_is_in_top(p, t, true))
         bins = count_bins(p.max(axis=1), right, rows)
-        summed = [bins, rows.sum_by_sample(np.stack(columns)), count_scatter(bins, rows)]
-        return [MetricSums(np.concatenate(summed), partial(_finish, len(columns)))]
+        summed = np.concatenate([bins, rows.sum_by_sample(np.stack(columns))])
+        return [MetricSums(summed, partial(_finish, len(columns)), count_scatter)]
 
     def reliability(self, values: Array, target: Array, bins: int = BINS) -> Curve:
         """The reliability curve of the largest probability; points below the diagonal are overconfident."""
