@@ -76,9 +76,7 @@ def measure(
     functions = [metric for metric in more if not isinstance(metric, str)]
     failed = compute_defined(functions, whole, target, task_math.task)[1]
     models = {"ensemble": combined.values, "best": combined.best}
-    curves = {
-        of: task_math.reliability(own, combined.target) for of, own in models.items() if own is not None
-    }
+    curves = {of: task_math.reliability(own, combined.target) for of, own in models.items() if own is not None}
     fields = {
         "metrics": {
             **metrics,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 UNSAVED = "saved no"
 
 MOST_FITTED, FEWEST_FITTED = 2**24, 2**20
-"""Numbers of all members together, and of one at least, beyond which weights and calibration are fitted to a part."""
+"""Numbers of all members together, of one at least, beyond which weights and calibration are fitted to a part."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,9 @@ def align(
         values.append(rows)
     if index is None:
         index = np.empty(0, dtype=np.int64)
-    return PredictionMatrix(members, values, index, target, left_out, task)
+    kept = [one.positions for one in saved.values() if one.positions is not None]
+    part = f"all figures are of the {len(kept[0]):,} positions of each sample that are kept" if kept else ""
+    return PredictionMatrix(members, values, index, target, left_out, task, part=part)
 
 
 def are_equal(first: Array, second: Array) -> bool:

@@ -1,18 +1,21 @@
 """Which positions of samples count where all predictions are too many: to be fitted to, or to be kept.
 
-They are drawn, as every k-th might be a column of an image, and depend on the layout alone: all members, and whoever
-reads what they saved, have the same ones.
+They are drawn, as every k-th might be a column of an image, and depend on the layout alone: all members have the
+same ones.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ensemble.spec.task import Kind, Task
+
+if TYPE_CHECKING:
+    from ensemble.spec.ensemble import Ensemble
 
 FEWEST = 1024
 """Positions of a sample from which on a part stands for all; below, they may be targets of different units."""
@@ -42,13 +45,41 @@ def choose_positions(task: Task, shape: Sequence[int], most: float) -> Any | Non
     return np.sort(chosen)
 
 
+def choose_kept(ensemble: Ensemble, task: Task, row: Sequence[int]) -> tuple[Any | None, str]:
+    """The positions of which a member's predictions are kept, as long as they are within the declared bound.
+
+    Args:
+        row: the shape of what is predicted of a sample.
+
+    Returns:
+        The positions, int64 [k], None for all or nothing; and why these are not all, else "".
+    """
+    splits = [len(split) for split in (ensemble.valid, ensemble.test, ensemble.shifted) if split is not None]
+    shape, gb = (sum(splits), *row), ensemble.keep_predictions_gb
+    numbers, tail = math.prod(shape), TAILS.get(task.kind, 0)
+    size = 4 * numbers + 8 * math.prod(shape[: len(shape) - tail])  # with targets
+    if size <= gb * 1e9:
+        return None, ""
+    why = (
+        f"the predictions of {shape[0]:,} samples of shape {list(row)} take {size / 1e9:.3g} GB a member, more "
+        f"than Ensemble.keep_predictions_gb={gb:g}"
+    )
+    kept = None if callable(ensemble.combine) else choose_positions(task, shape, gb * 1e9 * numbers / size)
+    if kept is None:
+        return (
+            None,
+            f"{why}, and a part of a sample would not do: none are kept; declare a larger one",
+        )
+    return kept, f"{why}: {len(kept):,} of the {count_positions(task, shape):,} positions of each sample are kept"
+
+
 def take_positions(array: Any, positions: Any, tail: int) -> Any:
     """[n, k, ...] of these k positions (a slice, or integers) of [n, ...], whose last `tail` axes stay."""
     return array.reshape(len(array), -1, *array.shape[array.ndim - tail :])[:, positions]
 
 
 def list_pieces(task: Task, shape: Sequence[int]) -> list[tuple[slice, slice]]:
-    """Divide values [n, ...] into some samples or some positions of one sample each: `take_positions` takes them."""
+    """Divide values [n, ...] into some samples, or some positions of one sample, each: for `take_positions`."""
     if task.kind not in TAILS or math.prod(shape) <= PIECE:
         return [(slice(None), slice(None))]
     own, positions = max(1, math.prod(shape[1:])), count_positions(task, shape)

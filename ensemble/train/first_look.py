@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
+from ensemble.spec.positions import choose_kept
 from ensemble.spec.task import NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target
 from ensemble.train.infer_task import OutputError, describe, find_class_axis, fit_points
-from ensemble.train.outputs import compute_outputs
+from ensemble.train.outputs import compute_outputs, to_values
 from ensemble.train.state import TrainState
 from ensemble.train.undisturbed import undisturbed
 
@@ -46,7 +47,7 @@ def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator
     target = find_target(batch, recipe.target)
     if recipe.loss is not None and not state.is_own_loop:
         yield from _compare_with_halves(recipe, model, batch, target)
-    task = seen.task
+    task, values = seen.task, None
     try:
         if recipe.predict is not None:
             values = recipe.predict(model, batch)
@@ -57,7 +58,13 @@ def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator
         elif task is None:
             yield from _explain_outputs(recipe, model, batch, seen, target)
         elif seen.call is not None or not state.is_own_loop:
-            yield from _explain_scores(task, compute_outputs(recipe, model, batch, seen), seen)
+            outputs = compute_outputs(recipe, model, batch, seen)
+            yield from _explain_scores(task, outputs, seen)
+            values = to_values(task, outputs, seen)
+        if isinstance(values, Tensor) and task is not None and values.dim():
+            kept, why = choose_kept(state.ensemble, task, values.shape[1:])
+            if why:
+                yield why if kept is not None else f"{UNCOMBINED}: {why}"
     except OutputError as error:
         yield f"{UNCOMBINED}: {error}"
     except Exception as error:  # it is raised again where it matters, with a message of its own

@@ -81,8 +81,8 @@ def find_errors(target: Array) -> tuple[Callable[[Array], Array], float]:
 
 
 def point_columns(rows: Positions, center: float | None) -> Array:
-    """What `finish_points` needs of each row, [8, k]. Sums of squares are of differences to the mean, or to `center`,
-    so that targets far from 0 cost no precision.
+    """What `finish_points` needs of each row, [8, k]. Sums of squares are of differences to the mean, or to
+    `center`, so that targets far from 0 cost no precision.
     """
     y = rows.target - (rows.target.mean() if center is None else center)
     p = rows.values - (rows.values.mean() if center is None else center)
