@@ -185,8 +185,8 @@ class Ensemble(MemberPipelines):
             combination has selected and of the best, and nothing of those that were pruned or cancelled.
         keep_predictions_gb: the most that the saved predictions of a member may take, in GB (1e9 bytes), of all
             splits together. Of larger ones a part of the positions (pixels, steps) of each sample is kept, drawn
-            by lot and the same for all members; the combination and its figures are of these. Where samples have no
-            such positions, or `combine` is a function, none are kept: members are ranked, but not combined.
+            by lot and the same for all members; the combination and its figures are of these. Where samples have
+            no such positions, or `combine` is a function, none are kept: members are ranked, but not combined.
         keep_data: whether the run directory keeps the arrays of `sources.arrays`. If not, they are in the memory
             of the machine while the run lasts (not with Ray), and what was stopped is continued by its spec.
         private_modules: names of modules of yours that the run directory does not keep, neither as text nor in the

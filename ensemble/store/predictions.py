@@ -1,8 +1,8 @@
 """Saves and loads a member's predictions on a split, for selection, calibration and combination. Needs no torch.
 
 One safetensors file: `values` float32 [n, ...] as `ensemble.spec.task` lays them out for the task, which its
-header names; `index` int64 [n]; `target` [n, ...] where there is one; `positions` int64 [k] where these are not all
-of a sample. Rows are kept in the order of `index`, so that those of two members stand side by side.
+header names; `index` int64 [n]; `target` [n, ...] where there is one; `positions` int64 [k] where some are
+kept. Rows are kept in the order of `index`, so that those of two members stand side by side.
 """
 
 from __future__ import annotations
@@ -315,9 +315,8 @@ def load_predictions(
             keys = list(file.keys())
             tensors = _map_tensors(name) if mapped else {key: file.get_tensor(key) for key in keys}
         task = Task.from_record(about["task"])
-        return Predictions(
-            *(tensors[name] for name in ("values", "index")), tensors.get("target"), task, tensors.get("positions")
-        )
+        more = (tensors.get("target"), task, tensors.get("positions"))
+        return Predictions(tensors["values"], tensors["index"], *more)
     except FileNotFoundError:
         raise DamagedError(f"{path} does not exist: the member has not saved predictions for that split") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
