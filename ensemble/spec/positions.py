@@ -55,9 +55,8 @@ def choose_kept(ensemble: Ensemble, task: Task, row: Sequence[int]) -> tuple[Any
         The positions, int64 [k], None for all or nothing; and why these are not all, else "".
     """
     splits = [len(split) for split in (ensemble.valid, ensemble.test, ensemble.shifted) if split is not None]
-    shape, gb = (sum(splits), *row), ensemble.keep_predictions_gb
-    numbers, tail = math.prod(shape), TAILS.get(task.kind, 0)
-    size = 4 * numbers + 8 * math.prod(shape[: len(shape) - tail])  # with targets
+    shape, gb, numbers = (sum(splits), *row), ensemble.keep_predictions_gb, sum(splits) * math.prod(row)
+    size = count_bytes(ensemble, task, row)
     if size <= gb * 1e9:
         return None, ""
     why = (
@@ -71,6 +70,12 @@ def choose_kept(ensemble: Ensemble, task: Task, row: Sequence[int]) -> tuple[Any
             f"{why}, and a part of a sample would not do: none are kept; declare a larger one",
         )
     return kept, f"{why}: {len(kept):,} of the {count_positions(task, shape):,} positions of each sample are kept"
+
+
+def count_bytes(ensemble: Ensemble, task: Task, row: Sequence[int]) -> int:
+    """How much the predictions of a member on all splits take, with their targets; `row` as of `choose_kept`."""
+    splits = [len(split) for split in (ensemble.valid, ensemble.test, ensemble.shifted) if split is not None]
+    return sum(splits) * (4 * math.prod(row) + 8 * math.prod(row[: len(row) - TAILS.get(task.kind, 0)]))
 
 
 def take_positions(array: Any, positions: Any, tail: int) -> Any:

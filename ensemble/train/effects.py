@@ -32,9 +32,11 @@ class Effects:
         steps_per_epoch: global batches of an epoch.
         splits: on which members are evaluated, those that the ensemble has.
         is_measured: whether the member only shows what its steps take.
+        predictions_bytes: what its saved predictions would take as a whole; None: not known, or not yet.
     """
 
     is_measured = False
+    predictions_bytes: int | None = None
 
     def __init__(
         self,

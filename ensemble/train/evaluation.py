@@ -101,6 +101,7 @@ class _SplitRows:
         values, task = self._predict(model, batch, first)
         kept = None if target is None or task is None else as_stored_target(task, target)
         if values is not None and task is not None:
+            self._member.note_predicted(task, values)
             self._classes = values.shape[-1] if task.kind == "classification" else 0
             why = explain_layout(task, values, kept)
             self._missing, self._is_measured = self._missing or why or "", self._is_measured or why is None

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangeOptions
 from ensemble.spec import Ensemble
+from ensemble.spec.positions import count_bytes
 from ensemble.spec.recipe import list_member_options
 from ensemble.spec.task import Task
 from ensemble.store import PredictedRows, RunDir
@@ -459,6 +460,11 @@ class TrainContext:
         return self._state.position
 
     # --- for the worker ---------------------------------------------------------------------------------
+
+    def note_predicted(self, task: Task, values: Tensor) -> None:
+        """Count what predictions take, of those of a batch [b, ...]."""
+        state = self._state
+        state.effects.predictions_bytes = count_bytes(state.ensemble, task, values.shape[1:])
 
     def make_rows(self) -> PredictedRows:
         """Where predictions are collected until all are there."""

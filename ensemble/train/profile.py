@@ -98,7 +98,7 @@ class TrialSession:
         assert job.profile is not None
         self._job, self._request, self._ensemble, self._comm, self._emit = job, job.profile, ensemble, comm, emit
         self._gpu, self._ready = gpu, PreparedBatches(ensemble, comm)
-        self.sizes: dict[str, tuple[int, int, int]] = {}  # member -> see `_TrialEffects`
+        self.sizes: dict[str, tuple[int, int, int, int | None]] = {}  # member -> see `MeasuredSteps`
         self.evaluations: dict[str, dict[str, float] | None] = {}  # member -> see `Stopwatch.evaluation`
         self._reported_at = 0.0
         self._steps = 0  # that were timed last, if these were all
@@ -182,7 +182,7 @@ class TrialSession:
                 pass
             finally:
                 self._steps = watch.steps if watch.is_complete else 0
-                self.sizes[identity.member] = effects.sizes
+                self.sizes[identity.member] = (*effects.sizes, effects.predictions_bytes)
                 self.evaluations[identity.member] = watch.evaluation()
                 member.close()
         figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}

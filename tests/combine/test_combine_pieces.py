@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ensemble import Ensemble, Recipe
-from ensemble.combine import combine, find_math, prediction_matrix
+from ensemble.combine import combine, find_math, prediction_matrix, uncertainty
 from ensemble.combine.metrics import Array
 from ensemble.spec import positions
 from ensemble.spec.task import IGNORED, Task
@@ -120,6 +120,7 @@ def test_combining_takes_less_memory_than_two_members_have_predicted(
     monkeypatch.setattr(prediction_matrix, "MOST_FITTED", one // 16)
     monkeypatch.setattr(prediction_matrix, "FEWEST_FITTED", 1)
     monkeypatch.setattr(positions, "PIECE", one // 64)
+    monkeypatch.setattr(uncertainty, "_CHUNK", one // 64)
     combine(*made, declare(task))  # imports what fits
     tracemalloc.start()
     try:

@@ -154,6 +154,9 @@ def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_
     tmp_path: Path,
 ) -> None:
     declared = images(keep_predictions_gb=1e-4, combine=median)
+    planned = ensemble.dry_run(declared)
+    assert planned.members[0]["predictions_bytes"] == 2 * 16 * PIXELS * 12
+    assert any("take 0.00157 GB, more than Ensemble.keep_predictions_gb=0.0001" in note for note in planned.notes)
     result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
     assert [member.state for member in result.members.values()] == ["finished", "finished"]
     assert result.combined.metrics is None
