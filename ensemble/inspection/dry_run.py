@@ -98,8 +98,8 @@ def dry_run(
         if largest > ensemble.keep_predictions_gb:
             notes.append(
                 f"a member's predictions take {largest:.3g} GB, more than Ensemble.keep_predictions_gb="
-                f"{ensemble.keep_predictions_gb:g}: of each sample a part of its positions is kept, or nothing where "
-                "it has none or combine is a function"
+                f"{ensemble.keep_predictions_gb:g}: of each sample a part of its positions is kept, or nothing "
+                "where it has none or combine is a function"
             )
         estimate_members(groups, power)
         run = estimate_run(

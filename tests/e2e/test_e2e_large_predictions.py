@@ -158,7 +158,10 @@ def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_
     assert planned.members[0]["predictions_bytes"] == 2 * 16 * PIXELS * 12
     assert any("take 0.00157 GB, more than Ensemble.keep_predictions_gb=0.0001" in note for note in planned.notes)
     result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
-    assert [member.state for member in result.members.values()] == ["finished", "finished"]
+    assert [member.state for member in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()] == [
+        "finished",
+        "finished",
+    ]
     assert result.combined.metrics is None
     remarks = find_remarks(tmp_path / "run")
     assert any("none are kept" in text and "keep_predictions_gb=0.0001" in text for text in remarks)
