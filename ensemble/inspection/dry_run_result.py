@@ -127,7 +127,8 @@ def _data(found: DryRun, width: int | None) -> Iterator[str]:
 def _members(found: DryRun, width: int | None) -> Iterator[str]:
     heads = [
         "members", "hyperparameters", "workers", "parameters", "checkpoint", "predictions", "batch",
-        "steps x epochs", "s/step measured", "s/evaluated batch", "memory measured", "time estimated", "J estimated",
+        "steps x epochs", "s/step measured", "s/evaluated batch", "memory measured", "time estimated",
+        "J estimated",
     ]  # fmt: skip
     yield format_table(heads, [_describe_group(row) for row in found.members], width)
     failed: dict[str, list[str]] = {}

@@ -54,16 +54,17 @@ def choose_kept(ensemble: Ensemble, task: Task, row: Sequence[int]) -> tuple[Any
     Returns:
         The positions, int64 [k], None for all or nothing; and why these are not all, else "".
     """
-    splits = [len(split) for split in (ensemble.valid, ensemble.test, ensemble.shifted) if split is not None]
-    shape, gb, numbers = (sum(splits), *row), ensemble.keep_predictions_gb, sum(splits) * math.prod(row)
-    size = count_bytes(ensemble, task, row)
+    samples = sum(len(each) for each in (ensemble.valid, ensemble.test, ensemble.shifted) if each is not None)
+    size, gb, shape = count_bytes(ensemble, task, row), ensemble.keep_predictions_gb, (samples, *row)
     if size <= gb * 1e9:
         return None, ""
     why = (
         f"the predictions of {shape[0]:,} samples of shape {list(row)} take {size / 1e9:.3g} GB a member, more "
         f"than Ensemble.keep_predictions_gb={gb:g}"
     )
-    kept = None if callable(ensemble.combine) else choose_positions(task, shape, gb * 1e9 * numbers / size)
+    kept = (
+        None if callable(ensemble.combine) else choose_positions(task, shape, gb * 1e9 * math.prod(shape) / size)
+    )
     if kept is None:
         return (
             None,
@@ -73,9 +74,14 @@ def choose_kept(ensemble: Ensemble, task: Task, row: Sequence[int]) -> tuple[Any
 
 
 def count_bytes(ensemble: Ensemble, task: Task, row: Sequence[int]) -> int:
-    """How much the predictions of a member on all splits take, with their targets; `row` as of `choose_kept`."""
-    splits = [len(split) for split in (ensemble.valid, ensemble.test, ensemble.shifted) if split is not None]
-    return sum(splits) * (4 * math.prod(row) + 8 * math.prod(row[: len(row) - TAILS.get(task.kind, 0)]))
+    """How much the predictions of a member on all splits take, with their targets, those of a free task apart.
+
+    Args:
+        row: as of `choose_kept`.
+    """
+    samples = sum(len(each) for each in (ensemble.valid, ensemble.test, ensemble.shifted) if each is not None)
+    targets = 0 if task.kind == "free" else math.prod(row[: len(row) - TAILS.get(task.kind, 0)])
+    return samples * (4 * math.prod(row) + 8 * targets)
 
 
 def take_positions(array: Any, positions: Any, tail: int) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
-from ensemble.spec.positions import choose_kept
+from ensemble.spec.positions import choose_kept, count_bytes
 from ensemble.spec.task import NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
 from ensemble.train.accumulation import split_batch
@@ -62,6 +62,7 @@ def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator
             yield from _explain_scores(task, outputs, seen)
             values = to_values(task, outputs, seen)
         if isinstance(values, Tensor) and task is not None and values.dim():
+            state.effects.predictions_bytes = count_bytes(state.ensemble, task, values.shape[1:])
             kept, why = choose_kept(state.ensemble, task, values.shape[1:])
             if why:
                 yield why if kept is not None else f"{UNCOMBINED}: {why}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,33 @@ def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_
     assert order.index("remark") < order.index("epoch")
     assert not RunDir(tmp_path / "run").predictions("member-0", "valid").exists()
     assert ensemble.load(tmp_path / "run", combine="average")({"x": torch.zeros(2, PIXELS)}).shape == (2, PIXELS)
+
+
+def count_steps(model: nn.Module, batch: Any) -> torch.Tensor:
+    if model.training:
+        with open(os.environ["LARGE_PREDICTIONS"] + "/steps", "a") as file:
+            file.write("x")
+    return loss(model, batch)
+
+
+def die_in_the_last_evaluation(model: nn.Module, batch: Any) -> torch.Tensor:
+    steps, died = (Path(os.environ["LARGE_PREDICTIONS"], name) for name in ("steps", "died"))
+    if steps.stat().st_size == 16 and float(batch["x"][0]) > 2.5 and not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return (model(batch["x"]) + batch["x"]).expand(-1, ROW)
+
+
+def test_a_failure_in_the_last_large_evaluation_repeats_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LARGE_PREDICTIONS", str(tmp_path))
+    (tmp_path / "steps").touch()
+    valid = Pipeline(sources.arrays(x=np.linspace(2, 3, 80, dtype=np.float32)[:, None]))
+    recipe = Recipe(model=Line, loss=count_steps, predict=die_in_the_last_evaluation, task="free")
+    declared = replace(declare(96, [""], 1.0), recipe=recipe, valid=valid)
+    ensemble.submit(declared, tmp_path / "run", "local").wait()
+    assert (tmp_path / "died").exists()
+    [member] = fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()
+    assert (member.state, member.attempts) == ("finished", 2)
+    assert (tmp_path / "steps").stat().st_size == 16  # of two epochs of 8 steps, each once
