@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,8 @@ def measure(
 ) -> tuple[dict[str, Any], list[str]]:
     """The measured fields of the `combined` event, and what is to be noted.
 
-    Args:
-        valid: what was fitted to.
-        report: what is measured; where `combined` has a part of its positions, these are predicted once more, some
-            at a time.
-        combined: the ensemble's predictions of `report`.
-        best: the best member, None where there is no target.
+    `combined` are the ensemble's predictions of `report`, or of a part of its positions: then all are predicted
+    once more, some at a time. `best`: the best member on `valid`, None where there is no target.
     """
     if best is None:
         return UNMEASURED, []
@@ -53,13 +50,14 @@ def measure(
         own = task_math.statistics_of(model, arrays, target)
         return own, task_math.finish(own, lambda: model(arrays), target, more)
 
+    take_first = operator.itemgetter(0)
     # Metrics of the whole split need all of it in memory.
     whole = combination.predict(report.values) if is_part and more else combined.values
-    parts = (combination.predict, report.values) if is_part and not more else (_take_first, [whole])
+    parts = (combination.predict, report.values) if is_part and not more else (take_first, [whole])
     statistics, metrics, alone = {}, {}, []
     statistics["ensemble"], metrics["ensemble"] = measure_model(*parts)
     for number, own in enumerate(report.values):
-        of_member, figures = measure_model(_take_first, [own])
+        of_member, figures = measure_model(take_first, [own])
         alone.append(figures)
         if number == at:
             statistics["best"], metrics["best"] = of_member, figures
@@ -90,10 +88,8 @@ def measure(
     }
     notes = [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
     large = [each for each in statistics["ensemble"] if isinstance(each, Resampled) and not each.draws]
-    return fields, [
-        *notes,
-        *(f"{name_of(one)} has no interval: {TOO_MANY}" for each in large for one in each.metrics),
-    ]
+    notes += [f"{name_of(one)} has no interval: {TOO_MANY}" for each in large for one in each.metrics]
+    return fields, notes
 
 
 def list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMetricLike]:
@@ -112,7 +108,3 @@ def list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMet
         return more
     reported = reported_metrics(recipe)
     return more if reported is None or objective in reported else [*more, objective]
-
-
-def _take_first(arrays: Sequence[Array]) -> Array:
-    return arrays[0]

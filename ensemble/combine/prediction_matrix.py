@@ -81,19 +81,18 @@ class PredictionMatrix:
 
     def thin(self) -> PredictionMatrix:
         """Returns the predictions of a part of the positions of each sample, where all are too many to fit to."""
-        most = max(FEWEST_FITTED, MOST_FITTED // max(1, len(self.values)))
-        at = choose_positions(self.task, self.values[0].shape, most) if self.values else None
+        most, shape = max(FEWEST_FITTED, MOST_FITTED // max(1, len(self.values))), self.values[0].shape
+        at = choose_positions(self.task, shape, most)
         if at is None:
             return self
-        tail = find_math(self.task).tail
-        parts = {id(own): take_positions(own, at, tail) for own in {id(own): own for own in self.values}.values()}
+        distinct = {id(own): own for own in self.values}  # members of one configuration have the same array
+        parts = {key: take_positions(own, at, find_math(self.task).tail) for key, own in distinct.items()}
         target = None if self.target is None else take_positions(self.target, at, 0)
-        positions = count_positions(self.task, self.values[0].shape)
         part = (
-            f"weights, calibration and figures of uncertainty and of classes are of {len(at):,} positions of each "
-            f"sample, drawn from its {positions:,}"
+            "weights, calibration and figures of uncertainty and of classes are of "
+            f"{len(at):,} positions of each sample, drawn from its {count_positions(self.task, shape):,}"
         )
-        part = "; ".join(filter(None, (self.part, part)))
+        part = f"{self.part}; {part}" if self.part else part
         return replace(self, values=[parts[id(own)] for own in self.values], target=target, part=part)
 
     def take(self, rows: Any) -> PredictionMatrix:

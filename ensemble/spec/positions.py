@@ -34,10 +34,7 @@ def count_positions(task: Task, shape: Sequence[int]) -> int:
 
 
 def choose_positions(task: Task, shape: Sequence[int], most: float) -> Any | None:
-    """The positions of each sample, ascending, of which values [n, ...] are `most` numbers; None: all.
-
-    At least one of each sample is chosen.
-    """
+    """The positions of each sample, ascending, of which values [n, ...] are `most` numbers; None: all."""
     positions, size = count_positions(task, shape), math.prod(shape)
     if positions == 1 or size <= most:
         return None
@@ -62,23 +59,15 @@ def choose_kept(ensemble: Ensemble, task: Task, row: Sequence[int]) -> tuple[Any
         f"the predictions of {shape[0]:,} samples of shape {list(row)} take {size / 1e9:.3g} GB a member, more "
         f"than Ensemble.keep_predictions_gb={gb:g}"
     )
-    kept = (
-        None if callable(ensemble.combine) else choose_positions(task, shape, gb * 1e9 * math.prod(shape) / size)
-    )
+    most = math.prod(shape) * gb * 1e9 / size
+    kept = None if callable(ensemble.combine) else choose_positions(task, shape, most)
     if kept is None:
-        return (
-            None,
-            f"{why}, and a part of a sample would not do: none are kept; declare a larger one",
-        )
+        return None, f"{why}, and a part of a sample would not do: none are kept; declare a larger one"
     return kept, f"{why}: {len(kept):,} of the {count_positions(task, shape):,} positions of each sample are kept"
 
 
 def count_bytes(ensemble: Ensemble, task: Task, row: Sequence[int]) -> int:
-    """How much the predictions of a member on all splits take, with their targets, those of a free task apart.
-
-    Args:
-        row: as of `choose_kept`.
-    """
+    """How much the predictions of a member on all splits take, with their targets; see `choose_kept`."""
     samples = sum(len(each) for each in (ensemble.valid, ensemble.test, ensemble.shifted) if each is not None)
     targets = 0 if task.kind == "free" else math.prod(row[: len(row) - TAILS.get(task.kind, 0)])
     return samples * (4 * math.prod(row) + 8 * targets)
@@ -98,8 +87,5 @@ def list_pieces(task: Task, shape: Sequence[int]) -> list[tuple[slice, slice]]:
         step = PIECE // own
         return [(slice(first, first + step), slice(None)) for first in range(0, shape[0], step)]
     step = max(1, PIECE * positions // own)
-    return [
-        (slice(row, row + 1), slice(first, first + step))
-        for row in range(shape[0])
-        for first in range(0, positions, step)
-    ]
+    parts = [slice(first, first + step) for first in range(0, positions, step)]
+    return [(slice(row, row + 1), part) for row in range(shape[0]) for part in parts]

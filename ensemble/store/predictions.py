@@ -83,6 +83,10 @@ class _Spool:
             self._file.write(np.ascontiguousarray(rows).data.cast("B"))
 
     @property
+    def nbytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    @property
     def row_bytes(self) -> int:
         return self.dtype.itemsize * math.prod(self.shape)
 
@@ -237,11 +241,7 @@ class PredictedRows:
                 for part in (target, values):
                     part.copy_to(file, order)
 
-        size = (
-            len(header)
-            + sum(part.nbytes for part in parts)
-            + sum(part.rows * part.row_bytes for part in (target, values))
-        )
+        size = len(header) + sum([each.nbytes for each in parts] + [each.nbytes for each in (target, values)])
         make_directory(Path(path).parent)
         return write_atomically(Path(path), write, size)
 

@@ -182,9 +182,10 @@ class Evaluator:
         """Choose the positions of values [b, ...] that are kept; returns why none are, or ""."""
         rows.positions, why = choose_kept(self._state.ensemble, task, values.shape[1:])
         rows.tail = TAILS.get(task.kind, 0)
-        if why:
-            self._state.remark(why)
-        return why if rows.positions is None else ""
+        if rows.positions is None:
+            return why
+        self._state.remark(why)
+        return ""
 
     def _find_task(self, task: str | Task | None) -> Task:
         """The task of predictions, the same on all ranks: the one given, else the recipe's, else what was seen."""

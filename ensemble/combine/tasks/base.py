@@ -15,15 +15,7 @@ import numpy as np
 
 from ensemble.combine import methods
 from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import (
-    Array,
-    CombineError,
-    Curve,
-    Figures,
-    MetricSums,
-    compute_defined,
-    find_known,
-)
+from ensemble.combine.metrics import Array, CombineError, Curve, Figures, MetricSums, compute_defined, find_known
 from ensemble.spec.objectives import infer_mode
 from ensemble.spec.positions import list_pieces, take_positions
 from ensemble.spec.split_metrics import SplitMetricLike, name_of
@@ -120,11 +112,7 @@ class TaskMath(ABC):
         return self.finish(self.statistics(values, target), lambda: values, target, split_metrics)
 
     def finish(
-        self,
-        statistics: Sequence[Statistic],
-        values: Callable[[], Array],
-        target: Array,
-        split_metrics: Sequence[SplitMetricLike],
+        self, statistics: Sequence[Statistic], values: Callable[[], Array], target: Array, split_metrics: Any
     ) -> dict[str, float]:
         """What `measure` returns, of the task's own figures; `values` are asked for where others are wanted."""
         found = {name: float(value[0]) for statistic in statistics for name, value in statistic(None).items()}
@@ -133,13 +121,8 @@ class TaskMath(ABC):
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def statistics_of(self, model: Model, arrays: Sequence[Array], target: Array) -> list[Statistic]:
-        """`statistics` of a model that predicts each position, or sample, by itself: of some at a time.
-
-        Args:
-            arrays: what the model is given, [n, ...]; mapped ones are never held as a whole.
-
-        Raises:
-            CombineError: the target does not fit.
+        """`statistics` of a model that predicts each position, or sample, by itself: of some at a time, so that
+        mapped `arrays` [n, ...], which it is given, are never held as a whole.
         """
         pieces = list_pieces(self.task, arrays[0].shape)
         if len(pieces) == 1:
