@@ -237,6 +237,7 @@ def _fit_combination(
             if valid.unsaved
             else f"{member} cannot be combined: {why}"
         )
+    valid = valid if callable(method) else valid.thin()  # as in the run
     math = find_math(valid.task)
     objective = math.choose_criterion(ensemble.objective, ensemble.mode) if math.criteria else None
     combination, held_out = fit_held_out(

@@ -77,6 +77,16 @@ def flatten(values: Array, target: Array) -> Positions:
     return Positions(rows[known], target.reshape(-1)[known], sample[known], samples)
 
 
+def fold(function: np.ufunc, values: Array) -> Array:
+    """`function.reduce` over the last axis; numpy alone is slow where that is short, as of classes."""
+    if not 0 < values.shape[-1] < 8:
+        return np.asarray(function.reduce(values, axis=-1))
+    found = values[..., 0].copy()
+    for column in range(1, values.shape[-1]):
+        function(found, values[..., column], out=found)
+    return found
+
+
 def compute_defined(
     metrics: Iterable[SplitMetricLike], values: Array, target: Array, task: Task
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -105,10 +115,12 @@ class MetricSums:
     Attributes:
         columns: float64 [s, n]: what is summed.
         finish: makes figures, float64 [d] each, of d sets of sums [s, d].
+        expand: further columns [t, n] that follow from these, one below the other, and not by sums over positions.
     """
 
     columns: Array
     finish: Callable[[Array], Figures]
+    expand: Callable[[Array], Array] | None = None
 
     def __call__(self, counts: Array | None = None) -> Figures:
         """The figures of d resamples.
@@ -116,7 +128,10 @@ class MetricSums:
         Args:
             counts: float64 [d, n], how often each resample holds each sample; None: once, d = 1.
         """
-        sums = self.columns.sum(axis=1)[:, None] if counts is None else self.columns @ counts.T
+        columns = self.columns
+        if self.expand is not None:
+            columns = np.concatenate([columns, self.expand(columns)])
+        sums = columns.sum(axis=1)[:, None] if counts is None else columns @ counts.T
         with np.errstate(divide="ignore", invalid="ignore"):
             return self.finish(sums)
 
@@ -136,18 +151,18 @@ def count_bins(confidence: Array, right: Array, rows: Positions, bins: int = BIN
     return np.concatenate(parts)
 
 
-def count_scatter(bins: Array, rows: Positions) -> Array:
+def count_scatter(columns: Array, bins: int = BINS) -> Array:
     """What `calibration_errors` needs more where samples have several rows, which may go together.
 
     Args:
-        bins: [3 * bins, n] of `count_bins`.
+        columns: [3 * bins + ..., n]: first those of `count_bins`.
 
     Returns:
         [4 * bins, n]; [0, n] where no sample has several rows.
     """
-    if len(np.unique(rows.sample)) == len(rows.sample):
-        return np.empty((0, rows.samples))
-    count, _, right = np.split(bins, 3)
+    count, _, right = np.split(columns[: 3 * bins], 3)
+    if count.sum(axis=0).max() <= 1:
+        return np.empty((0, count.shape[1]))
     return np.concatenate([right * right, right * count, count * count, count > 0])
 
 

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ensemble.combine.conformal_scores import list_chunks
 from ensemble.combine.methods import list_representatives
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import find_math
+from ensemble.spec.positions import choose_positions, count_positions, take_positions
 from ensemble.spec.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from ensemble.store import Predictions, RunDir, RunState
 
 UNSAVED = "saved no"
+
+MOST_FITTED, FEWEST_FITTED = 2**24, 2**20
+"""Numbers of all members together, of one at least, beyond which weights and calibration are fitted to a part."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class PredictionMatrix:
         task: what all of them predict.
         groups: of each member the number of its configuration, where its row has the out-of-fold predictions of
             that (`ensemble.combine.out_of_fold`); else None.
+        part: of which of the positions they are, as a note to the user; "": of all.
     """
 
     members: list[str]
@@ -41,6 +47,7 @@ class PredictionMatrix:
     left_out: dict[str, str]
     task: Task = CLASSIFICATION
     groups: tuple[int, ...] | None = None
+    part: str = ""
 
     @property
     def unsaved(self) -> bool:
@@ -55,8 +62,7 @@ class PredictionMatrix:
             return False
         first = self.members[0]
         own, theirs = self.values[0], other.select([first]).values[0]
-        is_float = self.target.dtype.kind == other.target.dtype.kind == "f"
-        return np.array_equal(own, theirs) and np.array_equal(self.target, other.target, equal_nan=is_float)
+        return are_equal(own, theirs) and are_equal(self.target, other.target)
 
     def list_group(self, group: int) -> list[str]:
         """The members of a configuration, by its number in `groups`."""
@@ -72,6 +78,22 @@ class PredictionMatrix:
         chosen = [self.values[at[member]] for member in members]
         groups = None if self.groups is None else tuple(self.groups[at[member]] for member in members)
         return replace(self, members=list(members), values=chosen, groups=groups)
+
+    def thin(self) -> PredictionMatrix:
+        """Returns the predictions of a part of the positions of each sample, where all are too many to fit to."""
+        most, shape = max(FEWEST_FITTED, MOST_FITTED // max(1, len(self.values))), self.values[0].shape
+        at = choose_positions(self.task, shape, most)
+        if at is None:
+            return self
+        distinct = {id(own): own for own in self.values}  # members of one configuration have the same array
+        parts = {key: take_positions(own, at, find_math(self.task).tail) for key, own in distinct.items()}
+        target = None if self.target is None else take_positions(self.target, at, 0)
+        part = (
+            "weights, calibration and figures of uncertainty and of classes are of "
+            f"{len(at):,} positions of each sample, drawn from its {count_positions(self.task, shape):,}"
+        )
+        part = f"{self.part}; {part}" if self.part else part
+        return replace(self, values=[parts[id(own)] for own in self.values], target=target, part=part)
 
     def take(self, rows: Any) -> PredictionMatrix:
         """Returns the predictions of these rows only: a slice, or int64 [k]."""
@@ -126,25 +148,38 @@ def align(
     task = _find_common_task(split, tasks)
     math = find_math(task)
     for member, one in saved.items():
-        problem = math.explain_invalid(np.asarray(one.values))
-        if problem:
+        own_values = np.asarray(one.values)
+        chunks = [own_values[at] for at in list_chunks(own_values)]  # mapped, of which few are in memory at once
+        if not chunks or any(map(math.explain_invalid, chunks)):
+            problem = math.explain_invalid(own_values)
             left_out[member] = f"{split} {problem}"
             continue
-        own_index, own_target, own_values = _sort_by_index(one)
+        own_index, own_target, rows = _sort_by_index(one)
         _check_duplicates(split, member, own_index)
         if index is None:
             index, target = own_index, own_target
         else:
             _check_same_samples(split, members[0], index, member, own_index)
             _check_same_targets(split, members[0], target, member, own_target, index)
-        rows = math.normalise(own_values)
+        if any(math.normalise(chunk) is not chunk for chunk in chunks):
+            rows = math.normalise(rows)
         if values:
             _check_same_shape(split, members[0], values[0], member, rows, task)
         members.append(member)
         values.append(rows)
     if index is None:
         index = np.empty(0, dtype=np.int64)
-    return PredictionMatrix(members, values, index, target, left_out, task)
+    kept = [one.positions for one in saved.values() if one.positions is not None]
+    part = f"all figures are of the {len(kept[0]):,} positions of each sample that are kept" if kept else ""
+    return PredictionMatrix(members, values, index, target, left_out, task, part=part)
+
+
+def are_equal(first: Array, second: Array) -> bool:
+    """Whether two arrays hold the same, NaN too; some rows at a time."""
+    is_float = first.dtype.kind == second.dtype.kind == "f"
+    return first.shape == second.shape and all(
+        np.array_equal(first[at], second[at], equal_nan=is_float) for at in list_chunks(first)
+    )
 
 
 def explain_left_out(left_out: Mapping[str, str]) -> str:
@@ -228,7 +263,7 @@ def _check_same_targets(
         raise CombineError(f"{has} saved targets with its {split} predictions, {lacks} did not")
     if target is None or other is None:
         return
-    if not np.array_equal(target, other, equal_nan=target.dtype.kind == "f" and other.dtype.kind == "f"):
+    if not are_equal(target, other):
         row = 0
         if target.shape == other.shape:
             differs = (target != other) & ~((target != target) & (other != other))

@@ -47,7 +47,9 @@ def combine_again(
         candidates = combined.candidates or []
         if valid.target is None or not set(candidates) <= set(valid.members):
             return None
-        known = valid.select(candidates)
+        known = valid.select(candidates).thin()  # as in the run
+        if is_valid and known.part != valid.part:  # of the others nothing is known out of fold
+            return None
         stack, held_out = fit_stack(task_math, known.values, valid.target, known.groups)
         values = held_out if is_valid else stack.predict(shown.select(candidates).values)
     elif method == FUNCTION and function is not None:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.combine.bootstrap import Resampled, find_noise, intervals
 from ensemble.combine.classes import explain_missing_classes
 from ensemble.combine.combination import (
     CALIBRATION_SAMPLES,
@@ -24,15 +23,14 @@ from ensemble.combine.combination import (
     fit_held_out,
     is_enough,
 )
-from ensemble.combine.metrics import Array, CombineError, compute_defined
+from ensemble.combine.measured import UNMEASURED, list_split_metrics, measure
+from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.prediction_matrix import PredictionMatrix, explain_left_out, read_prediction_matrix
 from ensemble.combine.quantify import Quantified, describe, quantify
 from ensemble.combine.shifted_split import describe_change, read_shifted
-from ensemble.combine.tasks import Statistic, TaskMath, find_math
+from ensemble.combine.tasks import TaskMath, find_math
 from ensemble.combine.thresholds import measure_decisions, with_thresholds
 from ensemble.spec.objectives import infer_mode
-from ensemble.spec.recipe import Recipe, has_own_loop, reported_metrics
-from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, name_of
 from ensemble.spec.task import CLASSIFICATION, as_task
 
 if TYPE_CHECKING:
@@ -53,10 +51,6 @@ EPOCHS_CHOSEN = "; optimistic: members chose their epoch on their own fold"
 
 NOT_ASKED = "Ensemble.calibrate is off"
 """Why there is no calibration where one would be possible."""
-
-TOO_MANY = "there are too many predictions to compute it again for other samples"
-
-_UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability", "intervals", "noise"))
 
 _UNQUANTIFIED = ("decision", "uncertainty", "conformal", "selective", "shifted", "shifted_metrics")
 
@@ -146,7 +140,10 @@ def combine_samples(
         else:
             left_out |= test.left_out
             valid, report, note = valid.select(test.members), test, ""
-    task_math = find_math(valid.task)
+    task_math, whole, is_valid = find_math(valid.task), report, report is valid
+    if not callable(ensemble.combine):  # a function may look at a sample as a whole
+        valid = valid.thin()
+        report = valid if is_valid else report.thin()
     for name, split in (("valid", valid), ("test", report)):
         try:
             if split.target is not None:
@@ -176,7 +173,9 @@ def combine_samples(
             samples[0].parts.clear()
         if report is not valid:
             samples.append(quantify("test", report, combination, best))
-        measured, notes = _measure(task_math, valid, report, samples[-1].values, best, ensemble)
+        if is_valid and combination.stacker is not None:  # the others were not fitted out of fold
+            whole = report
+        measured, notes = measure(task_math, valid, whole, combination, samples[-1], best, ensemble)
     except CombineError as error:
         return refuse(asked, str(error), left_out)
 
@@ -184,7 +183,7 @@ def combine_samples(
     shifted, why = None, ""
     if ensemble.shifted is not None:
         shifted, why = read_shifted(run_dir, state, valid, combination, best)
-    more = _list_split_metrics(task_math, ensemble)
+    more = list_split_metrics(task_math, ensemble)
     change, why_not = describe_change(shifted, measured["metrics"], more)
     sureness = describe(samples[0], samples[-1], shifted, level=ensemble.coverage)
     if is_fitted:  # it would be calibrated on what it is measured on
@@ -205,7 +204,7 @@ def combine_samples(
         "temperature": combination.temperature if calibration["method"] == "temperature" else 1.0,
         "out_of_fold": valid.groups is not None,
         "split": "valid" if report is valid and not is_fitted else "test",
-        "note": "; ".join(filter(None, (note, *notes, why, why_not))) or None,
+        "note": "; ".join(filter(None, (note, report.part, *notes, why, why_not))) or None,
         **measured,
         "decision": decision,
         **sureness,
@@ -297,79 +296,6 @@ def _score_members(valid: PredictionMatrix, ensemble: Ensemble) -> tuple[dict[st
     return scores, -1.0 if infer_mode(name) == "max" else 1.0
 
 
-def _measure(
-    task_math: TaskMath,
-    valid: PredictionMatrix,
-    report: PredictionMatrix,
-    combined: Array,
-    best: str | None,
-    ensemble: Ensemble,
-) -> tuple[dict[str, Any], list[str]]:
-    """The measured fields of the `combined` event, and what is to be noted; `combined`: the ensemble's predictions
-    of `report`; `best`: the best member, None where there is no target.
-    """
-    if best is None:
-        return _UNMEASURED, []
-    assert valid.target is not None and report.target is not None
-    target, more = report.target, _list_split_metrics(task_math, ensemble)
-    at = valid.members.index(best)
-    alone = [task_math.measure(own, target, more) for own in report.values]
-    calibrated: dict[str, float] | None = None
-    if ensemble.calibrate and task_math.calibration is not None and is_enough(valid.target):
-        factor = task_math.fit_calibration(valid.values[at], valid.target)
-        calibrated = task_math.measure(task_math.calibrate(report.values[at], factor), target, more)
-    models = {"ensemble": combined, "best": report.values[at]}
-    statistics = {of: _list_statistics(task_math, own, target, more) for of, own in models.items()}
-    found = intervals(statistics, len(target))
-    metrics = {"ensemble": task_math.measure(combined, target, more), "best": alone[at]}
-    failed = compute_defined([m for m in more if not isinstance(m, str)], combined, target, task_math.task)[1]
-    curves = {of: task_math.reliability(own, target) for of, own in models.items()}
-    fields = {
-        "metrics": {
-            **metrics,
-            "mean": {name: float(np.mean([one[name] for one in alone if name in one])) for name in alone[0]},
-        },
-        "intervals": found,
-        "noise": find_noise(found, [name for name in metrics["ensemble"] if name in metrics["best"]]),
-        "best_member": best,
-        "best_calibrated": calibrated,
-        "reliability": {of: [list(point) for point in curve] for of, curve in curves.items() if curve} or None,
-    }
-    notes = [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
-    large = [each for each in statistics["ensemble"] if isinstance(each, Resampled) and not each.draws]
-    return fields, [
-        *notes,
-        *(f"{name_of(one)} has no interval: {TOO_MANY}" for each in large for one in each.metrics),
-    ]
-
-
-def _list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMetricLike]:
-    """The metrics of the whole split: those of the recipe, and the objective where it is one that the members'
-    evaluation added, rather than the user's code, which may mean something else by its name.
-    """
-    recipe, objective = ensemble.recipe, str(ensemble.objective)
-    more: list[SplitMetricLike] = list(getattr(recipe, "split_metrics", ()))
-    known = KNOWN.get(objective)
-    if (
-        known is None
-        or task_math.task.kind not in known.kinds
-        or not isinstance(recipe, Recipe)
-        or has_own_loop(recipe)
-    ):
-        return more
-    reported = reported_metrics(recipe)
-    return more if reported is None or objective in reported else [*more, objective]
-
-
-def _list_statistics(
-    task_math: TaskMath, values: Array, target: Array, more: Sequence[SplitMetricLike]
-) -> list[Statistic]:
-    own = task_math.statistics(values, target)
-    known = {name for statistic in own for name in statistic(None)}
-    left = [metric for metric in more if name_of(metric) not in known]
-    return [*own, Resampled(left, values, target, task_math.task)] if left else own
-
-
 def refuse(
     asked: Mapping[str, str | None], reason: str, left_out: dict[str, str]
 ) -> tuple[dict[str, Any], list[Quantified]]:
@@ -379,7 +305,7 @@ def refuse(
         asked: what was asked for, see `describe_method`.
         left_out: member -> why it took no part.
     """
-    unknown = dict.fromkeys(("task", "calibration", "temperature", "split", "note", *_UNMEASURED, *_UNQUANTIFIED))
+    unknown = dict.fromkeys(("task", "calibration", "temperature", "split", "note", *UNMEASURED, *_UNQUANTIFIED))
     fields: dict[str, Any] = {
         "method": asked["declared"],
         "reason": reason,

@@ -36,6 +36,7 @@ def read_shifted(
     try:
         shifted = read_prediction_matrix(run_dir, state, valid.members, "shifted")
         if not shifted.left_out and shifted.task == valid.task:
+            shifted = shifted if combination.function is not None else shifted.thin()
             found = quantify("shifted", shifted, combination, best)
             padded = valid.target is not None and not find_known(valid.target).all()
             return found, UNKNOWN_PADDING if padded and not found.is_known else ""

@@ -65,7 +65,7 @@ class Finalizer:
             combined["failed"] = True
         combined["classes"] = self._find_classes(samples)
         try:
-            self._per_class = self._measure_classes(state, samples, combined)
+            self._per_class = self._measure_classes(samples, combined)
         except Exception as error:
             self._note("the figures of each class could not be computed", error)
         try:
@@ -88,21 +88,17 @@ class Finalizer:
             return None
         return None if names is None else list(names)
 
-    def _measure_classes(
-        self, state: RunState, samples: Sequence[Quantified], combined: dict[str, Any]
-    ) -> dict[str, PerClass]:
+    def _measure_classes(self, samples: Sequence[Quantified], combined: dict[str, Any]) -> dict[str, PerClass]:
         """The figures of each class, of the combined model and of the best member; empty where there are none."""
         from ensemble.combine.per_class import compute_per_class
-        from ensemble.combine.prediction_matrix import read_prediction_matrix
         from ensemble.spec.task import LABELS
 
         shown = next((one for one in samples if one.split == combined["split"]), None)
         if shown is None or shown.target is None or shown.task.kind not in LABELS:
             return {}
         more = (shown.target, combined["classes"], shown.split)
-        found = {"ensemble": compute_per_class(shown.task, shown.values, *more)}
-        best = read_prediction_matrix(self._run_dir, state, [combined["best_member"]], shown.split)
-        return found | {"best": compute_per_class(shown.task, best.values[0], *more)}
+        models = {"ensemble": shown.values, "best": shown.best}
+        return {of: compute_per_class(shown.task, own, *more) for of, own in models.items() if own is not None}
 
     def _write_uncertainty(self, samples: Sequence[Quantified]) -> None:
         from ensemble.combine.quantify import format_samples

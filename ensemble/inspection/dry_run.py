@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIGURES = ("step_s", "memory_gb", "gpu_memory_gb", "cpus")
+SIZES = ("parameters", "trainable", "checkpoint_bytes", "predictions_bytes")
 MOST_SELECTIONS = 3
 REMEDY = 'Replace the files; or leave such records out: Pipeline(on_error="skip"), at most max_skipped= of them'
 STEPS_S = (0.5, 6.0)
@@ -90,6 +91,13 @@ def dry_run(
     with _make_folder() as folder, _open_meter(ensemble, notes) as meter:
         imports = 1 if executor == "inline" else 2
         groups, prepare_s, power = _measure(ensemble, _group_members(identities), folder, meter, notes)
+        largest = max((row["predictions_bytes"] or 0 for row in groups), default=0) / 1e9
+        if largest > ensemble.keep_predictions_gb:
+            notes.append(
+                f"a member's predictions take {largest:.3g} GB, more than Ensemble.keep_predictions_gb="
+                f"{ensemble.keep_predictions_gb:g}: of each sample a part of its positions is kept, or nothing "
+                "where it has none or combine is a function"
+            )
         estimate_members(groups, power)
         run = estimate_run(
             ensemble,
@@ -277,7 +285,7 @@ def _measure(
                     0
                 ]
             row |= _read_figures(measured.figures) | {"_figures": measured.figures}
-            row |= {name: getattr(measured, name) for name in ("parameters", "trainable", "checkpoint_bytes")}
+            row |= {name: getattr(measured, name) for name in SIZES}
             row |= {"measuring_s": time.monotonic() - began}
             row |= {
                 "_evaluation": measured.evaluation,
@@ -287,7 +295,7 @@ def _measure(
             notes += [f"{first.member}: {remark}" for remark in measured.remarks]
         except (Exception, SystemExit) as error:
             log.debug("a step of %s failed", first.member, exc_info=True)
-            missing = ("evaluate_s", "parameters", "trainable", "checkpoint_bytes", "measuring_s")
+            missing = ("evaluate_s", *SIZES, "measuring_s")
             row |= dict.fromkeys((*FIGURES, *missing))
             row |= {"error": " ".join(f"{type(error).__name__}: {error}".split()), "_figures": None}
         rows.append(row)

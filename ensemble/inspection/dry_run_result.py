@@ -37,7 +37,8 @@ class DryRun:
             `expected_bytes` of all samples, estimated from some that were prepared, and the `limit` now).
         members: a row for each group of members of one architecture and one set of options: `members` (names),
             `params` (of the first), `varied` (other hyperparameters in the group), `workers`, `parameters`,
-            `trainable` (parameters), `checkpoint_bytes`, `batch_size`, `steps` (of an epoch), `epochs`,
+            `trainable` (parameters), `checkpoint_bytes`, `predictions_bytes` (of all splits, before
+            `Ensemble.keep_predictions_gb`; None: not known), `batch_size`, `steps` (of an epoch), `epochs`,
             `evaluations` (batches of splits that it evaluates in a run); measured: `step_s`, `evaluate_s` (of a
             batch, None where the first epoch evaluates nothing), `memory_gb`, `gpu_memory_gb`, `cpus`,
             `measuring_s`; estimated of one member: `seconds`, `cpu_s`, `energy_j`; `error`: why nothing was
@@ -125,8 +126,9 @@ def _data(found: DryRun, width: int | None) -> Iterator[str]:
 
 def _members(found: DryRun, width: int | None) -> Iterator[str]:
     heads = [
-        "members", "hyperparameters", "workers", "parameters", "checkpoint", "batch", "steps x epochs",
-        "s/step measured", "s/evaluated batch", "memory measured", "time estimated", "J estimated",
+        "members", "hyperparameters", "workers", "parameters", "checkpoint", "predictions", "batch",
+        "steps x epochs", "s/step measured", "s/evaluated batch", "memory measured", "time estimated",
+        "J estimated",
     ]  # fmt: skip
     yield format_table(heads, [_describe_group(row) for row in found.members], width)
     failed: dict[str, list[str]] = {}
@@ -146,13 +148,13 @@ def _describe_group(row: dict[str, Any]) -> list[str]:
         f"{name} varied" if name in row["varied"] else f"{name} {text.value(value)}"
         for name, value in row["params"].items()
     )
-    size, memory, joules = row["checkpoint_bytes"], row["memory_gb"], row["energy_j"]
+    memory, joules, sizes = row["memory_gb"], row["energy_j"], (row["checkpoint_bytes"], row["predictions_bytes"])
     return [
         _name_group(row["members"]),
         params or text.ABSENT,
         str(row["workers"]),
         _count_parameters(row["parameters"], row["trainable"]),
-        text.ABSENT if size is None else text.memory(size),
+        *(text.ABSENT if size is None else text.memory(size) for size in sizes),
         str(row["batch_size"]),
         f"{row['steps']} x {row['epochs']}",
         text.number(row["step_s"]),

@@ -182,6 +182,10 @@ class Ensemble(MemberPipelines):
             finished can be given more epochs; "weights": without the state of the optimizer, often two thirds of
             the size; "selected": the weights of those that finished, after the run's end of those alone that its
             combination has selected and of the best, and nothing of those that were pruned or cancelled.
+        keep_predictions_gb: the most that the saved predictions of a member may take, in GB (1e9 bytes), of all
+            splits together. Of larger ones a part of the positions (pixels, steps) of each sample is kept, drawn
+            by lot and the same for all members; the combination and its figures are of these. Where samples have
+            no such positions, or `combine` is a function, none are kept: members are ranked, but not combined.
         keep_data: whether the run directory keeps the arrays of `sources.arrays`. If not, they are in the memory
             of the machine while the run lasts (not with Ray), and what was stopped is continued by its spec.
         private_modules: names of modules of yours that the run directory does not keep, neither as text nor in the
@@ -247,6 +251,7 @@ class Ensemble(MemberPipelines):
     checkpoint_every: int = 1
     checkpoint_minutes: float | None = 30.0
     keep_checkpoints: Literal["all", "weights", "selected"] = "all"
+    keep_predictions_gb: float = 1.0
     keep_data: bool = True
     private_modules: Sequence[str] = ()
     limits: Mapping[str, float] = field(default_factory=dict)

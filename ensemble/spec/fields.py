@@ -64,6 +64,7 @@ ENSEMBLE_FIELDS = {
     "gate_timeout_s": number(120.0),
     "checkpoint_minutes": Option(30.0, functools.partial(check_number, low=0, above=True, optional=True)),
     "keep_checkpoints": one_of("all", "weights", "selected"),
+    "keep_predictions_gb": number(1.0, above=True),
     "coverage": number(0.9, above=True, below=1),
     "thresholds": one_of("f1", "f1_macro", "balanced_accuracy"),
     "cache": one_of("memory", "disk"),

@@ -1,8 +1,8 @@
 """Saves and loads a member's predictions on a split, for selection, calibration and combination. Needs no torch.
 
 One safetensors file: `values` float32 [n, ...] as `ensemble.spec.task` lays them out for the task, which its
-header names; `index` int64 [n]; `target` [n, ...] where there is one. Rows are kept in the order of `index`, so
-that those of two members stand side by side.
+header names; `index` int64 [n]; `target` [n, ...] where there is one; `positions` int64 [k] where some are
+kept. Rows are kept in the order of `index`, so that those of two members stand side by side.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
+from ensemble.spec.positions import take_positions
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.digests import open_checked
 from ensemble.store.errors import DamagedError, StoreError, explain_format
@@ -45,12 +46,14 @@ class Predictions:
         index: int64 [n], the samples' indices, ascending.
         target: int64 or float64 [n, ...], or None.
         task: what they are predictions of.
+        positions: int64 [k], which positions of each sample they are of (`PredictedRows.positions`); None: all.
     """
 
     values: npt.NDArray[np.float32]
     index: npt.NDArray[np.int64]
     target: npt.NDArray[Any] | None
     task: Task = CLASSIFICATION
+    positions: npt.NDArray[np.int64] | None = None
 
 
 class _Spool:
@@ -78,6 +81,10 @@ class _Spool:
         self._file.seek(0, os.SEEK_END)
         if rows.size:
             self._file.write(np.ascontiguousarray(rows).data.cast("B"))
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.row_bytes
 
     @property
     def row_bytes(self) -> int:
@@ -118,9 +125,13 @@ class PredictedRows:
     Attributes:
         index: of the rows so far.
         has_target: whether they have one.
+        positions: which ones of each sample are kept (`ensemble.spec.positions`); None: all.
+        tail: how many axes of values come after those of positions.
     """
 
     def __init__(self, directory: Path) -> None:
+        self.positions: npt.NDArray[np.int64] | None = None
+        self.tail = 0
         self._directory, self._values, self._target = directory, _Spool(directory), _Spool(directory)
         self._indices: list[npt.NDArray[np.int64]] = []
         self.has_target = False
@@ -142,6 +153,7 @@ class PredictedRows:
         rows, order = np.asarray(values, dtype=np.float32), np.asarray(index, dtype=np.int64)
         if rows.ndim < 1 or order.shape != rows.shape[:1]:
             raise ValueError(f"predictions [n, ...] and index [n] have shapes {rows.shape} and {order.shape}")
+        rows = self._keep(rows, self.tail)
         try:
             self._values.add(rows)
             if target is not None:
@@ -150,11 +162,16 @@ class PredictedRows:
             raise make_write_error(self._directory / "predictions", error) from None
         self._indices.append(order.copy())
 
+    def _keep(self, rows: npt.NDArray[Any], tail: int) -> npt.NDArray[Any]:
+        """Rows [k, ...] of the positions that are kept; those of another rank have no others any more."""
+        is_whole = self.positions is None or math.prod(rows.shape[1 : rows.ndim - tail]) == len(self.positions)
+        return rows if is_whole else take_positions(rows, self.positions, tail)
+
     def _add_target(self, target: Any, rows: int) -> None:
         truth = np.asarray(target)
         if truth.shape[:1] != (rows,):
             raise ValueError(f"target must have {rows} rows, got the shape {truth.shape}")
-        self.has_target = True
+        self.has_target, truth = True, self._keep(truth, 0)
         self._target.add(truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64))
 
     def replace_target(self, target: Any | None) -> None:
@@ -211,16 +228,20 @@ class PredictedRows:
         shapes = {"index": ("I64", index.shape), "values": ("F32", (len(self), *values.shape))}
         if self.has_target:
             shapes["target"] = ("F64" if target.dtype.kind == "f" else "I64", (len(self), *target.shape))
+        parts = [index]
+        if self.positions is not None:
+            parts.append(self.positions)
+            shapes["positions"] = ("I64", self.positions.shape)
         header = _make_header(shapes, {_KEY: json.dumps({"v": VERSION, "task": task.as_record()})})
 
         def write(temporary: Path) -> None:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "wb") as file:
-                file.write(header + index.tobytes())
+                file.write(b"".join([header, *(part.tobytes() for part in parts)]))
                 for part in (target, values):
                     part.copy_to(file, order)
 
-        size = len(header) + index.nbytes + sum(part.rows * part.row_bytes for part in (target, values))
+        size = len(header) + sum([each.nbytes for each in parts] + [each.nbytes for each in (target, values)])
         make_directory(Path(path).parent)
         return write_atomically(Path(path), write, size)
 
@@ -294,7 +315,8 @@ def load_predictions(
             keys = list(file.keys())
             tensors = _map_tensors(name) if mapped else {key: file.get_tensor(key) for key in keys}
         task = Task.from_record(about["task"])
-        return Predictions(tensors["values"], tensors["index"], tensors.get("target"), task)
+        more = (tensors.get("target"), task, tensors.get("positions"))
+        return Predictions(tensors["values"], tensors["index"], *more)
     except FileNotFoundError:
         raise DamagedError(f"{path} does not exist: the member has not saved predictions for that split") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -31,7 +31,10 @@ class Effects:
         checkpointer: saves and loads its checkpoints.
         steps_per_epoch: global batches of an epoch.
         splits: on which members are evaluated, those that the ensemble has.
+        predictions_bytes: what its saved predictions would take as a whole; None: not known, or not yet.
     """
+
+    predictions_bytes: int | None = None
 
     def __init__(
         self,

@@ -106,6 +106,7 @@ class _SplitRows:
         values, task = self._predict(model, batch, first)
         kept = None if target is None or task is None else as_stored_target(task, target)
         if values is not None and task is not None:
+            self._member.note_predicted(task, values)
             why = explain_layout(task, values, kept)
             self._missing, self._is_measured = self._missing or why or "", self._is_measured or why is None
             if why is None and kept is not None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
+from ensemble.spec.positions import TAILS, choose_kept
 from ensemble.spec.split_metrics import measure_reported
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
 from ensemble.store import PredictedRows
@@ -166,12 +167,25 @@ class Evaluator:
         if truth is not None and is_float:  # on any rank, as where labels are soft
             truth = truth.double()
         with contextlib.closing(self._state.effects.make_rows()) as rows:
+            why = "" if values is None else self.bound(rows, what, values)
+            if why := find_first(self._state.comm, why or None):
+                self._state.reporter.log(f"no predictions on {split!r} are saved: {why}")
+                return
             try:
                 if values is not None and index is not None:
                     rows.add(values.detach().float().cpu(), index.detach().cpu(), truth)
             except ValueError as error:
                 raise TrainingError(f"member.predictions({split!r}): {error}") from None
             self.save_rows(split, what, rows)
+
+    def bound(self, rows: PredictedRows, task: Task, values: Tensor) -> str:
+        """Choose the positions of values [b, ...] that are kept; returns why none are, or ""."""
+        rows.positions, why = choose_kept(self._state.ensemble, task, values.shape[1:])
+        rows.tail = TAILS.get(task.kind, 0)
+        if rows.positions is None:
+            return why
+        self._state.remark(why)
+        return ""
 
     def _find_task(self, task: str | Task | None) -> Task:
         """The task of predictions, the same on all ranks: the one given, else the recipe's, else what was seen."""
@@ -205,6 +219,7 @@ class Evaluator:
             self._save(split, what, rows)
             return
         with contextlib.closing(state.effects.make_rows()) as together:
+            together.positions, together.tail = rows.positions, rows.tail
             pieces = rows.pieces()
             for _ in range(max(gather_json(state.comm, rows.count_pieces()))):
                 parts = next(pieces, (None, None, None))
@@ -219,7 +234,7 @@ class Evaluator:
         if not len(rows):
             return
         self.predictions[split] = self._state.effects.save_predictions(split, task, rows, self._state.target)
-        if split == "valid":
+        if split == "valid" and rows.positions is None:
             values, _, target = rows.arrays()
             if target is not None and values.nbytes <= MOST_COMPARED:
                 with contextlib.suppress(Exception):  # a target of one's own may have any form

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
+from ensemble.spec.positions import choose_kept, count_bytes
 from ensemble.spec.task import NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target
 from ensemble.train.infer_task import PREDICT, OutputError, describe, find_class_axis, fit_points, take_logits
-from ensemble.train.outputs import FirstCall, compute_outputs, observe, to_scaled_values, watch_call
+from ensemble.train.outputs import FirstCall, compute_outputs, observe, to_scaled_values, to_values, watch_call
 from ensemble.train.state import TrainState
 from ensemble.train.undisturbed import undisturbed
 
@@ -84,7 +85,7 @@ def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator
         with contextlib.suppress(Exception), watch_call(model, batch) as first:
             yield from _compare_with_half(recipe, model, batch, target)
     seen = state.observer.find(batch)
-    task = seen.task
+    task, values = seen.task, None
     try:
         if recipe.predict is not None:
             values = recipe.predict(model, batch)
@@ -97,6 +98,12 @@ def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator
         elif seen.call is not None or has_loss or state.observer.is_relied_on:
             outputs = first.output() if first.is_seen else compute_outputs(recipe, model, batch, seen)
             yield from _explain_scores(seen, outputs)
+            values = None if task is None else to_values(task, outputs, seen)
+        if isinstance(values, Tensor) and task is not None and values.dim():
+            state.effects.predictions_bytes = count_bytes(state.ensemble, task, values.shape[1:])
+            kept, why = choose_kept(state.ensemble, task, values.shape[1:])
+            if why:
+                yield why if kept is not None else f"{UNCOMBINED}: {why}"
     except OutputError as error:
         yield f"{UNCOMBINED}: {error}"
     except Exception as error:  # it is raised again where it matters, with a message of its own

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from ensemble.comm import Communicator
 from ensemble.comm.autotune.plan import ExchangeOptions
 from ensemble.spec import Ensemble
+from ensemble.spec.positions import count_bytes
 from ensemble.spec.recipe import list_member_options
 from ensemble.spec.task import Task
 from ensemble.store import PredictedRows, RunDir
@@ -36,7 +37,7 @@ from ensemble.train.effects import Effects
 from ensemble.train.evaluator import Evaluator, Measure
 from ensemble.train.footprint import measure_footprint
 from ensemble.train.foreign_loop import EpochLoader, Fields, ForeignLoop
-from ensemble.train.gather import read_metric
+from ensemble.train.gather import find_first, read_metric
 from ensemble.train.hyperparameters import Hyperparameters
 from ensemble.train.job import Inbox, Job, TrainingError
 from ensemble.train.lifecycle import Lifecycle
@@ -50,6 +51,9 @@ from ensemble.train.steps import TrainingSteps
 if TYPE_CHECKING:
     from pipelines import Batch
     from pipelines.loader.collate import Collate
+
+#: Of predictions, from which on a member saves its state before its last evaluation.
+MUCH_BYTES = 2**26
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -459,6 +463,18 @@ class TrainContext:
         return self._state.position
 
     # --- for the worker ---------------------------------------------------------------------------------
+
+    def note_predicted(self, task: Task, values: Tensor) -> None:
+        """Count what predictions take, of those of a batch [b, ...]."""
+        state = self._state
+        state.effects.predictions_bytes = count_bytes(state.ensemble, task, values.shape[1:])
+
+    def save_before_evaluation(self) -> None:
+        """Save in the last epoch, once trained, where much is predicted: what fails there is repeated alone."""
+        state = self._state
+        is_large = (state.effects.predictions_bytes or 0) >= MUCH_BYTES
+        if state.at.epoch + 1 == self.identity.epochs and find_first(state.comm, is_large or None):
+            self.save()
 
     def make_rows(self) -> PredictedRows:
         """Where predictions are collected until all are there."""

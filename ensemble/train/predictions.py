@@ -56,6 +56,8 @@ def _predict_rows(
                 why = explain_shape_mismatch(task, values, target)
                 if why is not None and split == "shifted" and target is not None:
                     is_foreign, why = True, explain_shape_mismatch(task, values, None)
+                if why is None and not len(rows):
+                    why = evaluator.bound(rows, task, values) or None
                 if why is not None:
                     break
                 rows.add(values.float().cpu(), batch["index"].cpu(), None if target is None else target.cpu())

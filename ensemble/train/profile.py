@@ -181,7 +181,8 @@ class TrialSession:
                 pass
             finally:
                 self._steps = watch.steps if watch.is_complete else 0
-                self.shown[identity.member] = *effects.sizes, watch.evaluation(), effects.remarks
+                sizes = *effects.sizes, effects.predictions_bytes
+                self.shown[identity.member] = *sizes, watch.evaluation(), effects.remarks
                 member.close()
         figures: dict[str, Any] = watch.figures() | {"prepare_s": self._ready.prepare_s}
         # The prepared batches are the session's; the one in use is the member's.

@@ -58,6 +58,7 @@ def train(recipe: Recipe, member: TrainContext) -> None:
                 member.observer.end()
                 member.backward(losses)
             member.step()
+        member.save_before_evaluation()
         member.report(**evaluate(recipe, member))
         if epoch == 0:
             member.report_unused()

@@ -33,7 +33,7 @@ class MeasuredSteps:
         members: names of the members that have it.
         figures: of a `Profile`, for one worker.
         parameters: of the model; trainable: how many of them are trained; checkpoint_bytes: tensors of a
-            checkpoint.
+            checkpoint; predictions_bytes: of all splits, None where that is not known.
         evaluation: `evaluate_s` and `evaluate_cpu_s` of a batch of a split; None where none was evaluated.
         remarks: what the first of the members has remarked.
     """
@@ -43,6 +43,7 @@ class MeasuredSteps:
     parameters: int
     trainable: int
     checkpoint_bytes: int
+    predictions_bytes: int | None
     evaluation: dict[str, float] | None
     remarks: list[str]
 

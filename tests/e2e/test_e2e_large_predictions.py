@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,119 @@ def test_predictions_larger_than_a_members_memory_are_saved_and_what_fails_then_
     saved = load_predictions(RunDir(tmp_path / "run").predictions("member-1", "valid"), mapped=True)
     assert saved.values.shape == (rows, ROW) and (saved.index == np.arange(rows)).all()
     assert (saved.values[:, 0] == saved.values[:, -1]).all() and len(np.unique(saved.values[:, 0])) == rows
+
+
+PIXELS = 4096
+
+
+class Image(nn.Linear):
+    def __init__(self, params: dict[str, Any]) -> None:
+        super().__init__(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x[..., None])[..., 0]
+
+
+def squared(model: nn.Module, batch: Any) -> torch.Tensor:
+    return ((model(batch["x"]) - batch["y"]) ** 2).mean(1)
+
+
+def median(values: torch.Tensor) -> torch.Tensor:
+    return values.median(dim=0).values
+
+
+def images(**more: Any) -> Ensemble:
+    x = np.random.default_rng(0).normal(size=(16, PIXELS)).astype(np.float32)
+    data = Pipeline(sources.arrays(x=x, y=x + np.random.default_rng(1).normal(size=x.shape).astype(np.float32)))
+    return Ensemble(
+        name="images",
+        recipe=Recipe(model=Image, loss=squared, predict=lambda model, batch: model(batch["x"]), target="y"),
+        members=[{"lr": 0.1}, {"lr": 0.2}],
+        train=data,
+        valid=data,
+        test=data,
+        allow_overlap=True,
+        epochs=2,
+        batch_size=8,
+        **{"combine": "greedy", **more},
+    )
+
+
+def find_remarks(path: Path) -> set[str]:
+    return {event.text for event in read_events(path / "events.jsonl") if event.type == "remark"}
+
+
+def test_of_predictions_beyond_the_bound_a_part_of_the_positions_is_kept(tmp_path: Path) -> None:
+    size = 2 * 16 * PIXELS * 12  # of a member: two splits of points and their targets
+    whole = ensemble.submit(images(), tmp_path / "whole", "inline").wait()
+    part = ensemble.submit(images(keep_predictions_gb=size / 4e9), tmp_path / "part", "inline").wait()
+    run = RunDir(tmp_path / "part")
+    files = [run.predictions(member, split) for member in ("member-0", "member-1") for split in ("valid", "test")]
+    kept = [load_predictions(path) for path in files]
+    assert all(np.array_equal(one.positions, kept[0].positions) for one in kept)
+    saved = load_predictions(RunDir(tmp_path / "whole").predictions("member-0", "valid"))
+    assert saved.positions is None and saved.values.shape == (16, PIXELS)
+    assert kept[0].values.shape == (16, PIXELS // 4)
+    assert np.array_equal(kept[0].values, saved.values[:, kept[0].positions])
+    assert kept[0].target is not None and saved.target is not None
+    assert np.array_equal(kept[0].target, saved.target[:, kept[0].positions])
+    assert sum(path.stat().st_size for path in files[:2]) < size / 4 + 20_000
+    for of in ("ensemble", "best", "mean"):
+        assert part.combined.metrics[of]["rmse"] == pytest.approx(whole.combined.metrics[of]["rmse"], rel=0.03)
+    assert "1,024 positions of each sample" in part.combined.note and whole.combined.note.count("positions") == 0
+    [remark] = find_remarks(run.path)
+    assert "keep_predictions_gb" in remark and "1,024 of the 4,096 positions" in remark
+    assert not find_remarks(tmp_path / "whole")
+    loaded = ensemble.load(run.path)
+    assert loaded({"x": torch.zeros(2, PIXELS)}).shape == (2, PIXELS)
+
+
+def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_that_is_said_at_the_first_batch(
+    tmp_path: Path,
+) -> None:
+    declared = images(keep_predictions_gb=1e-4, combine=median)
+    planned = ensemble.dry_run(declared)
+    assert planned.members[0]["predictions_bytes"] == 2 * 16 * PIXELS * 12
+    assert any("take 0.00157 GB, more than Ensemble.keep_predictions_gb=0.0001" in note for note in planned.notes)
+    result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    assert [member.state for member in fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()] == [
+        "finished",
+        "finished",
+    ]
+    assert result.combined.metrics is None
+    remarks = find_remarks(tmp_path / "run")
+    assert any("none are kept" in text and "keep_predictions_gb=0.0001" in text for text in remarks)
+    order = [event.type for event in read_events(tmp_path / "run" / "events.jsonl")]
+    assert order.index("remark") < order.index("epoch")
+    assert not RunDir(tmp_path / "run").predictions("member-0", "valid").exists()
+    assert ensemble.load(tmp_path / "run", combine="average")({"x": torch.zeros(2, PIXELS)}).shape == (2, PIXELS)
+
+
+def count_steps(model: nn.Module, batch: Any) -> torch.Tensor:
+    if model.training:
+        with open(os.environ["LARGE_PREDICTIONS"] + "/steps", "a") as file:
+            file.write("x")
+    return loss(model, batch)
+
+
+def die_in_the_last_evaluation(model: nn.Module, batch: Any) -> torch.Tensor:
+    steps, died = (Path(os.environ["LARGE_PREDICTIONS"], name) for name in ("steps", "died"))
+    if steps.stat().st_size == 16 and float(batch["x"][0]) > 2.5 and not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return (model(batch["x"]) + batch["x"]).expand(-1, ROW)
+
+
+def test_a_failure_in_the_last_large_evaluation_repeats_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LARGE_PREDICTIONS", str(tmp_path))
+    (tmp_path / "steps").touch()
+    valid = Pipeline(sources.arrays(x=np.linspace(2, 3, 80, dtype=np.float32)[:, None]))
+    recipe = Recipe(model=Line, loss=count_steps, predict=die_in_the_last_evaluation, task="free")
+    declared = replace(declare(96, [""], 1.0), recipe=recipe, valid=valid)
+    ensemble.submit(declared, tmp_path / "run", "local").wait()
+    assert (tmp_path / "died").exists()
+    [member] = fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()
+    assert (member.state, member.attempts) == ("finished", 2)
+    assert (tmp_path / "steps").stat().st_size == 16  # of two epochs of 8 steps, each once

@@ -112,7 +112,19 @@ def step_beside(member: Any) -> None:
         (mix_loops, r"epoch 1 was left after 0 of 1 steps: .*train= .*member.dataloader.*nor member.step\(\)"),
         (step_beside, r"member.step\(\) comes after .*train= .*member.dataloader.*nor member.step\(\)"),
     ],
-    ids=["frozen", "empty", "text", "tensor", "closure", "tuple", "turns", "twice", "own closure", "mixed", "beside"],
+    ids=[
+        "frozen",
+        "empty",
+        "text",
+        "tensor",
+        "closure",
+        "tuple",
+        "turns",
+        "twice",
+        "own closure",
+        "mixed",
+        "beside",
+    ],
 )
 def test_it_is_named_and_not_tried_again(given: Any, said: str, tmp_path: Path) -> None:
     recipe = given if callable(given) else Recipe(**{"model": model, "loss": "cross_entropy", **given})

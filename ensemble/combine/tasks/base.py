@@ -8,17 +8,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ensemble.combine import methods
 from ensemble.combine.methods import Criterion
-from ensemble.combine.metrics import Array, CombineError, Curve, Figures, compute_defined, find_known
+from ensemble.combine.metrics import Array, CombineError, Curve, Figures, MetricSums, compute_defined, find_known
 from ensemble.spec.objectives import infer_mode
+from ensemble.spec.positions import list_pieces, take_positions
 from ensemble.spec.split_metrics import SplitMetricLike, name_of
 from ensemble.spec.task import Task
+
+Model = Callable[[Sequence[Array]], Array]
+"""What a model predicts, [n, ...], of arrays [n, ...] for the same positions, or labels."""
 
 Statistic = Callable[[Array | None], Figures]
 """Figures of d resamples, float64 [d] each, of how often each holds each sample, [d, n]; None: once, d = 1."""
@@ -49,9 +53,11 @@ class TaskMath(ABC):
         tail: how many axes of `values` come after those of `target`; `axes`: their names.
         no_stack: why members of this task cannot be stacked; None where they can.
         no_calibration: why predictions of this task are not calibrated; None where they are.
+        center: of numbers, from which sums are taken that are added up; None: the mean of the numbers at hand.
     """
 
     task: Task
+    center: float | None = None
     criteria: ClassVar[tuple[str, ...]] = ()
     calibration: ClassVar[str | None] = None
     tail: ClassVar[int] = 0
@@ -103,14 +109,43 @@ class TaskMath(ABC):
         """
         values, target = np.asarray(values), np.asarray(target)
         self.check_target(values, target)
-        found = {
-            name: float(value[0])
-            for statistic in self.statistics(values, target)
-            for name, value in statistic(None).items()
-        }
-        more = [metric for metric in split_metrics if name_of(metric) not in found]
-        found |= compute_defined(more, values, target, self.task)[0]
+        return self.finish(self.statistics(values, target), lambda: values, target, split_metrics)
+
+    def finish(
+        self, statistics: Sequence[Statistic], values: Callable[[], Array], target: Array, split_metrics: Any
+    ) -> dict[str, float]:
+        """What `measure` returns, of the task's own figures; `values` are asked for where others are wanted."""
+        found = {name: float(value[0]) for statistic in statistics for name, value in statistic(None).items()}
+        if more := [metric for metric in split_metrics if name_of(metric) not in found]:
+            found |= compute_defined(more, values(), target, self.task)[0]
         return {name: value for name, value in found.items() if math.isfinite(value)}
+
+    def statistics_of(self, model: Model, arrays: Sequence[Array], target: Array) -> list[Statistic]:
+        """`statistics` of a model that predicts each position, or sample, by itself: of some at a time, so that
+        mapped `arrays` [n, ...], which it is given, are never held as a whole.
+        """
+        pieces = list_pieces(self.task, arrays[0].shape)
+        if len(pieces) == 1:
+            self.check_target(arrays[0], target)
+            return self.statistics(model(arrays), target)
+        own, total = self, None
+        for rows, at in pieces:
+            part = take_positions(target[rows], at, 0)
+            known = find_known(part)
+            if not known.any():
+                continue
+            if own.center is None and part.dtype.kind == "f":
+                own = replace(self, center=float(part[known].mean()))
+            values = [take_positions(each[rows], at, self.tail) for each in arrays]
+            own.check_target(values[0], part)
+            [statistic] = own.statistics(model(values), part)
+            assert isinstance(statistic, MetricSums)
+            if total is None:
+                total = replace(statistic, columns=np.zeros((len(statistic.columns), len(target))))
+            total.columns[:, rows] += statistic.columns
+        if total is None:
+            raise CombineError(f"none of the {target.size} targets takes part: all are ignored")
+        return [total]
 
     def reliability(self, values: Array, target: Array) -> Curve | None:
         """The reliability curve: (mean confidence, accuracy, rows) of each bin; None unless of probabilities."""

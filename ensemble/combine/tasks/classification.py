@@ -23,6 +23,7 @@ from ensemble.combine.metrics import (
     count_scatter,
     find_known,
     flatten,
+    fold,
     list_curve,
 )
 from ensemble.combine.tasks.base import Statistic, TaskMath
@@ -53,7 +54,7 @@ class ClassificationMath(TaskMath):
             return "there are no samples"
         if not np.isfinite(values).all():
             return f"outputs of shape {shape} hold NaN or infinity"
-        sums = values.sum(axis=-1, dtype=np.float64)
+        sums = fold(np.add, values.astype(np.float64))
         if values.min() < -1e-6 or np.abs(sums - 1).max() > SUM_TOLERANCE:
             row = int(np.abs(sums - 1).argmax())
             return (
@@ -64,7 +65,7 @@ class ClassificationMath(TaskMath):
 
     def normalise(self, values: Array) -> Array:
         """Rows that sum to 1; those rounded to a half precision are off by up to a hundredth."""
-        sums = values.sum(axis=-1, keepdims=True, dtype=np.float64)
+        sums = fold(np.add, values.astype(np.float64))
         if np.abs(sums - 1).max() < 1e-4 and values.min() >= 0:
             return values
         rows = np.maximum(values, 0)
@@ -100,9 +101,9 @@ class ClassificationMath(TaskMath):
         ]
         if p.shape[1] >= TOP_FROM:
             columns.append(_is_in_top(p, t, true))
-        bins = count_bins(p.max(axis=1), right, rows)
-        summed = [bins, rows.sum_by_sample(np.stack(columns)), count_scatter(bins, rows)]
-        return [MetricSums(np.concatenate(summed), partial(_finish, len(columns)))]
+        bins = count_bins(fold(np.maximum, p), right, rows)
+        summed = np.concatenate([bins, rows.sum_by_sample(np.stack(columns))])
+        return [MetricSums(summed, partial(_finish, len(columns)), count_scatter)]
 
     def reliability(self, values: Array, target: Array, bins: int = BINS) -> Curve:
         """The reliability curve of the largest probability; points below the diagonal are overconfident."""

@@ -66,7 +66,7 @@ class GaussianMath(FloatMath):
         inside = [distance <= ndtri((1 + level) / 2) for level in LEVELS]
         crps = _crps(error, np.sqrt(variance), ndtr)
         columns = np.stack([0.5 * (np.log(2 * math.pi * variance) + distance**2), crps, *inside])
-        points = point_columns(Positions(mean, rows.target, rows.sample, rows.samples))
+        points = point_columns(Positions(mean, rows.target, rows.sample, rows.samples), self.center)
         return [MetricSums(rows.sum_by_sample(np.concatenate([points, columns])), _finish)]
 
     def criterion(self, target: Array, name: str) -> Criterion:

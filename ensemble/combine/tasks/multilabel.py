@@ -77,7 +77,7 @@ class MultilabelMath(TaskMath):
         subset = np.stack([has, has & (wrong == 0)])
         bins = count_bins(rows.values, rows.target != 0, rows)
         tallies = _count_labels(values, target)
-        parts = [rows.sum_by_sample(columns), subset, bins, tallies, count_scatter(bins, rows)]
+        parts = [rows.sum_by_sample(columns), subset, bins, tallies, count_scatter(bins)]
         areas = AreasUnderCurve(
             "roc_auc_macro", tuple(_select_label(values, target, i) for i in _list_known(target))
         )

@@ -51,7 +51,7 @@ class RegressionMath(FloatMath):
     def statistics(self, values: Array, target: Array) -> list[Statistic]:
         """rmse, mae, r2 and pearson."""
         rows = flatten(np.asarray(values, dtype=np.float64), target)
-        return [MetricSums(rows.sum_by_sample(point_columns(rows)), finish_points)]
+        return [MetricSums(rows.sum_by_sample(point_columns(rows, self.center)), finish_points)]
 
     def criterion(self, target: Array, name: str) -> Criterion:
         """rmse or mae, for these targets."""
@@ -80,11 +80,12 @@ def find_errors(target: Array) -> tuple[Callable[[Array], Array], float]:
     return lambda values: (flatten(np.asarray(values, dtype=np.float64), target).values - known)[:, None], scale
 
 
-def point_columns(rows: Positions) -> Array:
-    """What `finish_points` needs of each row, [8, k]. Sums of squares are of differences to the mean, so that
-    targets far from 0 cost no precision.
+def point_columns(rows: Positions, center: float | None) -> Array:
+    """What `finish_points` needs of each row, [8, k]. Sums of squares are of differences to the mean, or to
+    `center`, so that targets far from 0 cost no precision.
     """
-    y, p = rows.target - rows.target.mean(), rows.values - rows.values.mean()
+    y = rows.target - (rows.target.mean() if center is None else center)
+    p = rows.values - (rows.values.mean() if center is None else center)
     error = rows.values - rows.target
     return np.stack([np.ones(len(y)), error**2, np.abs(error), y, y**2, p, p**2, p * y])
 

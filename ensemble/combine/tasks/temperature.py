@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from ensemble.combine.metrics import EPSILON, Array
+from ensemble.combine.metrics import EPSILON, Array, fold
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 """Bounds of T: beyond them a model is broken rather than badly calibrated."""
@@ -80,12 +80,12 @@ def scale_probabilities(probabilities: Array, temperature: float) -> Array:
 
 def softmax(logits: Array) -> Array:
     """Scores [..., C] to probabilities; large scores do not overflow."""
-    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    normalised: Array = powers / powers.sum(axis=-1, keepdims=True)
+    powers = np.exp(logits - fold(np.maximum, logits)[..., None])
+    normalised: Array = powers / fold(np.add, powers)[..., None]
     return normalised
 
 
 def _log_sum_exp(logits: Array) -> Array:
-    top = logits.max(axis=1, keepdims=True)
-    summed: Array = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
+    top = fold(np.maximum, logits)
+    summed: Array = np.log(fold(np.add, np.exp(logits - top[:, None]))) + top
     return summed

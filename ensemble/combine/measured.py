@@ -1,0 +1,110 @@
+"""Measures a combined model beside its members: the measured fields of the `combined` event."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ensemble.combine.bootstrap import Resampled, find_noise, intervals
+from ensemble.combine.combination import Combination, is_enough
+from ensemble.combine.metrics import Array, compute_defined
+from ensemble.combine.prediction_matrix import PredictionMatrix
+from ensemble.combine.quantify import Quantified
+from ensemble.combine.tasks import Statistic, TaskMath
+from ensemble.combine.tasks.base import Model
+from ensemble.spec.recipe import Recipe, has_own_loop, reported_metrics
+from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, name_of
+
+if TYPE_CHECKING:
+    from ensemble.spec import Ensemble
+
+TOO_MANY = "there are too many predictions to compute it again for other samples"
+
+UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability", "intervals", "noise"))
+
+
+def measure(
+    task_math: TaskMath,
+    valid: PredictionMatrix,
+    report: PredictionMatrix,
+    combination: Combination,
+    combined: Quantified,
+    best: str | None,
+    ensemble: Ensemble,
+) -> tuple[dict[str, Any], list[str]]:
+    """The measured fields of the `combined` event, and what is to be noted.
+
+    `combined` are the ensemble's predictions of `report`, or of a part of its positions: then all are predicted
+    once more, some at a time. `best`: the best member on `valid`, None where there is no target.
+    """
+    if best is None:
+        return UNMEASURED, []
+    assert valid.target is not None and report.target is not None and combined.target is not None
+    target, more = report.target, list_split_metrics(task_math, ensemble)
+    at, is_part = valid.members.index(best), combined.values.shape != report.values[0].shape
+
+    def measure_model(model: Model, arrays: Sequence[Array]) -> tuple[list[Statistic], dict[str, float]]:
+        own = task_math.statistics_of(model, arrays, target)
+        return own, task_math.finish(own, lambda: model(arrays), target, more)
+
+    take_first = operator.itemgetter(0)
+    # Metrics of the whole split need all of it in memory.
+    whole = combination.predict(report.values) if is_part and more else combined.values
+    parts = (combination.predict, report.values) if is_part and not more else (take_first, [whole])
+    statistics, metrics, alone = {}, {}, []
+    statistics["ensemble"], metrics["ensemble"] = measure_model(*parts)
+    for number, own in enumerate(report.values):
+        of_member, figures = measure_model(take_first, [own])
+        alone.append(figures)
+        if number == at:
+            statistics["best"], metrics["best"] = of_member, figures
+    calibrated: dict[str, float] | None = None
+    if ensemble.calibrate and task_math.calibration is not None and is_enough(valid.target):
+        factor = task_math.fit_calibration(valid.values[at], valid.target)
+        own = report.values[at]
+        calibrated = measure_model(lambda arrays: task_math.calibrate(arrays[0], factor), [own])[1]
+    for of, values in (("ensemble", whole), ("best", report.values[at])):
+        known = {name for statistic in statistics[of] for name in statistic(None)}
+        if left := [metric for metric in more if name_of(metric) not in known]:
+            statistics[of].append(Resampled(left, values, target, task_math.task))
+    found = intervals(statistics, len(target))
+    functions = [metric for metric in more if not isinstance(metric, str)]
+    failed = compute_defined(functions, whole, target, task_math.task)[1]
+    models = {"ensemble": combined.values, "best": combined.best}
+    curves = {of: task_math.reliability(own, combined.target) for of, own in models.items() if own is not None}
+    fields = {
+        "metrics": {
+            **metrics,
+            "mean": {name: float(np.mean([one[name] for one in alone if name in one])) for name in alone[0]},
+        },
+        "intervals": found,
+        "noise": find_noise(found, [name for name in metrics["ensemble"] if name in metrics["best"]]),
+        "best_member": best,
+        "best_calibrated": calibrated,
+        "reliability": {of: [list(point) for point in curve] for of, curve in curves.items() if curve} or None,
+    }
+    notes = [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
+    large = [each for each in statistics["ensemble"] if isinstance(each, Resampled) and not each.draws]
+    notes += [f"{name_of(one)} has no interval: {TOO_MANY}" for each in large for one in each.metrics]
+    return fields, notes
+
+
+def list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMetricLike]:
+    """The metrics of the whole split: those of the recipe, and the objective where it is one that the members'
+    evaluation added, rather than the user's code, which may mean something else by its name.
+    """
+    recipe, objective = ensemble.recipe, str(ensemble.objective)
+    more: list[SplitMetricLike] = list(getattr(recipe, "split_metrics", ()))
+    known = KNOWN.get(objective)
+    if (
+        known is None
+        or task_math.task.kind not in known.kinds
+        or not isinstance(recipe, Recipe)
+        or has_own_loop(recipe)
+    ):
+        return more
+    reported = reported_metrics(recipe)
+    return more if reported is None or objective in reported else [*more, objective]

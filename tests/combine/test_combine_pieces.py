@@ -1,0 +1,132 @@
+"""Large predictions are measured in pieces, which changes no figure, and fitted to a part of their positions."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ensemble import Ensemble, Recipe
+from ensemble.combine import combine, find_math, prediction_matrix, uncertainty
+from ensemble.combine.metrics import Array
+from ensemble.spec import positions
+from ensemble.spec.task import IGNORED, Task
+from ensemble.store import RunDir
+from ensemble.store.predictions import save_predictions
+from pipelines import Pipeline, sources
+
+N, SIDE = 5, 40
+TASKS = [Task("classification"), Task("regression"), Task("gaussian"), Task("quantiles", (0.1, 0.5, 0.9))]
+
+
+def make(task: Task, seed: int, shape: tuple[int, ...] = (N, SIDE, SIDE)) -> tuple[Array, Array]:
+    """What a member predicts, and the targets, some of which take no part."""
+    truth, rng = np.random.default_rng(0), np.random.default_rng(seed)
+    target: Array = truth.normal(100, 3, shape)
+    target[0, :3], target[-1] = np.nan, np.nan
+    points = np.nan_to_num(target, nan=100.0) + rng.normal(0, 1 + seed / 4, shape)
+    if task.kind == "classification":
+        known, classes = ~np.isnan(target), truth.integers(0, 3, shape)
+        scores = np.exp(rng.normal(0, 1, (*shape, 3)) + 2 * np.eye(3)[classes])
+        values = scores / scores.sum(axis=-1, keepdims=True)
+        return values.astype(np.float32), np.where(known, classes, IGNORED)
+    values = {
+        "regression": points,
+        "gaussian": np.stack([points, np.full(shape, 1.5)], axis=-1),
+        "quantiles": np.stack([points - 1, points, points + 1], axis=-1),
+    }[task.kind]
+    return values.astype(np.float32), target
+
+
+def predict(arrays: Sequence[Array]) -> Array:
+    return (arrays[0].astype(np.float64) + arrays[1]) / 2
+
+
+@pytest.mark.parametrize("piece", [700, 20_000], ids=["of a sample", "of some samples"])
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind)
+def test_figures_of_pieces_are_those_of_the_whole(task: Task, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    math = find_math(task)
+    first, target = make(task, 1)
+    arrays = [first, make(task, 2)[0]]
+    expected = math.measure(predict(arrays), target)
+    counts = np.random.default_rng(0).integers(1, 3, (2, N)).astype(float)
+    [whole] = math.statistics(predict(arrays), target)
+    monkeypatch.setattr(positions, "PIECE", piece)
+    statistics = math.statistics_of(predict, arrays, target)
+    assert math.finish(statistics, lambda: first, target, ()) == pytest.approx(expected, rel=1e-10)
+    for name, drawn in whole(counts).items():
+        assert statistics[0](counts)[name] == pytest.approx(drawn, rel=1e-9), name
+
+
+def run(path: Path, task: Task, members: int, shape: tuple[int, ...]) -> tuple[RunDir, Any]:
+    run_dir, known = RunDir(path), {}
+    for number in range(members):
+        values, target = make(task, number, shape)
+        name = f"member-{number}"
+        digest = save_predictions(run_dir.predictions(name, "valid"), values, np.arange(len(values)), target, task)
+        known[name] = SimpleNamespace(
+            id=name,
+            state="finished",
+            identity={},
+            predictions={"valid": digest},
+            metrics={},
+            is_checkpoint_removed=False,
+        )
+    return run_dir, SimpleNamespace(members=known, ended=None)
+
+
+def declare(task: Task, **more: Any) -> Ensemble:
+    data = Pipeline(sources.arrays(x=np.zeros((40, 1), np.float32)))
+    recipe = Recipe(
+        model=lambda params: torch.nn.Linear(1, 1), loss=lambda model, batch: model(batch["x"]), task=task
+    )
+    return Ensemble(name="large", recipe=recipe, members=[{}], train=data, valid=data, allow_overlap=True, **more)
+
+
+@pytest.mark.parametrize("combiner", ["average", "greedy", "stack"])
+@pytest.mark.parametrize("task", TASKS[:2], ids=lambda task: task.kind)
+def test_what_is_fitted_to_a_part_of_the_positions_is_measured_on_all(
+    task: Task, combiner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, declared = run(tmp_path, task, 3, (N, SIDE, SIDE)), declare(task, combine=combiner)
+    whole = combine(*made, declared)
+    assert "positions" not in whole["note"]
+    size = N * SIDE**2 * (3 if task.kind == "classification" else 1)
+    monkeypatch.setattr(prediction_matrix, "MOST_FITTED", 3 * size // 2)
+    monkeypatch.setattr(prediction_matrix, "FEWEST_FITTED", 1)
+    part = combine(*made, declared)
+    assert "800 positions of each sample, drawn from its 1,600" in part["note"]
+    assert part["metrics"]["mean"] == pytest.approx(whole["metrics"]["mean"], rel=1e-10)
+    if combiner == "average":
+        figure = "accuracy" if task.kind == "classification" else "rmse"  # no temperature moves it
+        assert part["metrics"]["ensemble"][figure] == pytest.approx(
+            whole["metrics"]["ensemble"][figure], rel=1e-10
+        )
+    else:
+        assert list(part["weights"].values()) == pytest.approx(list(whole["weights"].values()), abs=0.1)
+
+
+def test_combining_takes_less_memory_than_two_members_have_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, shape = TASKS[0], (4, 512, 512)
+    made, one = run(tmp_path, task, 3, shape), 4 * 512 * 512 * 3 * 4
+    monkeypatch.setattr(prediction_matrix, "MOST_FITTED", one // 16)
+    monkeypatch.setattr(prediction_matrix, "FEWEST_FITTED", 1)
+    monkeypatch.setattr(positions, "PIECE", one // 64)
+    monkeypatch.setattr(uncertainty, "_CHUNK", one // 64)
+    combine(*made, declare(task))  # imports what fits
+    tracemalloc.start()
+    try:
+        found = combine(*made, declare(task))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found["metrics"] is not None
+    assert peak < 2 * one, f"{peak / one:.1f} times what one member has predicted"
