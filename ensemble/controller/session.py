@@ -218,9 +218,11 @@ class Session:
     def _handle(self, event: Report) -> None:
         kind = event["type"]
         of_the_spec = kind == "failed" and event.get("reason") == "spec"
-        if kind == "failed" and event.get("reason") == "data":  # which fails all: none is at fault, or has trained
-            self.unusable_data = self.unusable_data or event["error"]
+        if kind == "unusable_data" or (kind == "failed" and event.get("reason") == "data"):
+            self.unusable_data = self.unusable_data or event["error"]  # which fails all: none is at fault
             self._stop(event["error"], self.state.now + self._stop_timeout_s)
+            if kind == "unusable_data":  # of a member that trains, and stops as the others do
+                return
             event, kind = {**event, "type": "stopped"}, "stopped"
         if of_the_spec and not any(member.attempts for member in self.state.run.members.values()):
             raise SpecError(event["error"])

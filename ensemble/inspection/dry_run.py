@@ -155,7 +155,8 @@ def _read_data(ensemble: Ensemble, identity: Identity, *, full: bool) -> list[st
     Raises:
         PipelineError: some cannot be prepared, or more than may be left out.
     """
-    from pipelines.errors import MOST_RECORDS, BadRecords, PipelineError, TooManySkipped
+    from pipelines.errors import PipelineError
+    from pipelines.loader.resident import explain_failures
 
     until = math.inf if full else time.monotonic() + READ_S
     splits = {split: getattr(ensemble, split) for split in PREDICTED_SPLITS}
@@ -164,18 +165,12 @@ def _read_data(ensemble: Ensemble, identity: Identity, *, full: bool) -> list[st
     notes, unread, bad = [], [] if full else [f"the {len(train):,} of train"], []
     for split, pipeline in (pipelines | ({"train": train} if full else {})).items():
         read, errors = find_bad_records(pipeline, until)
-        places = [error.index for error in errors]
         if read < len(pipeline):
             unread.append(f"{len(pipeline) - read:,} of the {len(pipeline):,} of {split}")
-        if errors and pipeline.on_error == "raise":
-            further = [pipeline.source.where(index) for index in places[MOST_RECORDS:]]
-            bad.append(f"{split}: {BadRecords(errors[:MOST_RECORDS], further)}")
-        elif errors:
+        if errors and pipeline.on_error == "skip":
             notes.append(f"{len(errors):,} of {read:,} records of {split} cannot be prepared and are left out")
-            try:
-                pipeline.check_skipped(len(errors), len(pipeline), places)
-            except TooManySkipped as error:
-                bad.append(f"{split}: {error}")
+        if (why := explain_failures(pipeline, errors)) is not None:
+            bad.append(f"{split}: {why}")
     if bad:
         raise PipelineError(f"records cannot be prepared: {'; '.join(bad)}. {REMEDY}")
     return [*notes, *([f"not read: {', '.join(unread)} records (--dry-run full reads all)"] if unread else [])]
