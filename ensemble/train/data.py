@@ -150,14 +150,13 @@ class Data:
 
         checks, early, late = self.checks, list[str](), list[str]()
         for split in (name for name in PREDICTED_SPLITS if getattr(self._ensemble, name) is not None):
-            pipeline = self.pipeline(split)
-            if split != "valid" and self._resident_feeder is None:
-                fits = fits_in_memory(Layout(pipeline.fields, len(pipeline)).nbytes)
-                (early if fits else late).append(split)
-                continue
             try:
-                if isinstance(samples := self._resident(split), Resident):
-                    checks.look_at_labels(split, samples.columns)
+                if split != "valid" and self._resident_feeder is None:
+                    still = self.pipeline(split).without_randomness()
+                    fits = fits_in_memory(Layout(still.fields, len(still)).nbytes)
+                    (early if fits else late).append(split)
+                elif isinstance(samples := self._resident(split), Resident):
+                    checks.look_at_labels(split, samples.pipeline, samples.columns)
                 else:
                     late.append(split)
             except (SampleError, TooManySkipped) as error:

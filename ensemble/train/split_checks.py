@@ -14,6 +14,7 @@ from ensemble.spec.splits import LABELLED
 from ensemble.spec.task import IGNORED, find_known
 
 if TYPE_CHECKING:
+    from pipelines.description import PipelineDescription
     from pipelines.samples.fields import Columns
 
 _REMEDY = (
@@ -40,11 +41,11 @@ class SplitChecks:
         self._labels: dict[str, list[tuple[float, int]]] = {}  # the least and the largest, with their samples
         self.bad, self.cpu_s = dict[str, str](), 0.0
 
-    def look_at_labels(self, split: str, columns: Columns) -> None:
+    def look_at_labels(self, split: str, pipeline: PipelineDescription, columns: Columns) -> None:
         """Take note of the least and the largest label among samples of a split."""
         from pipelines.samples.fields import GOOD, INDEX, OK
 
-        target, is_plain = columns.get(self._target), getattr(self._ensemble, split).structure is None
+        target, is_plain = columns.get(self._target), pipeline.structure is None
         if split not in LABELLED or target is None or target.dtype.kind not in "iuf" or not is_plain:
             return
         rows = max(1, _AT_ONCE // max(1, target[:1].nbytes))
@@ -85,7 +86,7 @@ class SplitChecks:
             errors, still = list[Any](), getattr(self._ensemble, split).without_randomness()
             samples = StreamedSet(still)
             for _, columns in samples.try_records(errors):
-                self.look_at_labels(split, columns)
+                self.look_at_labels(split, still, columns)
                 yield
             self.cpu_s += samples.prepare_cpu_s
             if (why := explain_failures(still, errors)) is not None:

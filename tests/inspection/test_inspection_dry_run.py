@@ -115,11 +115,11 @@ def test_it_says_what_the_run_then_does_and_leaves_nothing_behind(
 @pytest.mark.more
 def test_of_large_samples_few_are_tried_before_the_time_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = Pipeline(sources.arrays(x=np.zeros((100, 4), np.float32)))
-    now = iter(range(100))
+    now = iter(range(1, 100))
     monkeypatch.setattr("ensemble.inspection.batches.time", type("Clock", (), {"monotonic": lambda: next(now)}))
     assert find_bad_records(pipe, 1) == (64, [])
-    monkeypatch.setattr("ensemble.inspection.batches.CHUNK_BYTES", 100)  # index and _ok included, 25 each
-    now = iter(range(100))
+    monkeypatch.setattr("pipelines.loader.resident.TRIED_BYTES", 100)  # index and _ok included, 25 each
+    now = iter(range(1, 100))
     assert find_bad_records(pipe, 1) == (4, [])
     now = iter(range(100))
     assert find_bad_records(pipe, 99) == (100, [])
