@@ -17,7 +17,7 @@ from ensemble.store.member import UNCOMBINED
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target
 from ensemble.train.infer_task import OutputError, describe, find_class_axis, fit_points
-from ensemble.train.outputs import compute_outputs
+from ensemble.train.outputs import compute_outputs, to_scaled_values
 from ensemble.train.state import TrainState
 from ensemble.train.undisturbed import undisturbed
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ROUNDING = 0.02
 #: Values between 0 and 1 of which scores are not so by chance.
 ENOUGH = 16
+#: Samples of which the run sees the predictions, and most values of each.
+SHOWN, MOST_SHOWN = 4, 2**14
 #: Standard deviation above which a network learns numbers badly.
 WIDE = 100.0
 
@@ -37,11 +39,21 @@ def look(state: TrainState, batch: Batch) -> None:
     if state.effects.is_measured or state.comm.world != 1 or len(batch["index"]) == 0:
         return
     with undisturbed(state) as model, state.precision.autocast():
-        for text in _list_remarks(state, model, batch):
+        predicted: list[tuple[Task, Tensor]] = []
+        for text in _list_remarks(state, model, batch, predicted):
             state.remark(text)
+    for task, values in predicted:
+        if task.kind == "classification" and (why := state.data.checks.explain_labels(values.shape[-1] - 1)):
+            state.remark(f"{UNCOMBINED}: {why}")
+        if values[:1].numel() <= MOST_SHOWN:
+            rows = values[torch.arange(SHOWN) % len(values)].tolist()
+            state.reporter.event("first_outputs", task=task.as_record(), values=rows)
 
 
-def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator[str]:
+def _list_remarks(
+    state: TrainState, model: nn.Module, batch: Batch, predicted: list[tuple[Task, Tensor]]
+) -> Iterator[str]:
+    """Yield the remarks; what is predicted, and its task, is put into a list."""
     recipe, seen = state.recipe, state.observer.find(batch)
     target = find_target(batch, recipe.target)
     if recipe.loss is not None and not state.is_own_loop:
@@ -54,10 +66,14 @@ def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator
                 task = state.observer.find(batch, values).task or Task("classification")
             if why := explain_values(task, values, target):
                 yield f"{UNCOMBINED}: Recipe.predict {why}"
+            elif task is not None:
+                predicted.append((task, values.float()))
         elif task is None:
             yield from _explain_outputs(recipe, model, batch, seen, target)
         elif seen.call is not None or not state.is_own_loop:
-            yield from _explain_scores(task, compute_outputs(recipe, model, batch, seen), seen)
+            outputs = compute_outputs(recipe, model, batch, seen)
+            yield from _explain_scores(task, outputs, seen)
+            predicted.append((task, to_scaled_values(recipe, task, outputs, seen)))
     except OutputError as error:
         yield f"{UNCOMBINED}: {error}"
     except Exception as error:  # it is raised again where it matters, with a message of its own
