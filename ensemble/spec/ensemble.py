@@ -422,8 +422,8 @@ class Ensemble(MemberPipelines):
             )
         if self.combine == "stack" and self.valid is not None and len(self.valid) < STACKED_ROWS:
             notices.append(
-                f"combine='stack' needs {STACKED_ROWS} validation samples, and valid= has {len(self.valid)}: members "
-                "would be averaged instead"
+                f"combine='stack' needs {STACKED_ROWS} validation samples, and valid= has {len(self.valid)}: "
+                "members will be averaged"
             )
         return notices
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,9 @@ def spoil(label: Any, row: int, value: Any) -> Any:
 
 def an_ensemble(loss: Any = "cross_entropy", **options: Any) -> Ensemble:
     recipe = {name: options.pop(name) for name in ("collate", "task", "predict") if name in options}
-    defaults: dict[str, Any] = {
-        "train": pipe(),
-        "valid": pipe(x=X + 1),
-        "test": pipe(x=X + 2),
-        "members": [{"lr": 0.01}],
-    }
-    return Ensemble(
-        name="checked",
-        recipe=Recipe(model=model, loss=loss, **recipe),
-        **{"batch_size": 10, **defaults, **options},
-    )
+    splits = {"train": pipe(), "valid": pipe(x=X + 1), "test": pipe(x=X + 2)}
+    defaults: dict[str, Any] = {"batch_size": 10, "members": [{"lr": 0.01}], **splits}
+    return Ensemble(name="checked", recipe=Recipe(model=model, loss=loss, **recipe), **{**defaults, **options})
 
 
 def submit(folder: Path, *args: Any, **options: Any) -> list[dict[str, Any]]:
@@ -82,7 +75,7 @@ def test_a_label_that_the_loss_does_not_take_is_named_before_anything_trains(
 ) -> None:
     value = label.min() if label.min() < 0 else label.max()
     with pytest.raises(PipelineError, match="nothing was trained") as refused:
-        submit(tmp_path / "run", loss, **{split: pipe(label, X + 3)})
+        submit(tmp_path / "run", loss, **{"valid": pipe(LABEL.clip(0, 1), X + 1), split: pipe(label, X + 3)})
     said = str(refused.value)
     assert re.search(rf"Ensemble.{split}: sample 7 \(.*row 7\) has the label {value:g}", said)
     assert "-100" in said and f"leave out {split}=" in said
@@ -123,13 +116,19 @@ def test_a_label_of_test_that_the_model_has_no_class_for_is_remarked_with_the_fi
 # --- records of splits that memory does not hold --------------------------------------------------------------
 
 
+PREPARE_S = 0.002
+
+
 class Mend:
-    """A stage that refuses some samples while a file is there."""
+    """A stage that takes its time, and refuses some samples while a file is there."""
 
     def __init__(self, marker: Path, *rows: int) -> None:
         self.marker, self.rows = str(marker), rows
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        until = time.thread_time() + PREPARE_S
+        while time.thread_time() < until:
+            pass
         if sample["row"] in self.rows and Path(self.marker).exists():
             raise ValueError("damaged")
         return {name: value for name, value in sample.items() if name != "row"}
@@ -168,6 +167,8 @@ def test_bad_records_of_a_streamed_split_stop_the_run_all_named_and_a_resume_goe
     events = read_events(RunDir(run).events)
     assert not [event for event in events if event["type"] in ("failed", "finished")]
     assert sum(event["type"] == "epoch" for event in events) == trained
+    used = {event["role"]: event["cpu_s"] for event in events if event["type"] == "usage" and event["member"]}
+    assert used["prepare"] >= ROWS * PREPARE_S, "what is read is in the account"
     (tmp_path / "bad").unlink()
     result = ensemble.resume(run, executor="inline").wait()
     assert [row["state"] for row in result.members] == ["finished"] * 2
@@ -229,7 +230,7 @@ def test_members_that_predict_other_classes_than_the_first_one_are_remarked_with
     ("function", "said"),
     [
         (lambda values: values.mean(dim=1), "gives"),
-        (lambda values: values[0] / 0, "sum"),
+        (lambda values: values[0] / 0, "NaN"),
         (lambda v: v.missing, "failed"),
     ],
 )
