@@ -7,7 +7,6 @@ for a model in float64), whatever the member's precision.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,9 +76,9 @@ class NamedLoss:
             raise SpecError(f"{error} (the target is the field {self.target!r})") from None
 
     @property
-    def largest_label(self) -> float | None:
-        """The largest that a target may hold: infinity where it numbers classes; None where it is of numbers."""
-        return None if self.name not in _OF_LABELS else math.inf if self.name in _OF_CLASSES else 1.0
+    def is_of_classes(self) -> bool:
+        """Whether the target is the number of a class."""
+        return self.name in _OF_CLASSES
 
     def find_inputs(self, batch: Mapping[str, Any]) -> Sequence[str]:
         """The fields that the model is called with, in this order.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
-from ensemble.spec.task import NUMBERS, Task, find_known
+from ensemble.spec.task import LABELS, NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target
@@ -43,8 +43,9 @@ def look(state: TrainState, batch: Batch) -> None:
         for text in _list_remarks(state, model, batch, predicted):
             state.remark(text)
     for task, values in predicted:
-        if task.kind == "classification" and (why := state.data.checks.explain_labels(values.shape[-1] - 1)):
-            state.remark(f"{UNCOMBINED}: {why}")
+        most = values.shape[-1] - 1 if task.kind == "classification" else 1
+        if task.kind in LABELS and (why := state.data.checks.explain_labels(most)):
+            state.remark(f"{UNCOMBINED}: {why}" if task.kind == "classification" else why)
         if values[:1].numel() <= MOST_SHOWN:
             rows = values[torch.arange(SHOWN) % len(values)].tolist()
             state.reporter.event("first_outputs", task=task.as_record(), values=rows)

@@ -37,7 +37,7 @@ class SplitChecks:
         self._target, loss = "", None
         if isinstance(recipe, Recipe) and recipe.collate is None:
             self._target, loss = recipe.target, None if has_own_loop(recipe) else recipe.loss
-        self._most = loss.largest_label if isinstance(loss, NamedLoss) else None
+        self._is_of_classes = isinstance(loss, NamedLoss) and loss.is_of_classes
         self._labels: dict[str, list[tuple[float, int]]] = {}  # the least and the largest, with their samples
         self.bad, self.cpu_s = dict[str, str](), 0.0
 
@@ -75,7 +75,7 @@ class SplitChecks:
     def explain(self) -> str:
         """Why members cannot be evaluated on these data, and what to do; empty where nothing is known of that."""
         bad = "; ".join(f"{split}: {why}" for split, why in self.bad.items())
-        labels = "" if self._most is None else self.explain_labels(self._most)
+        labels = self.explain_labels(math.inf) if self._is_of_classes else ""
         return "; ".join(filter(None, (bad and bad + _REMEDY, labels)))
 
     def read(self, splits: Iterable[str]) -> Iterator[None]:
