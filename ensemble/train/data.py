@@ -25,7 +25,7 @@ from ensemble.train.call import find_target
 from ensemble.train.gather import gather_json
 from ensemble.train.job import SharingDiffers, TrainingError, UnusableData
 from ensemble.train.node_checks import NODE_DIRECTORY, NodeChecks, first_on_node, make_checker_address
-from ensemble.train.split_checks import SplitChecks
+from ensemble.train.split_checks import REMEDY, SplitChecks
 from pipelines.verification.reader import Finding, Verification
 
 if TYPE_CHECKING:
@@ -186,6 +186,8 @@ class Data:
             for _ in itertools.islice(self._late, self._parts):
                 pass
             yield batch
+        for _ in self._late:  # the epoch is over
+            pass
 
     def open(self, epoch: int, step: int) -> None:
         """Open the stream at a step of an own epoch; all ranks call it."""
@@ -376,23 +378,15 @@ class Data:
         rank, world, chosen = self._comm.rank, self._comm.world, self.find_held_out(name)
         self._were_read.add(name)
         share = self._resident(name).loader(self._identity.batch_size, rank, world, chosen=chosen)
-        return self._on_device(self._apply_collate(self._name_all(name, share), collate, is_training=False))
+        return self._on_device(self._apply_collate(self._read_split(name, share), collate, is_training=False))
 
-    def _name_all(self, split: str, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield batches; where a record cannot be prepared, name all of its split that cannot.
-
-        Raises:
-            UnusableData: there are such.
-        """
+    def _read_split(self, split: str, batches: Iterable[Batch]) -> Iterator[Batch]:
         from pipelines.errors import SampleError, TooManySkipped
 
         try:
             yield from batches
-        except (SampleError, TooManySkipped):
-            self._read_all([split])
-            if not (why := self.checks.explain()):
-                raise
-            raise UnusableData(f"{WHAT_IS_BAD}, and what was trained is kept: {why}") from None
+        except (SampleError, TooManySkipped) as error:  # before whoever reads all of it has come so far
+            raise UnusableData(f"{WHAT_IS_BAD}, and what was trained is kept: {split}: {error}{REMEDY}") from None
 
     def has_read(self, name: str) -> bool:
         """Whether batches of a resident split were read."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipelines.description import PipelineDescription
     from pipelines.samples.fields import Columns
 
-_REMEDY = (
+REMEDY = (
     ". Replace the files and resume the run; or leave such records out: "
     'Pipeline(on_error="skip"), at most max_skipped= of them'
 )
@@ -29,7 +29,7 @@ class SplitChecks:
 
     Attributes:
         bad: split -> why members cannot be evaluated on its records.
-        cpu_s: CPU-seconds that were spent on reading splits to their end.
+        cpu_s: CPU-seconds that were spent on reading splits.
     """
 
     def __init__(self, ensemble: Ensemble) -> None:
@@ -76,7 +76,7 @@ class SplitChecks:
         """Why members cannot be evaluated on these data, and what to do; empty where nothing is known of that."""
         bad = "; ".join(f"{split}: {why}" for split, why in self.bad.items())
         labels = self.explain_labels(math.inf) if self._is_of_classes else ""
-        return "; ".join(filter(None, (bad and bad + _REMEDY, labels)))
+        return "; ".join(filter(None, (bad and bad + REMEDY, labels)))
 
     def read(self, splits: Iterable[str]) -> Iterator[None]:
         """Prepare all records of splits, and keep none; yields after every few of them."""
@@ -84,10 +84,10 @@ class SplitChecks:
 
         for split in splits:
             errors, still = list[Any](), getattr(self._ensemble, split).without_randomness()
-            samples = StreamedSet(still)
+            samples, before_s = StreamedSet(still), self.cpu_s
             for _, columns in samples.try_records(errors):
                 self.look_at_labels(split, still, columns)
+                self.cpu_s = before_s + samples.prepare_cpu_s
                 yield
-            self.cpu_s += samples.prepare_cpu_s
             if (why := explain_failures(still, errors)) is not None:
                 self.bad[split] = why
