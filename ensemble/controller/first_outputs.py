@@ -9,6 +9,7 @@ import numpy as np
 from ensemble.combine.combination import call_function
 from ensemble.combine.metrics import CombineError
 from ensemble.combine.prediction_matrix import align
+from ensemble.combine.tasks import find_math
 from ensemble.events import Report
 from ensemble.spec import Ensemble
 from ensemble.spec.task import Task
@@ -21,7 +22,7 @@ class FirstOutputs:
 
     def __init__(self, ensemble: Ensemble) -> None:
         self._function: Any = ensemble.combine if callable(ensemble.combine) else None
-        self._members = len(ensemble.members or ()) or 2
+        self._is_stack, self._members = ensemble.combine == "stack", len(ensemble.members or ()) or 2
         self._first: tuple[str, Predictions] | None = None
 
     def find_remark(self, event: Report) -> str | None:
@@ -33,6 +34,8 @@ class FirstOutputs:
                 self._first = event["member"], own
                 if self._function is not None:
                     call_function(self._function, [values] * self._members, own.task)
+                elif (why := find_math(own.task).no_stack) is not None and self._is_stack:
+                    return f"combine='stack' is not for these members: {why}"
             align("training", dict([self._first, (event["member"], own)]))
         except CombineError as error:
             return f"{UNCOMBINED}: {error}"

@@ -402,6 +402,13 @@ class Data:
         batches = self._on_device(self._apply_collate(iter(alone), collate, is_training=False))
         return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
 
+    def peek(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
+        """The first samples of a split as a batch, on the member's device, prepared here, and no others."""
+        from pipelines.loader.resident import StreamedSet
+
+        few = StreamedSet(self.pipeline(name).without_randomness()).loader(samples)
+        return next(self._on_device(self._apply_collate(iter(few), collate, is_training=False)))
+
     def _apply_collate(
         self,
         batches: Iterator[Batch],

@@ -6,6 +6,7 @@ The batch is evaluated once more (`ensemble.train.undisturbed`), by a member of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from ensemble.store.member import UNCOMBINED
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target
 from ensemble.train.infer_task import OutputError, describe, find_class_axis, fit_points
-from ensemble.train.outputs import compute_outputs, to_scaled_values
+from ensemble.train.outputs import compute_outputs, compute_values, to_scaled_values
 from ensemble.train.state import TrainState
 from ensemble.train.undisturbed import undisturbed
 
@@ -55,7 +56,7 @@ def _list_remarks(
     state: TrainState, model: nn.Module, batch: Batch, predicted: list[tuple[Task, Tensor]]
 ) -> Iterator[str]:
     """Yield the remarks; what is predicted, and its task, is put into a list."""
-    recipe, seen = state.recipe, state.observer.find(batch)
+    recipe, seen, named = state.recipe, state.observer.find(batch), "the first batch"
     target = find_target(batch, recipe.target)
     if recipe.loss is not None and not state.is_own_loop:
         yield from _compare_with_halves(recipe, model, batch, target)
@@ -75,10 +76,13 @@ def _list_remarks(
             outputs = compute_outputs(recipe, model, batch, seen)
             yield from _explain_scores(task, outputs, seen)
             predicted.append((task, to_scaled_values(recipe, task, outputs, seen)))
+        for split in state.effects.splits if predicted else ():
+            named = f"samples of Ensemble.{split}"  # predicted at the end, when a difference would fail the member
+            compute_values(recipe, model, state.data.peek(split, SHOWN, state.collate), replace(seen, task=task))
     except OutputError as error:
         yield f"{UNCOMBINED}: {error}"
     except Exception as error:  # it is raised again where it matters, with a message of its own
-        yield f"{UNCOMBINED} unless it passes: predicting the first batch raised {type(error).__name__}: {error}"
+        yield f"{UNCOMBINED} unless it passes: predicting {named} raised {type(error).__name__}: {error}"
     if task is not None and task.kind in NUMBERS and not state.is_own_loop and target is not None:
         yield from _explain_spread(recipe, target)
 

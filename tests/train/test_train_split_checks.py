@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import ensemble  # noqa: E402
-from ensemble import Ensemble, Recipe  # noqa: E402
+from ensemble import Ensemble, Recipe, quantiles  # noqa: E402
 from ensemble.store import RunDir  # noqa: E402
 from pipelines import Pipeline, PipelineError, sources  # noqa: E402
 
@@ -257,3 +257,28 @@ def test_too_few_validation_samples_for_a_stack_are_said_at_the_start() -> None:
     few = an_ensemble(combine="stack", valid=pipe(LABEL[:5], X[:5] + 1))
     assert any("'stack' needs 6" in notice for notice in few.list_notices())
     assert not an_ensemble(combine="stack").list_notices()
+
+
+def test_samples_of_test_that_the_model_cannot_take_are_remarked_with_the_first_batch(tmp_path: Path) -> None:
+    declared = an_ensemble(test=pipe(x=np.concatenate([X, X], axis=1)))
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    events = read_events(RunDir(tmp_path / "run").events)
+    ((_, text),) = list_remarks(events)
+    assert "samples of Ensemble.test raised" in text
+    kinds = [event["type"] for event in events]
+    assert kinds.index("remark") < kinds.index("epoch") < kinds.index("failed")
+
+
+def test_a_stack_of_what_cannot_be_stacked_is_remarked_with_the_first_batch(tmp_path: Path) -> None:
+    numbers = X[:, 0]
+    splits = {name: pipe(numbers, X + shift) for shift, name in enumerate(("train", "valid", "test"))}
+    events = submit(
+        tmp_path / "run",
+        {"name": "pinball"},
+        task=quantiles(0.1, 0.5, 0.9),
+        combine="stack",
+        objective="loss",
+        **splits,
+    )
+    ((_, text),) = list_remarks(events)
+    assert "combine='stack'" in text and "'weighted' or 'greedy'" in text
