@@ -137,8 +137,8 @@ class Data:
     def prepare_splits(self) -> None:
         """Prepare the splits on which the member is evaluated, and look at their records and labels.
 
-        Without a feeder only `valid` stays: records of the others are prepared by one member of the node. What
-        memory does not hold is read beside the first epoch.
+        Without a feeder only `valid` stays: the others are read by one member of the node. What memory does not
+        hold is read within the first epoch.
 
         Raises:
             UnusableData: records of some cannot be prepared, or labels are none; it names those of all splits.
@@ -162,7 +162,8 @@ class Data:
             except (SampleError, TooManySkipped) as error:
                 checks.bad[split] = str(error)
         with first_on_node("splits-read") if early else contextlib.nullcontext(False) as is_first:
-            self._read_all(early if is_first else ())
+            for _ in self._read(early if is_first else ()):
+                pass
             if why := checks.explain():
                 raise UnusableData(f"{WHAT_IS_BAD}, so that nothing was trained: {why}")
         if late and self._comm.rank == 0:
@@ -170,14 +171,15 @@ class Data:
             self._parts = -(-records // (TRIED * steps_per_epoch(self._ensemble, self._identity)))
             self._late = self._read_late(late)
 
-    def _read_all(self, splits: Iterable[str]) -> None:
-        for _ in self.checks.read(splits):
+    def _read(self, splits: Iterable[str]) -> Iterator[None]:
+        for part in self.checks.read(splits):
             if self.on_resident_wait is not None:
                 self.on_resident_wait()
+            yield part
 
     def _read_late(self, splits: list[str]) -> Iterator[None]:
         with first_on_node("large-splits-read", 0.0) as is_first:
-            yield from self.checks.read(splits if is_first else ())
+            yield from self._read(splits if is_first else ())
         if why := self.checks.explain():
             self.on_unusable(f"{WHAT_IS_BAD}, and what was trained is kept: {why}")
 

@@ -45,7 +45,8 @@ def look(state: TrainState, batch: Batch) -> None:
             state.remark(text)
     for task, values in predicted:
         most = values.shape[-1] - 1 if task.kind == "classification" else 1
-        if task.kind in LABELS and (why := state.data.checks.explain_labels(most)):
+        is_read = task.kind in LABELS and state.collate is None
+        if is_read and (why := state.data.checks.explain_labels(most)):
             state.remark(f"{UNCOMBINED}: {why}" if task.kind == "classification" else why)
         if values[:1].numel() <= MOST_SHOWN:
             rows = values[torch.arange(SHOWN) % len(values)].tolist()
