@@ -17,6 +17,7 @@ from ensemble.controller.attempt_commands import AttemptCommands
 from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.attempts import Attempts
 from ensemble.controller.feeders import Feeders, SharedStream
+from ensemble.controller.first_outputs import FirstOutputs
 from ensemble.controller.launcher import Launcher
 from ensemble.controller.node_table import NodeTable
 from ensemble.controller.placer import Placer
@@ -102,6 +103,7 @@ class Session:
             streaming=streaming,
         )
         self.unusable_data: str | None = None
+        self._first_outputs = FirstOutputs(ensemble)
         self._unused: set[str] = set()  # hyperparameters for which `unused_hyperparameters` was logged
         self._readers_changed = True
 
@@ -218,9 +220,11 @@ class Session:
     def _handle(self, event: Report) -> None:
         kind = event["type"]
         of_the_spec = kind == "failed" and event.get("reason") == "spec"
-        if kind == "failed" and event.get("reason") == "data":  # which fails all: none is at fault, or has trained
-            self.unusable_data = self.unusable_data or event["error"]
+        if kind == "unusable_data" or (kind == "failed" and event.get("reason") == "data"):
+            self.unusable_data = self.unusable_data or event["error"]  # which fails all: none is at fault
             self._stop(event["error"], self.state.now + self._stop_timeout_s)
+            if kind == "unusable_data":  # of a member that trains, and stops as the others do
+                return
             event, kind = {**event, "type": "stopped"}, "stopped"
         if of_the_spec and not any(member.attempts for member in self.state.run.members.values()):
             raise SpecError(event["error"])
@@ -232,6 +236,9 @@ class Session:
             self.queue.handle_proposal(event)
         elif kind in ("request", "added", "add_refused"):
             self._answer(event)
+        elif kind == "first_outputs":
+            if text := self._first_outputs.find_remark(event):
+                self.state.log("remark", member=event["member"], attempt=event["attempt"], text=text)
         elif kind == "bad_record":
             self.attempts.handle_bad_record(event)
         elif kind == "feeder_ready":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,7 @@ from ensemble.spec import Ensemble, Identity, Recipe
 from ensemble.spec.sample_weights import make_weight_function
 from pipelines.errors import SampleError
 from pipelines.loader.ragged import find_tensors
-from pipelines.prepare.preparer import Preparer
-from pipelines.shm import ring
+from pipelines.loader.resident import StreamedSet
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 Table = list[dict[str, Any]]
 MOST_LABELS = 1000
-CHUNK, CHUNK_BYTES = 64, 2**28  # records that are tried at a time, at most, and their bytes
 FIGURES = ("min", "mean", "max", "not_finite")
 
 
@@ -50,15 +47,8 @@ def describe_first_batch(ensemble: Ensemble, identity: Identity) -> tuple[Table,
 def find_bad_records(pipeline: Pipeline) -> list[SampleError]:
     """Prepare the samples of a pipeline's first epoch; returns the errors of those that cannot be prepared."""
     errors: list[SampleError] = []
-    chunk = max(1, min(CHUNK, CHUNK_BYTES // max(1, ring.sample_bytes(pipeline.fields))))
-    preparer, layout = Preparer(pipeline, errors.append), ring.Layout(pipeline.fields, chunk)
-    fd = ring.create(layout, "records that are tried")
-    try:
-        columns = ring.map_writable(fd, layout)
-    finally:
-        os.close(fd)
-    for start in range(0, n := len(pipeline), chunk):
-        preparer.fill(columns, 0, 0, start, min(start + chunk, n))
+    for _ in StreamedSet(pipeline).try_records(errors):
+        pass
     return errors
 
 

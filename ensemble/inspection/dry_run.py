@@ -160,24 +160,20 @@ def _read_data(ensemble: Ensemble, identity: Identity) -> list[str]:
     Raises:
         PipelineError: some cannot be prepared, or more than may be left out.
     """
-    from pipelines.errors import MOST_RECORDS, BadRecords, PipelineError, TooManySkipped
+    from pipelines.errors import PipelineError
+    from pipelines.loader.resident import explain_failures
 
     splits = {split: getattr(ensemble, split) for split in PREDICTED_SPLITS}
     pipelines = {split: pipe.without_randomness() for split, pipe in splits.items() if pipe is not None}
     notes, bad = [], []
     for split, pipeline in (pipelines | {"train": ensemble.pipeline(identity.params)}).items():
         errors = find_bad_records(pipeline)
-        places = [error.index for error in errors]
-        if errors and pipeline.on_error == "raise":
-            bad.append(f"{split}: {BadRecords(errors[:MOST_RECORDS], len(errors))}")
-        elif errors:
+        if errors and pipeline.on_error == "skip":
             notes.append(
                 f"{len(errors):,} of {len(pipeline):,} records of {split} cannot be prepared and are left out"
             )
-            try:
-                pipeline.check_skipped(len(errors), len(pipeline), places)
-            except TooManySkipped as error:
-                bad.append(f"{split}: {error}")
+        if (why := explain_failures(pipeline, errors)) is not None:
+            bad.append(f"{split}: {why}")
     if bad:
         raise PipelineError(f"records cannot be prepared: {'; '.join(bad)}. {REMEDY}")
     return notes

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ensemble.spec.energy import Energy
-from ensemble.spec.fields import ENSEMBLE_FIELDS
+from ensemble.spec.fields import ENSEMBLE_FIELDS, STACKED_ROWS
 from ensemble.spec.functions import CALLS, check_function
 from ensemble.spec.identity import Identity, Precision, make_lineage
 from ensemble.spec.limits import check_limits
@@ -426,6 +426,11 @@ class Ensemble(MemberPipelines):
         if self.valid is None and not has_own_loop(self.recipe):
             notices.append(
                 "there is no valid=: members are not ranked, and no combined model is selected or calibrated"
+            )
+        if self.combine == "stack" and self.valid is not None and len(self.valid) < STACKED_ROWS:
+            notices.append(
+                f"combine='stack' needs {STACKED_ROWS} validation samples, and valid= has {len(self.valid)}: "
+                "members will be averaged"
             )
         return notices
 

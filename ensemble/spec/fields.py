@@ -11,6 +11,8 @@ from ensemble.spec.options import TRAINING_OPTIONS, Option, OptionTable, count, 
 from ensemble.spec.sample_weights import check_weighting
 from ensemble.spec.validation import check_choice, check_loss_scale, check_number
 
+#: Validation samples that a stack needs, which is fitted to parts of them.
+STACKED_ROWS = 6
 COMBINERS = ("average", "weighted", "greedy", "stack")
 
 #: What a node is asked for.

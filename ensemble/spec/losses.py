@@ -75,6 +75,11 @@ class NamedLoss:
         except SpecError as error:
             raise SpecError(f"{error} (the target is the field {self.target!r})") from None
 
+    @property
+    def is_of_classes(self) -> bool:
+        """Whether the target is the number of a class."""
+        return self.name in _OF_CLASSES
+
     def find_inputs(self, batch: Mapping[str, Any]) -> Sequence[str]:
         """The fields that the model is called with, in this order.
 

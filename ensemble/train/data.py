@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +24,8 @@ from ensemble.spec.task import IGNORED, LABELS, Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.gather import gather_json
 from ensemble.train.job import SharingDiffers, TrainingError, UnusableData
-from ensemble.train.node_checks import NODE_DIRECTORY, NodeChecks, make_checker_address
+from ensemble.train.node_checks import NODE_DIRECTORY, NodeChecks, first_on_node, make_checker_address
+from ensemble.train.split_checks import REMEDY, SplitChecks
 from pipelines.verification.reader import Finding, Verification
 
 if TYPE_CHECKING:
@@ -31,11 +34,7 @@ if TYPE_CHECKING:
     from pipelines.loader.resident import StreamedSet
     from pipelines.verification.reader import MakeVerification, StreamOrigin
 
-WHAT_IS_BAD = "records on which members are to be evaluated cannot be prepared, so that nothing was trained"
-REMEDY = (
-    'Replace the files and resume the run; or leave such records out: Pipeline(on_error="skip"), at most '
-    "max_skipped= of them"
-)
+WHAT_IS_BAD = "members cannot be evaluated on these data"
 
 
 def steps_per_epoch(ensemble: Ensemble, identity: Identity) -> int:
@@ -100,6 +99,7 @@ class Data:
         on_resident_wait: called every second while a resident split is awaited.
         on_wait: called every second while the stream is awaited; what it raises leaves the training loop.
         on_finding: called with the fields of a `sample_difference` event.
+        on_unusable: called with the reason, where the member trains and cannot be evaluated on a split.
         first_epoch: the stream epoch of the member's first own epoch. Where the identity leaves it to the feeder,
             it is None until the stream is open.
     """
@@ -116,6 +116,7 @@ class Data:
         self.on_resident_wait: Callable[[], None] | None = None
         self.on_wait: Callable[[], None] | None = None
         self.on_finding: Callable[..., None] = lambda **fields: None
+        self.on_unusable: Callable[[str], None] = lambda error: None
         self.first_epoch = identity.first_epoch
         self._ensemble = ensemble
         self._identity = identity
@@ -129,24 +130,66 @@ class Data:
         self._epochs: Iterator[Any] = iter(())
         self._residents: dict[str, Resident | StreamedSet] = {}
         self._were_read = set[str]()  # splits of which batches were asked for
+        self.checks = SplitChecks(ensemble)
+        self._late: Iterator[None] = iter(())  # reads splits in so many parts before each batch
+        self._parts = 0
 
     def prepare_splits(self) -> None:
-        """Prepare the splits on which the member is evaluated; one that memory does not hold is read later.
+        """Prepare the splits on which the member is evaluated, and look at their records and labels.
+
+        Without a feeder only `valid` stays: the others are read by one member of the node. What memory does not
+        hold is read within the first epoch.
 
         Raises:
-            UnusableData: records of some cannot be prepared; it names those of all splits.
+            UnusableData: records of some cannot be prepared, or labels are none; it names those of all splits.
         """
+        from pipelines.environment.machine_limits import fits_in_memory
         from pipelines.errors import SampleError, TooManySkipped
+        from pipelines.loader.resident import TRIED, Resident
+        from pipelines.shm.ring import Layout
 
-        bad = []
-        for split in PREDICTED_SPLITS:
+        checks, early, late = self.checks, list[str](), list[str]()
+        for split in (name for name in PREDICTED_SPLITS if getattr(self._ensemble, name) is not None):
             try:
-                if getattr(self._ensemble, split) is not None:
-                    self._resident(split)
+                if split != "valid" and self._resident_feeder is None:
+                    still = self.pipeline(split).without_randomness()
+                    fits = fits_in_memory(Layout(still.fields, len(still)).nbytes)
+                    (early if fits else late).append(split)
+                elif isinstance(samples := self._resident(split), Resident):
+                    checks.look_at_labels(split, samples.pipeline, samples.columns)
+                else:
+                    late.append(split)
             except (SampleError, TooManySkipped) as error:
-                bad.append(f"{split}: {error}")
-        if bad:
-            raise UnusableData(f"{WHAT_IS_BAD}: {'; '.join(bad)}. {REMEDY}")
+                checks.bad[split] = str(error)
+        with first_on_node("splits-read") if early else contextlib.nullcontext(False) as is_first:
+            for _ in self._read(early if is_first else ()):
+                pass
+            if why := checks.explain():
+                raise UnusableData(f"{WHAT_IS_BAD}, so that nothing was trained: {why}")
+        if late and self._comm.rank == 0:
+            records = sum(len(self.pipeline(split)) for split in late)
+            self._parts = -(-records // (TRIED * steps_per_epoch(self._ensemble, self._identity)))
+            self._late = self._read_late(late)
+
+    def _read(self, splits: Iterable[str]) -> Iterator[None]:
+        for part in self.checks.read(splits):
+            if self.on_resident_wait is not None:
+                self.on_resident_wait()
+            yield part
+
+    def _read_late(self, splits: list[str]) -> Iterator[None]:
+        with first_on_node("large-splits-read", 0.0) as is_first:
+            yield from self._read(splits if is_first else ())
+        if why := self.checks.explain():
+            self.on_unusable(f"{WHAT_IS_BAD}, and what was trained is kept: {why}")
+
+    def _read_between(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            for _ in itertools.islice(self._late, self._parts):
+                pass
+            yield batch
+        for _ in self._late:  # the epoch is over
+            pass
 
     def open(self, epoch: int, step: int) -> None:
         """Open the stream at a step of an own epoch; all ranks call it."""
@@ -284,7 +327,7 @@ class Data:
         """
         epoch = next(self._epochs)
         assert self.first_epoch is not None and epoch.epoch == self.first_epoch + own_epoch
-        return self._on_device(self._apply_collate(epoch.all_batches(), collate))
+        return self._on_device(self._apply_collate(self._read_between(epoch.all_batches()), collate))
 
     def leave(self) -> None:
         """Leave the stream before its end, so that it waits for this rank no more; resident splits stay."""
@@ -337,7 +380,15 @@ class Data:
         rank, world, chosen = self._comm.rank, self._comm.world, self.find_held_out(name)
         self._were_read.add(name)
         share = self._resident(name).loader(self._identity.batch_size, rank, world, chosen=chosen)
-        return self._on_device(self._apply_collate(iter(share), collate, is_training=False))
+        return self._on_device(self._apply_collate(self._read_split(name, share), collate, is_training=False))
+
+    def _read_split(self, split: str, batches: Iterable[Batch]) -> Iterator[Batch]:
+        from pipelines.errors import SampleError, TooManySkipped
+
+        try:
+            yield from batches
+        except (SampleError, TooManySkipped) as error:  # before whoever reads all of it has come so far
+            raise UnusableData(f"{WHAT_IS_BAD}, and what was trained is kept: {split}: {error}{REMEDY}") from None
 
     def has_read(self, name: str) -> bool:
         """Whether batches of a resident split were read."""
@@ -352,6 +403,13 @@ class Data:
         alone = self._resident(name).loader(samples, 0, 1, chosen=self.find_held_out(name))
         batches = self._on_device(self._apply_collate(iter(alone), collate, is_training=False))
         return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
+
+    def peek(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
+        """The first samples of a split as a batch, on the member's device, prepared here, and no others."""
+        from pipelines.loader.resident import StreamedSet
+
+        few = StreamedSet(self.pipeline(name).without_randomness()).loader(samples)
+        return next(self._on_device(self._apply_collate(iter(few), collate, is_training=False)))
 
     def _apply_collate(
         self,
@@ -393,6 +451,9 @@ class Data:
         from pipelines import resident
 
         if split not in self._residents:
+            if split != "valid" and self._resident_feeder is None:  # one at a time: each member has its own
+                for name in self._residents.keys() - {"valid"}:
+                    self._before.update({"prepare_cpu_s": self._residents.pop(name).prepare_cpu_s})
             self._residents[split] = resident(
                 self._resident_feeder,
                 split,
@@ -435,7 +496,7 @@ class Data:
         stats: dict[str, Any] = dict(self._before)
         if self._loader is not None:
             stats = {name: stats.get(name, 0) + value for name, value in self._loader.stats().items()}
-        own = sum(resident.prepare_cpu_s for resident in self._residents.values())
+        own = sum(resident.prepare_cpu_s for resident in self._residents.values()) + self.checks.cpu_s
         stats["prepare_cpu_s"] = stats.get("prepare_cpu_s", 0.0) + own
         return stats
 

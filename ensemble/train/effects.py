@@ -52,6 +52,7 @@ class Effects:
         self.steps_per_epoch = steps_per_epoch(ensemble, job.identity)
         self.splits = [name for name in PREDICTED_SPLITS if getattr(ensemble, name) is not None]
         self.data.on_finding = functools.partial(reporter.event, "sample_difference")
+        self.data.on_unusable = lambda error: reporter.event("unusable_data", error=error)
 
     def open(self, inbox: Inbox, at: Position | None) -> None:
         """Prepare the other splits, then read the stream; without records at which earlier attempts died.

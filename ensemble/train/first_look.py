@@ -16,12 +16,19 @@ from torch import Tensor, nn
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
 from ensemble.spec.positions import choose_kept, count_bytes
-from ensemble.spec.task import NUMBERS, Task, find_known
+from ensemble.spec.task import LABELS, NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target
 from ensemble.train.infer_task import PREDICT, OutputError, describe, find_class_axis, fit_points, take_logits
-from ensemble.train.outputs import FirstCall, compute_outputs, observe, to_scaled_values, to_values, watch_call
+from ensemble.train.outputs import (
+    FirstCall,
+    compute_outputs,
+    compute_values,
+    observe,
+    to_scaled_values,
+    watch_call,
+)
 from ensemble.train.state import TrainState
 from ensemble.train.undisturbed import undisturbed
 
@@ -37,6 +44,8 @@ ENDS = {
     "softmax": ("its rows sum to 1", "a cross-entropy"),
     "sigmoid": ("all are between 0 and 1", "binary_cross_entropy_with_logits"),
 }
+#: Samples of which the run sees the predictions, and most values of each.
+SHOWN, MOST_SHOWN = 4, 2**14
 #: Standard deviation above which a network learns numbers badly.
 WIDE = 100.0
 
@@ -47,8 +56,17 @@ def look(state: TrainState, batch: Batch) -> None:
         return
     state.is_looked_at = True
     with undisturbed(state) as model, state.precision.autocast():
-        for text in _list_remarks(state, model, batch):
+        predicted: list[tuple[Task, Tensor]] = []
+        for text in _list_remarks(state, model, batch, predicted):
             state.remark(text)
+    for task, values in predicted:
+        most = values.shape[-1] - 1 if task.kind == "classification" else 1
+        is_read = task.kind in LABELS and state.collate is None
+        if is_read and (why := state.data.checks.explain_labels(most)):
+            state.remark(f"{UNCOMBINED}: {why}" if task.kind == "classification" else why)
+        if values[:1].numel() <= MOST_SHOWN:
+            rows = values[torch.arange(SHOWN) % len(values)].tolist()
+            state.reporter.event("first_outputs", task=task.as_record(), values=rows)
 
 
 def try_offered(state: TrainState, batch: Batch) -> None:
@@ -77,8 +95,12 @@ def try_offered(state: TrainState, batch: Batch) -> None:
                 state.remark(f"{call.method} does not predict for the member: {error}")
 
 
-def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator[str]:
+def _list_remarks(
+    state: TrainState, model: nn.Module, batch: Batch, predicted: list[tuple[Task, Tensor]]
+) -> Iterator[str]:
+    """Yield the remarks; what is predicted, and its task, is put into a list."""
     recipe, target, first = state.recipe, find_target(batch, state.recipe.target), FirstCall()
+    named = "the first batch"
     # Of several workers a loss may need all at once.
     has_loss = recipe.loss is not None and not state.is_own_loop and state.comm.world == 1
     if has_loss and not isinstance(recipe.loss, NamedLoss):
@@ -98,16 +120,20 @@ def _list_remarks(state: TrainState, model: nn.Module, batch: Batch) -> Iterator
         elif seen.call is not None or has_loss or state.observer.is_relied_on:
             outputs = first.output() if first.is_seen else compute_outputs(recipe, model, batch, seen)
             yield from _explain_scores(seen, outputs)
-            values = None if task is None else to_values(task, outputs, seen)
+            values = None if task is None else to_scaled_values(recipe, task, outputs, seen)
         if isinstance(values, Tensor) and task is not None and values.dim():
+            predicted.append((task, values.float()))
             state.effects.predictions_bytes = count_bytes(state.ensemble, task, values.shape[1:])
             kept, why = choose_kept(state.ensemble, task, values.shape[1:])
             if why:
                 yield why if kept is not None else f"{UNCOMBINED}: {why}"
+        for split in state.effects.splits if predicted else ():
+            named = f"samples of Ensemble.{split}"  # predicted at the end, when a difference would fail the member
+            compute_values(recipe, model, state.data.peek(split, SHOWN, state.collate), replace(seen, task=task))
     except OutputError as error:
         yield f"{UNCOMBINED}: {error}"
     except Exception as error:  # it is raised again where it matters, with a message of its own
-        yield f"{UNCOMBINED} unless it passes: predicting the first batch raised {type(error).__name__}: {error}"
+        yield f"{UNCOMBINED} unless it passes: predicting {named} raised {type(error).__name__}: {error}"
     if task is not None and task.kind in NUMBERS and not state.is_own_loop and target is not None:
         yield from _explain_spread(recipe, target)
 

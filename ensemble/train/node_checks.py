@@ -1,13 +1,17 @@
-"""Asks the checker of this node to compare samples that a member was served (docs/decisions/0042)."""
+"""What members do once on a node: they ask its checker to compare samples that they were served
+(docs/decisions/0042), and let one of them do first what the others then need not do.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipelines.ipc import messages
 from pipelines.verification.compare import CheckResult
@@ -17,6 +21,8 @@ from pipelines.verification.served import ServedSample
 NODE_DIRECTORY = "ENSEMBLE_NODE_DIRECTORY"
 #: The checker's name, as that of a member in the run directory.
 CHECKER = "checker"
+#: Seconds for which members of a node wait for the first one.
+FIRST_S = 120.0
 _WAIT_S = 1.0
 _SILENT: set[Path] = set()  # addresses at which nobody has answered in time
 
@@ -90,3 +96,44 @@ class NodeChecks:
                     return CheckResult.from_record(messages.unpack(message)["found"])
                 except (ValueError, KeyError, TypeError) as error:
                     return CheckResult(kind="left_out", detail=f"the checker's answer cannot be read: {error!r}")
+
+
+@contextlib.contextmanager
+def first_on_node(what: str, limit_s: float = FIRST_S, *, counts_failure: bool = False) -> Iterator[bool]:
+    """Yield whether no member of this node has run the block `what` yet. Others wait while the first one does: no
+    more than that once, not when its process is gone (flock(2)), and not for ever.
+
+    Args:
+        counts_failure: whether the block has run also where it has raised.
+    """
+    directory = os.environ.get(NODE_DIRECTORY)
+    if directory is None:
+        yield True
+        return
+    with open(Path(directory, what), "ab", buffering=0) as file:  # empty until the block has run
+        is_locked = _wait_for_lock(file, limit_s)
+        is_first = is_locked and not os.fstat(file.fileno()).st_size
+        if is_locked and not is_first:
+            fcntl.flock(file, fcntl.LOCK_UN)
+        mark = b"." if counts_failure else b""
+        try:
+            yield is_first
+            mark = b"."
+        finally:
+            if is_first:
+                file.write(mark)
+                fcntl.flock(file, fcntl.LOCK_UN)  # a process that the block has forked has the file, too
+
+
+def _wait_for_lock(file: IO[bytes], limit_s: float) -> bool:
+    """Whether the lock was got within so many seconds."""
+    until = time.monotonic() + limit_s
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+        else:
+            return True

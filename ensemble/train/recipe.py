@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +18,11 @@ from ensemble.train.kept_network import NotKept
 from ensemble.train.lr_schedulers import make_schedule
 from ensemble.train.member import TrainContext
 from ensemble.train.mixup import mixed_losses
-from ensemble.train.node_checks import NODE_DIRECTORY
+from ensemble.train.node_checks import first_on_node
 from ensemble.train.optimizers import make_recipe_optimizer
 
 if TYPE_CHECKING:
     from pipelines import Batch
-
-
-#: Seconds for which members of a node wait for the first call of `Recipe.model`.
-FIRST_CALL_S = 120.0
 
 
 def train(recipe: Recipe, member: TrainContext) -> None:
@@ -87,34 +79,10 @@ def build_model(recipe: Recipe, member: TrainContext) -> nn.Module:
 def _call_model(recipe: Recipe, member: TrainContext) -> Any:
     """Calls `Recipe.model`, the first time on a node alone: what it downloads is there for the others.
 
-    They wait for no more than that one call, not once it has ended or its process is gone (flock(2)), and not
-    for ever.
+    Where it fails the others are to fail at once, not one after the other.
     """
-    directory = os.environ.get(NODE_DIRECTORY)
-    if directory is None or (made := Path(directory, "model-called")).exists():
+    with first_on_node("model-called", counts_failure=True):
         return recipe.model(member.params)
-    with open(Path(directory, "model-lock"), "ab") as lock:
-        if _wait_for_lock(lock) and not made.exists():
-            try:
-                return recipe.model(member.params)
-            finally:  # also where it fails: the others are to fail at once, not one after the other
-                made.touch()
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a process that it has forked has the file, too
-    return recipe.model(member.params)
-
-
-def _wait_for_lock(lock: IO[bytes]) -> bool:
-    """Whether the lock was got within the time for which others wait for a first call."""
-    until = time.monotonic() + FIRST_CALL_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until:
-                return False
-            time.sleep(0.02)
-        else:
-            return True
 
 
 def compute_losses(recipe: Recipe, member: TrainContext, model: nn.Module, batch: Batch) -> Tensor:

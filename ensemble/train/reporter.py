@@ -78,7 +78,7 @@ class EventReporter(Reporter):
         if self._job.rank != 0:
             return
         self._emit({"type": type, "member": self._job.identity.member, "attempt": self._job.attempt, **fields})
-        if type != "progress":
+        if type not in ("progress", "first_outputs"):
             self.log(" ".join([type, *(f"{name}={_format_value(value)}" for name, value in fields.items())]))
 
     def progress(self, fields: Callable[[], Mapping[str, Any]]) -> None:

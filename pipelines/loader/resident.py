@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pipelines.checks import check_address, check_function, check_integer, check_pipeline
 from pipelines.description import PipelineDescription
 from pipelines.environment.machine_limits import fits_in_memory
-from pipelines.errors import MOST_RECORDS, BadRecords, DataOutOfReach, PipelineError, SampleError
+from pipelines.errors import MOST_RECORDS, BadRecords, DataOutOfReach, PipelineError, SampleError, TooManySkipped
 from pipelines.ipc import messages
 from pipelines.loader.batch import Batch
 from pipelines.loader.collate import Collate, make_collator
@@ -35,6 +35,7 @@ from pipelines.verification.served import ServedSample
 ReadRows = Callable[[int, int], tuple[ring.RingView, int, npt.NDArray[Any]]]
 #: Of each row of a set whether it is read, [n].
 Chosen = npt.NDArray[np.bool_]
+TRIED, TRIED_BYTES = 64, 2**28  # records that are tried at a time, at most, and their bytes
 _CHECKS, LEAST_CHECKED = 64, 2**20  # while a set is prepared, at most so many, each for at least so many bytes
 
 
@@ -129,6 +130,11 @@ class Resident:
         """Of its samples."""
         return self._pipeline
 
+    @property
+    def columns(self) -> Columns:
+        """The fields of all samples, by row, and `_ok`: which rows hold one."""
+        return self._view.columns
+
     def loader(
         self,
         batch_size: int,
@@ -187,12 +193,7 @@ class StreamedSet:
         Raises:
             MemoryError: there is none for a batch.
         """
-        layout = ring.Layout(self.pipeline.fields, min(batch_size, max(1, last - first)))
-        fd = ring.create(layout, "a batch of a set")
-        try:
-            columns, view = ring.map_writable(fd, layout), ring.RingView(fd, layout)
-        finally:
-            os.close(fd)
+        columns, view = self._make_columns(min(batch_size, max(1, last - first)))
         failed: list[int] = []
 
         def read(start: int, stop: int) -> tuple[ring.RingView, int, npt.NDArray[Any]]:
@@ -208,6 +209,44 @@ class StreamedSet:
             return view, 0, ok
 
         return read
+
+    def try_records(self, errors: list[SampleError]) -> Iterator[tuple[int, Columns]]:
+        """Prepare all samples, a few at a time.
+
+        Args:
+            errors: gets those of records that cannot be prepared.
+
+        Yields:
+            How many were tried so far, and the columns of the last few; the next ones take their place.
+        """
+        n, self._preparer.on_skip = len(self.pipeline), errors.append
+        rows = max(1, min(TRIED, TRIED_BYTES // max(1, ring.sample_bytes(self.pipeline.fields))))
+        columns, _ = self._make_columns(rows)
+        for start in range(0, n, rows):
+            stop = min(start + rows, n)
+            self._preparer.fill(columns, 0, 0, start, stop)
+            yield stop, {name: column[: stop - start] for name, column in columns.items()}
+
+    def _make_columns(self, rows: int) -> tuple[Columns, ring.RingView]:
+        layout = ring.Layout(self.pipeline.fields, rows)
+        fd = ring.create(layout, "a batch of a set")
+        try:
+            return ring.map_writable(fd, layout), ring.RingView(fd, layout)
+        finally:
+            os.close(fd)
+
+
+def explain_failures(pipeline: PipelineDescription, errors: Sequence[SampleError]) -> str | None:
+    """Why a pipeline cannot be used with these errors of its records; None where it can."""
+    places = [error.index for error in errors]
+    try:
+        if pipeline.on_error == "skip":
+            pipeline.check_skipped(len(errors), len(pipeline), places)
+        elif errors:
+            return str(BadRecords(errors[:MOST_RECORDS], len(errors)) if len(errors) > 1 else errors[0])
+    except TooManySkipped as error:
+        return str(error)
+    return None
 
 
 def _check_memory(size: int) -> None:

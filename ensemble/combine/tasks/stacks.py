@@ -23,6 +23,7 @@ import numpy as np
 from ensemble.combine.methods import average_weights, mix, share_out
 from ensemble.combine.metrics import EPSILON, Array, CombineError, find_known, flatten
 from ensemble.combine.tasks.temperature import softmax
+from ensemble.spec.fields import STACKED_ROWS
 
 PENALTIES = (0.001, 0.01, 0.1, 1.0)
 """Inverse L2 strengths tried (scikit-learn's C); only `DEFAULT_PENALTY` where a fit would take long."""
@@ -159,9 +160,9 @@ def fit_class_stack(probabilities: Sequence[Array], target: Array) -> tuple[Stac
     """
     rows, classes = len(target), probabilities[0].shape[-1]
     seen = len(np.unique(target[find_known(target)]))
-    if rows < 2 * FOLDS or seen < 2:
+    if rows < STACKED_ROWS or seen < 2:
         raise CombineError(
-            f"stacking needs {2 * FOLDS} validation rows and two classes among them, got {rows} rows and "
+            f"stacking needs {STACKED_ROWS} validation rows and two classes among them, got {rows} rows and "
             f"{seen} class(es)"
         )
     features = target.size * len(probabilities) * classes
@@ -185,8 +186,8 @@ def fit_class_stack(probabilities: Sequence[Array], target: Array) -> tuple[Stac
 
 def fit_label_stack(probabilities: Sequence[Array], target: Array) -> tuple[LabelStacker, Array]:
     """Fit the stack of labels on these rows; see `fit_class_stack`."""
-    if len(target) < 2 * FOLDS:
-        raise CombineError(f"stacking needs {2 * FOLDS} validation rows, got {len(target)}")
+    if len(target) < STACKED_ROWS:
+        raise CombineError(f"stacking needs {STACKED_ROWS} validation rows, got {len(target)}")
     known = find_known(target)
 
     def loss(held_out: Array) -> float:
@@ -198,8 +199,8 @@ def fit_label_stack(probabilities: Sequence[Array], target: Array) -> tuple[Labe
 
 def fit_point_stack(points: Sequence[Array], target: Array) -> tuple[PointStacker, Array]:
     """Fit the stack of points on these rows; see `fit_class_stack`."""
-    if len(target) < 2 * FOLDS:
-        raise CombineError(f"stacking needs {2 * FOLDS} validation rows, got {len(target)}")
+    if len(target) < STACKED_ROWS:
+        raise CombineError(f"stacking needs {STACKED_ROWS} validation rows, got {len(target)}")
     known = find_known(target)
     if not target[known].std() > 0:
         raise CombineError("stacking needs validation targets that differ")

@@ -1,0 +1,42 @@
+"""Compares what members predict for their first batches: what cannot be combined is known before they train on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ensemble.combine.combination import call_function
+from ensemble.combine.metrics import CombineError
+from ensemble.combine.prediction_matrix import align
+from ensemble.combine.tasks import find_math
+from ensemble.events import Report
+from ensemble.spec import Ensemble
+from ensemble.spec.task import Task
+from ensemble.store import Predictions
+from ensemble.store.member import UNCOMBINED
+
+
+class FirstOutputs:
+    """What the first member has predicted, with which the others' predictions are compared."""
+
+    def __init__(self, ensemble: Ensemble) -> None:
+        self._function: Any = ensemble.combine if callable(ensemble.combine) else None
+        self._is_stack, self._members = ensemble.combine == "stack", len(ensemble.members or ()) or 2
+        self._first: tuple[str, Predictions] | None = None
+
+    def find_remark(self, event: Report) -> str | None:
+        """Why a member would not be combined with the first one, or by the user's function; None if it would."""
+        values = np.asarray(event["values"], np.float32)
+        own = Predictions(values, np.arange(len(values)), None, Task.from_record(event["task"]))
+        try:
+            if self._first is None:
+                self._first = event["member"], own
+                if self._function is not None:
+                    call_function(self._function, [values] * self._members, own.task)
+                elif (why := find_math(own.task).no_stack) is not None and self._is_stack:
+                    return f"combine='stack' is not for these members: {why}"
+            align("training", dict([self._first, (event["member"], own)]))
+        except CombineError as error:
+            return f"{UNCOMBINED}: {error}"
+        return None

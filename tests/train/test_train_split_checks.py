@@ -1,0 +1,284 @@
+"""What is wrong with data to evaluate on, or with the combination, is known in the first epoch at the latest."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from event_dicts import read_events
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble import Ensemble, Recipe, quantiles  # noqa: E402
+from ensemble.store import RunDir  # noqa: E402
+from pipelines import Pipeline, PipelineError, sources  # noqa: E402
+
+RNG = np.random.default_rng(0)
+ROWS = 40
+X = RNG.normal(size=(ROWS, 4)).astype(np.float32)
+LABEL = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 1)
+
+
+def model(params: Any) -> Any:
+    torch.manual_seed(0)
+    return nn.Linear(4, params.get("classes", 3))
+
+
+def pipe(label: Any = LABEL, x: Any = X) -> Pipeline:
+    return Pipeline(sources.arrays(x=x, label=label), seed=0)
+
+
+def spoil(label: Any, row: int, value: Any) -> Any:
+    spoilt = np.array(label)
+    spoilt[row] = value
+    return spoilt
+
+
+def an_ensemble(loss: Any = "cross_entropy", **options: Any) -> Ensemble:
+    recipe = {name: options.pop(name) for name in ("collate", "task", "predict") if name in options}
+    splits = {"train": pipe(), "valid": pipe(x=X + 1), "test": pipe(x=X + 2)}
+    defaults: dict[str, Any] = {"batch_size": 10, "members": [{"lr": 0.01}], **splits}
+    return Ensemble(name="checked", recipe=Recipe(model=model, loss=loss, **recipe), **{**defaults, **options})
+
+
+def submit(folder: Path, *args: Any, **options: Any) -> list[dict[str, Any]]:
+    ensemble.submit(an_ensemble(*args, **options), folder, "inline").wait()
+    return read_events(RunDir(folder).events)
+
+
+def list_remarks(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(event["member"], event["text"]) for event in events if event["type"] == "remark"]
+
+
+# --- labels ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "split", "label"),
+    [
+        ("cross_entropy", "test", spoil(LABEL, 7, -1)),
+        ("cross_entropy", "valid", spoil(LABEL.astype(np.int8), 7, -1)),
+        ("focal", "test", spoil(np.stack([LABEL, LABEL], axis=1), (7, 1), -2)),
+    ],
+)
+def test_a_label_that_the_loss_does_not_take_is_named_before_anything_trains(
+    tmp_path: Path, loss: str, split: str, label: Any
+) -> None:
+    value = label.min()
+    with pytest.raises(PipelineError, match="nothing was trained") as refused:
+        submit(tmp_path / "run", loss, **{split: pipe(label, X + 3)})
+    said = str(refused.value)
+    assert re.search(rf"Ensemble.{split}: sample 7 \(.*row 7\) has the label {value:g}", said)
+    assert "-100" in said and f"leave out {split}=" in said
+    events = read_events(RunDir(tmp_path / "run").events)
+    assert not [event for event in events if event["type"] in ("started", "epoch", "failed")]
+
+
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        ("cross_entropy", {"test": pipe(spoil(LABEL, 7, -100), X + 3)}),
+        ("mse", {"train": pipe(X[:, :3]), "valid": pipe(X[:, :3] - 9, X + 1), "test": pipe(X[:, :3] - 9, X + 2)}),
+        ("cross_entropy", {"test": pipe(spoil(LABEL, 7, -1), X + 3), "collate": lambda batch: batch}),
+        ("cross_entropy", {"shifted": pipe(spoil(LABEL, 7, -1), X + 3)}),
+    ],
+    ids=["ignored", "numbers", "collated", "shifted"],
+)
+def test_labels_that_may_be_meant_are_taken(tmp_path: Path, loss: str, options: dict[str, Any]) -> None:
+    events = submit(tmp_path / "run", loss, **options)
+    assert [event["member"] for event in events if event["type"] == "finished"] == ["member-0"]
+
+
+def own_loss(model: Any, batch: Any) -> Any:
+    return F.cross_entropy(model(batch["x"]), batch["label"], reduction="none", ignore_index=-1)
+
+
+@pytest.mark.parametrize(("loss", "label"), [(own_loss, -1), ("cross_entropy", 3), ("binary_cross_entropy", 2)])
+def test_a_label_of_test_that_the_model_has_no_class_for_is_remarked_with_the_first_batch(
+    tmp_path: Path, loss: Any, label: int
+) -> None:
+    most = 1 if loss == "binary_cross_entropy" else 2
+    train, valid, test = (LABEL.clip(0, most) for _ in range(3))
+    test[7] = label
+    splits = {"train": pipe(train), "valid": pipe(valid, X + 1), "test": pipe(test, X + 3)}
+    events = submit(tmp_path / "run", loss, **splits, members=[{"lr": 0.01, "classes": most if most == 1 else 3}])
+    ((_, text),) = [each for each in list_remarks(events) if "Ensemble.test" in each[1]]
+    assert f"row 7) has the label {label}" in text and f"0 ... {most}" in text
+    kinds = [event["type"] for event in events]
+    assert kinds.index("remark") < kinds.index("epoch")
+
+
+# --- records of splits that memory does not hold --------------------------------------------------------------
+
+
+PREPARE_S = 0.002
+
+
+class Mend:
+    """A stage that takes its time, and refuses some samples while a file is there."""
+
+    def __init__(self, marker: Path, *rows: int) -> None:
+        self.marker, self.rows = str(marker), rows
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        until = time.thread_time() + PREPARE_S
+        while time.thread_time() < until:
+            pass
+        if sample["row"] in self.rows and Path(self.marker).exists():
+            raise ValueError("damaged")
+        return {name: value for name, value in sample.items() if name != "row"}
+
+
+def breakable(marker: Path, shift: int, *rows: int) -> Pipeline:
+    source = sources.arrays(x=X + shift, label=LABEL, row=np.arange(ROWS))
+    return Pipeline(source, seed=0).map(Mend(marker, *rows), version=1)
+
+
+@pytest.fixture
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No split fits."""
+    monkeypatch.setattr("pipelines.environment.machine_limits.available_bytes", lambda: 0)
+
+
+@pytest.mark.usefixtures("no_memory")
+@pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass")
+@pytest.mark.parametrize("batch_size", [5, ROWS], ids=["between_steps", "after_the_only_step"])
+def test_bad_records_of_a_streamed_split_stop_the_run_all_named_and_a_resume_goes_on(
+    tmp_path: Path, batch_size: int
+) -> None:
+    declared = an_ensemble(
+        test=breakable(tmp_path / "bad", 2, 3, 11),
+        epochs=2,
+        members=[{"lr": 0.01}, {"lr": 0.02}],
+        batch_size=batch_size,
+    )
+    clean = ensemble.submit(declared, tmp_path / "clean", "inline").wait()
+    (tmp_path / "bad").touch()
+    run = tmp_path / "run"
+    with pytest.raises(PipelineError, match="what was trained is kept: test: 2 records: ") as refused:
+        ensemble.submit(declared, run, "inline").wait()
+    for part in ("row 3", "row 11", "Replace the files", 'on_error="skip"', "max_skipped="):
+        assert part in str(refused.value)
+    events = read_events(RunDir(run).events)
+    assert not [event for event in events if event["type"] in ("failed", "epoch")]
+    (stopped,) = [event for event in events if event["type"] == "stopped"]
+    assert stopped["member"] == "member-0" and stopped["step"] > 0
+    used = {event["role"]: event["cpu_s"] for event in events if event["type"] == "usage" and event["member"]}
+    assert used["prepare"] >= ROWS * PREPARE_S, "what is read is in the account"
+    (tmp_path / "bad").unlink()
+    result = ensemble.resume(run, executor="inline").wait()
+    assert [row["state"] for row in result.members] == ["finished"] * 2
+    assert [row["metrics"] for row in result.members] == [row["metrics"] for row in clean.members]
+    events = read_events(RunDir(run).events)
+    epochs = [(event["member"], event["epoch"]) for event in events if event["type"] == "epoch"]
+    assert len(epochs) == len(set(epochs)), "no epoch is trained twice"
+
+
+@pytest.mark.usefixtures("no_memory")
+@pytest.mark.filterwarnings("ignore:.*is prepared anew at each pass")
+def test_labels_of_a_streamed_split_are_looked_at_while_members_train(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"what was trained is kept: Ensemble.test: sample 7 .* the label -1"):
+        submit(tmp_path / "run", test=pipe(spoil(LABEL, 7, -1), X + 3), epochs=2)
+    assert not [event for event in read_events(RunDir(tmp_path / "run").events) if event["type"] == "epoch"]
+
+
+# --- what a member without a feeder holds ---------------------------------------------------------------------
+
+
+def find_held() -> int:
+    """Bytes of sets that this process has mapped."""
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:resident" in line]
+    ends = [[int(number, 16) for number in line.split()[0].split("-")] for line in lines]
+    return sum(end - start for start, end in ends)
+
+
+def test_a_member_without_a_feeder_holds_validation_data_alone_while_it_trains(tmp_path: Path) -> None:
+    held: list[int] = []
+    large = np.zeros((ROWS, 50_000), np.float32)
+
+    def loss(model: Any, batch: Any) -> Any:
+        if model.training:
+            held.append(find_held())
+        return F.cross_entropy(model(batch["x"]), batch["label"], reduction="none")
+
+    def wide(shift: int) -> Pipeline:
+        return Pipeline(sources.arrays(x=X + shift, label=LABEL, more=large), seed=0)
+
+    before = find_held()
+    submit(tmp_path / "run", loss, valid=wide(1), test=wide(2), shifted=wide(3), epochs=2)
+    assert large.nbytes <= max(held) - before < 1.5 * large.nbytes
+
+
+# --- the combination --------------------------------------------------------------------------------------------
+
+
+def test_members_that_predict_other_classes_than_the_first_one_are_remarked_with_their_first_batch(
+    tmp_path: Path,
+) -> None:
+    events = submit(tmp_path / "run", members=[{"lr": 0.01}, {"lr": 0.01, "classes": 5}])
+    ((member, text),) = list_remarks(events)
+    assert member == "member-1" and "predicts 5 classes on training, member-0 3" in text
+    of_second = [event["type"] for event in events if event.get("member") == "member-1"]
+    assert of_second.index("remark") < of_second.index("epoch")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda values: values.mean(dim=1), "gives"),
+        (lambda values: values[0] / 0, "NaN"),
+        (lambda v: v.missing, "failed"),
+    ],
+)
+def test_a_function_that_does_not_combine_is_remarked_with_the_first_batch(
+    tmp_path: Path, function: Any, said: str
+) -> None:
+    events = submit(tmp_path / "run", combine=function, members=[{"lr": 0.01}, {"lr": 0.02}])
+    remarks = [text for _, text in list_remarks(events)]
+    assert any("Ensemble.combine=" in text and said in text for text in remarks), remarks
+    kinds = [event["type"] for event in events]
+    assert kinds.index("remark") < kinds.index("epoch")
+
+
+def test_nothing_is_remarked_of_a_function_that_combines(tmp_path: Path) -> None:
+    events = submit(tmp_path / "run", combine=lambda values: values.mean(dim=0), members=[{"lr": 0.01}] * 2)
+    assert not list_remarks(events)
+
+
+def test_too_few_validation_samples_for_a_stack_are_said_at_the_start() -> None:
+    few = an_ensemble(combine="stack", valid=pipe(LABEL[:5], X[:5] + 1))
+    assert any("'stack' needs 6" in notice for notice in few.list_notices())
+    assert not an_ensemble(combine="stack").list_notices()
+
+
+def test_samples_of_test_that_the_model_cannot_take_are_remarked_with_the_first_batch(tmp_path: Path) -> None:
+    declared = an_ensemble(test=pipe(x=np.concatenate([X, X], axis=1)))
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    events = read_events(RunDir(tmp_path / "run").events)
+    ((_, text),) = list_remarks(events)
+    assert "samples of Ensemble.test raised" in text
+    kinds = [event["type"] for event in events]
+    assert kinds.index("remark") < kinds.index("epoch") < kinds.index("failed")
+
+
+def test_a_stack_of_what_cannot_be_stacked_is_remarked_with_the_first_batch(tmp_path: Path) -> None:
+    numbers = X[:, 0]
+    splits = {name: pipe(numbers, X + shift) for shift, name in enumerate(("train", "valid", "test"))}
+    events = submit(
+        tmp_path / "run",
+        {"name": "pinball"},
+        task=quantiles(0.1, 0.5, 0.9),
+        combine="stack",
+        objective="loss",
+        **splits,
+    )
+    ((_, text),) = list_remarks(events)
+    assert "combine='stack'" in text and "'weighted' or 'greedy'" in text
