@@ -220,6 +220,9 @@ class Evaluator:
             return
         self.predictions[split] = self._state.effects.save_predictions(split, task, rows, self._state.target)
         if split == "valid":
+            samples = len(self._state.data.pipeline(split))
+            if len(rows) < samples and self._state.data.find_held_out(split) is None:
+                self._state.remark(f"predictions on 'valid' are of {len(rows)} of its {samples} samples")
             values, _, target = rows.arrays()
             if target is not None and values.nbytes <= MOST_COMPARED:
                 with contextlib.suppress(Exception):  # a target of one's own may have any form
