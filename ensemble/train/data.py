@@ -420,9 +420,8 @@ class Data:
             return self._train
         pipeline = getattr(self._ensemble, split, None) if split in PREDICTED_SPLITS else None
         if pipeline is None:
-            if split in PREDICTED_SPLITS:
-                raise TrainingError(f"there is no split {split!r}: give Ensemble {split}=")
-            raise TrainingError(unknown_name("there is no split", split, ("train", *PREDICTED_SPLITS)))
+            splits = [name for name in PREDICTED_SPLITS if getattr(self._ensemble, name) is not None]
+            raise TrainingError(unknown_name("the Ensemble has no split", split, ["train", *splits]))
         found: Pipeline = pipeline
         return found
 

@@ -191,10 +191,8 @@ def _explain_inputs(state: TrainState, batch: Batch, fields: list[str]) -> Itera
             continue
         spreads = [float(value.double().std()) for value in values.values()]
         kinds = {value.dtype for value in values.values()}
-        shown = " and ".join(
-            f"{value.dtype} of {float(value.double().mean()):.3g} ± {spread:.2g} in {split}"
-            for (split, value), spread in zip(values.items(), spreads, strict=True)
-        )
+        rows = zip(values.items(), spreads, strict=True)
+        shown = " and ".join(f"{value.dtype} ± {spread:.2g} in {split}" for (split, value), spread in rows)
         is_float = all(kind.is_floating_point for kind in kinds)
         if len(kinds) > 1 or (is_float and max(spreads) > UNLIKE * min(spreads) > 0):
             yield f"the field {name!r} is {shown}: both need the same stages"

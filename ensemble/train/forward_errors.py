@@ -33,8 +33,7 @@ _ADVICE = {
     r"BdbQuit|EOFError: EOF when reading a line": "a member has no terminal: debug with executor='inline'",
     r"SystemExit": "the member's code ended the program: return, or raise an error",
     r"to unpack \(expected": "a batch is a dict of fields: fields=('x', 'label') makes it a tuple",
-    r"must be Tensor, not (?!NoneType|int|float|str|bool|list|tuple|dict)": "functions of a Recipe are called as "
-    "loss(model, batch) and metrics(outputs, batch): outputs are model(batch['x']), targets batch['label']",
+    r"must be Tensor, not [A-Z](?!oneType)": "Recipe.loss is called as loss(model, batch), outputs are model(...)",
     r"'Hyperparameters' object has no attribute 'suggest": "params have values: a Search(space) suggests them",
     r"type float at pos|'float' object cannot be interpreted": "integer(8, 64, log=True) searches whole numbers",
     r"did not return a loss from the inputs": "fields= needs the labels, by the model's name for them",
@@ -222,26 +221,15 @@ def _describe_layer(layer: nn.Module, given: Tensor, field: str | None) -> tuple
 
 def _find_size(layer: nn.Module) -> tuple[list[str] | None, str, int]:
     """The axes that a layer expects, the option that says the size of one of them, and which axis that is."""
-    described: dict[type | tuple[type, ...], Any] = {
-        nn.Linear: lambda: (["...", f"{layer.in_features}"], "in_features", -1),
-        (nn.Conv1d, nn.Conv2d, nn.Conv3d): lambda: (
-            ["b", f"{layer.in_channels}", *("dhw"[-len(layer.kernel_size) :])],  # type: ignore[arg-type]
-            "in_channels",
-            1,
-        ),
-        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d): lambda: (
-            ["b", f"{layer.num_features}", "..."],
-            "num_features",
-            1,
-        ),
-        nn.LayerNorm: lambda: (["...", *map(str, layer.normalized_shape)], "", -1),  # type: ignore[arg-type]
-        nn.RNNBase: lambda: (
-            [*(("b", "steps") if layer.batch_first else ("steps", "b")), f"{layer.input_size}"],
-            "input_size",
-            -1,
-        ),
-    }
-    for cls, describe in described.items():
-        if isinstance(layer, cls):
-            return describe()  # type: ignore[no-any-return]
+    if isinstance(layer, nn.Linear):
+        return ["...", str(layer.in_features)], "in_features", -1
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return ["b", str(layer.in_channels), *"dhw"[-len(layer.kernel_size) :]], "in_channels", 1
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        return ["b", str(layer.num_features), "..."], "num_features", 1
+    if isinstance(layer, nn.LayerNorm):
+        return ["...", *map(str, layer.normalized_shape)], "", -1
+    if isinstance(layer, nn.RNNBase):
+        axes = ("b", "steps") if layer.batch_first else ("steps", "b")
+        return [*axes, str(layer.input_size)], "input_size", -1
     return None, "", 0

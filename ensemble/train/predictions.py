@@ -38,10 +38,7 @@ def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predi
         why = find_first(state.comm, why)
         if why is not None:
             line = f"no predictions on {split!r} are saved: {why}"
-            if split == "valid":
-                state.remark(f"{UNCOMBINED}: {line}")
-            else:
-                state.reporter.log(line)
+            state.remark(f"{UNCOMBINED}: {line}") if split == "valid" else state.reporter.log(line)
             return
         evaluator.save_rows(split, task, rows)
 
