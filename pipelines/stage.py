@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -96,6 +97,9 @@ def make_stage(
     """
     if not callable(call):
         raise PipelineError(f"map() takes a function of a sample, got {call!r}")
+    is_factory = getattr(sys.modules.get("pipelines.stages"), getattr(call, "__name__", ""), None) is call
+    if is_factory or (isinstance(call, type) and any("__call__" in vars(base) for base in call.__mro__)):
+        raise PipelineError(f"map() takes what {_name(call)}(...) returns: call it with its own arguments first")
     if random not in (None, False, *_RANDOMNESS):
         valid = "; ".join(f"{name!r}: {meaning}" for name, meaning in _RANDOMNESS.items())
         raise PipelineError(f"random must be left out, False, or one of {valid}; got {random!r}")

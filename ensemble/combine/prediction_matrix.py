@@ -124,7 +124,8 @@ def read_prediction_matrix(
         if has_predictions(run_dir, known, split):
             saved[member] = read_predictions(run_dir, known, split, mapped=True)
         else:
-            left_out[member] = f"{UNSAVED} {split} predictions"
+            why = next((text for text in known.remarks if f"no predictions on {split!r}" in text), "")
+            left_out[member] = f"{UNSAVED} {split} predictions{why and ': '}{why.partition('saved: ')[2]}"
     return align(split, saved, left_out)
 
 
@@ -186,9 +187,9 @@ def explain_left_out(left_out: Mapping[str, str]) -> str:
     """Why all members were left out, in one line: the first member's reason."""
     member, why = next(iter(left_out.items()))
     others = f" (and {len(left_out) - 1} more members)" if len(left_out) > 1 else ""
-    hint = (
-        "; declare Recipe.predict(model, batch) -> probabilities [b, classes]" if "outputs of shape" in why else ""
-    )
+    hint = "; a train function saves them by member.predict_all()" if why == f"{UNSAVED} valid predictions" else ""
+    if "outputs of shape" in why:
+        hint = "; declare Recipe.predict(model, batch) -> probabilities [b, classes]"
     return f"{member}{others}: {why}{hint}"
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ensemble.integrations import check_member
 from ensemble.train.call import Call
 from ensemble.train.job import TrainingError
 
@@ -85,8 +86,7 @@ def fit(
         TrainingError: an option contradicts the member, or the member has several workers.
         ImportError: Lightning is not installed.
     """
-    if member.world > 1:
-        raise TrainingError("a LightningModule trains with one worker: declare workers=1")
+    check_member("fit", member, module)
     lightning = _find_package(module)
     for name, (usual, why) in REFUSED_OPTIONS.items():
         value = options.get(name, usual) if trainer is None else getattr(trainer, name, usual)

@@ -347,7 +347,8 @@ class Ensemble(MemberPipelines):
                 )
             if not hasattr(value, "loader") and not (value is None if name != "train" else callable(value)):
                 function = " or a function train(params) of one" if name == "train" else ""
-                raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}")
+                hint = ", a source: write Pipeline(source)" if hasattr(value, "where") else ""
+                raise SpecError(f"Ensemble.{name} must be a pipelines.Pipeline{function}, got {value!r}{hint}")
 
     def _check_values(self) -> None:
         check_fields(self, ENSEMBLE_FIELDS)

@@ -146,6 +146,9 @@ class Search:
             object.__setattr__(self, "trials", usual)
         check_number("Search.trials", self.trials, low=1, integer=True)
         check_number("Search.seed", self.seed, low=0, integer=True)
+        for name in ("sampler", "pruner"):
+            if isinstance(cls := getattr(self, name), type):
+                raise SpecError(f"Search.{name} must be an instance, {cls.__name__}(), not the class")
         self._check_sampler()
         if self.stop is not None and not callable(self.stop):
             raise SpecError(f"Search.stop must be a function stop(trial), got {self.stop!r:.60}")

@@ -50,6 +50,9 @@ class RunPaths:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = getattr(path, "run_dir", path)  # of a Run or a Result
+        if not isinstance(path, str | os.PathLike):
+            raise StoreError(f"a run directory is a path, such as result.run_dir, got {type(path).__name__}")
         if is_url(os.fspath(path)):
             raise StoreError(
                 f"{os.fspath(path)} is an address: status, resume and predict (ensemble.load in Python) take that "

@@ -21,6 +21,7 @@ from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity
 from ensemble.spec.out_of_fold import is_out_of_fold
 from ensemble.spec.sample_weights import list_held_out, make_weight_function
 from ensemble.spec.task import IGNORED, LABELS, Task, find_known
+from ensemble.spec.validation import unknown_name
 from ensemble.train.call import find_target
 from ensemble.train.gather import gather_json
 from ensemble.train.job import SharingDiffers, TrainingError, UnusableData
@@ -325,8 +326,11 @@ class Data:
         Args:
             collate: applied to each.
         """
-        epoch = next(self._epochs)
-        assert self.first_epoch is not None and epoch.epoch == self.first_epoch + own_epoch
+        epoch = next(self._epochs, None)
+        if epoch is None or self.first_epoch is None or epoch.epoch != self.first_epoch + own_epoch:
+            raise TrainingError(
+                "member.batches() is one pass in each declared epoch: write `for _ in member.epochs():` around it"
+            )
         return self._on_device(self._apply_collate(self._read_between(epoch.all_batches()), collate))
 
     def leave(self) -> None:
@@ -477,8 +481,8 @@ class Data:
             return self._train
         pipeline = getattr(self._ensemble, split, None) if split in PREDICTED_SPLITS else None
         if pipeline is None:
-            splits = ", ".join(("train", *PREDICTED_SPLITS))
-            raise TrainingError(f"there is no split {split!r}: give Ensemble {split}= (splits: {splits})")
+            splits = [name for name in PREDICTED_SPLITS if getattr(self._ensemble, name) is not None]
+            raise TrainingError(unknown_name("the Ensemble has no split", split, ["train", *splits]))
         found: Pipeline = pipeline
         return found
 

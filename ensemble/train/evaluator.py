@@ -235,6 +235,10 @@ class Evaluator:
             return
         self.predictions[split] = self._state.effects.save_predictions(split, task, rows, self._state.target)
         if split == "valid" and rows.positions is None:
+            data = self._state.data
+            samples, is_skipped = len(data.pipeline(split)), data.pipeline(split).on_error == "skip"
+            if len(rows) < samples and not is_skipped and data.find_held_out(split) is None:
+                self._state.remark(f"predictions on 'valid' are of {len(rows)} of its {samples} samples")
             values, _, target = rows.arrays()
             if target is not None and values.nbytes <= MOST_COMPARED:
                 with contextlib.suppress(Exception):  # a target of one's own may have any form

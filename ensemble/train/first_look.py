@@ -46,8 +46,10 @@ ENDS = {
 }
 #: Samples of which the run sees the predictions, and most values of each.
 SHOWN, MOST_SHOWN = 4, 2**14
-#: Standard deviation above which a network learns numbers badly.
-WIDE = 100.0
+#: Standard deviation above which a network learns numbers badly, and below which its inputs hardly differ.
+WIDE, NARROW = 100.0, 0.02
+#: By which factor inputs may spread more in one split than in another, and how many values show it.
+UNLIKE, MANY = 3.0, 256
 
 
 def look(state: TrainState, batch: Batch) -> None:
@@ -136,6 +138,8 @@ def _list_remarks(
         yield f"{UNCOMBINED} unless it passes: predicting {named} raised {type(error).__name__}: {error}"
     if task is not None and task.kind in NUMBERS and not state.is_own_loop and target is not None:
         yield from _explain_spread(recipe, target)
+    if seen.call is not None:
+        yield from _explain_inputs(state, batch, seen.call.fields)
 
 
 def explain_values(task: Task | None, values: Any, target: Tensor | None) -> str | None:
@@ -238,6 +242,29 @@ def _compare_with_half(recipe: Recipe, model: nn.Module, batch: Batch, target: T
             f"target is [b], their difference is [b, b]{shape}; give both the same shape, as by "
             "outputs.squeeze(-1). A contrastive loss is meant to do so"
         )
+
+
+def _explain_inputs(state: TrainState, batch: Batch, fields: list[str]) -> Iterator[str]:
+    """Inputs to which one split has other stages than the other, and images that were scaled twice."""
+    splits = {"train": batch}
+    if "valid" in state.effects.splits:
+        splits["valid"] = state.data.read_first("valid", len(batch["index"]), state.collate)
+    for name in fields:
+        values = {split: value for split, each in splits.items() if isinstance(value := each.get(name), Tensor)}
+        if any(value.numel() < MANY or value.is_complex() for value in values.values()):
+            continue
+        spreads = [float(value.double().std()) for value in values.values()]
+        kinds = {value.dtype for value in values.values()}
+        rows = zip(values.items(), spreads, strict=True)
+        shown = " and ".join(f"{value.dtype} ± {spread:.2g} in {split}" for (split, value), spread in rows)
+        is_float = all(kind.is_floating_point for kind in kinds)
+        if len(kinds) > 1 or (is_float and max(spreads) > UNLIKE * min(spreads) > 0):
+            yield f"the field {name!r} is {shown}: both need the same stages"
+        elif is_float and values["train"].dim() > 3 and 0 < min(spreads) < NARROW:
+            yield (
+                f"images of the field {name!r} hardly differ ({shown}): they may be scaled twice, or by means "
+                "of 0 to 255, where stages.scale takes those of 0 to 1"
+            )
 
 
 def _explain_spread(recipe: Recipe, target: Tensor) -> Iterator[str]:

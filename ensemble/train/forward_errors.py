@@ -27,6 +27,17 @@ _MISMATCH = re.compile(
 )
 _OF_DEVICE = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL|HIP|device-side", re.IGNORECASE)
 _OURS = ("ensemble", "pipelines")
+#: Errors that say little of a mistake that is often made -> what to do. No other attempt helps.
+_ADVICE = {
+    r"AssertionError: Torch not compiled with CUDA": "leave .cuda() out: devices= moves members",
+    r"BdbQuit|EOFError: EOF when reading a line": "a member has no terminal: debug with executor='inline'",
+    r"SystemExit": "the member's code ended the program: return, or raise an error",
+    r"to unpack \(expected": "a batch is a dict of fields: fields=('x', 'label') makes it a tuple",
+    r"must be Tensor, not [A-Z](?!oneType)": "Recipe.loss is called as loss(model, batch), outputs are model(...)",
+    r"'Hyperparameters' object has no attribute 'suggest": "params have values: a Search(space) suggests them",
+    r"type float at pos|'float' object cannot be interpreted": "integer(8, 64, log=True) searches whole numbers",
+    r"did not return a loss from the inputs": "fields= needs the labels, by the model's name for them",
+}
 
 #: Functions and layers whose target is classes.
 _OF_CLASSES = frozenset(("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss"))
@@ -37,8 +48,13 @@ def describe_error(error: BaseException) -> str:
     line = next(iter(str(error).splitlines()), "") or "no message"
     if isinstance(error, TrainingError | SpecError | StoreError):
         return line
-    explained = explain_forward_error(error)
-    return f"{type(error).__name__}: {line}{f'; {explained}' if explained else ''}"
+    shown = f"{type(error).__name__}: {line}"
+    return "; ".join(filter(None, (shown, find_advice(shown), explain_forward_error(error))))
+
+
+def find_advice(line: str) -> str | None:
+    """What to do about an error that says little by itself, `TYPE: MESSAGE`; None where nothing is known."""
+    return next((advice for pattern, advice in _ADVICE.items() if re.search(pattern, line)), None)
 
 
 def is_repeatable(error: BaseException) -> bool:
@@ -47,6 +63,8 @@ def is_repeatable(error: BaseException) -> bool:
     frames = _list_frames(error)
     if frames and str(frames[-1].f_globals.get("__name__")).partition(".")[0] in _OURS:
         return False
+    if find_advice(f"{type(error).__name__}: {error}") is not None:
+        return True
     if isinstance(error, RuntimeError | ValueError) and not isinstance(error, NotImplementedError):
         text = str(error)
         return _MISMATCH.search(text) is not None and _OF_DEVICE.search(text) is None
@@ -194,6 +212,8 @@ def _describe_layer(layer: nn.Module, given: Tensor, field: str | None) -> tuple
     if given.dtype != weight.dtype and not is_cast:
         return expected, f"let a stage return {field or 'it'!r} as {_name(weight.dtype)}"
     has_axes = "..." in size or len(size) == given.dim()
+    if isinstance(layer, nn.Linear) and given.dim() > 2 and given[0].numel() == layer.in_features:
+        return expected, "nn.Flatten() before it would fit"
     if option and has_axes and given.dim() > abs(axis) - (axis < 0):
         return expected, f"{option}={given.shape[axis]} would fit"
     return expected, ""
@@ -201,26 +221,15 @@ def _describe_layer(layer: nn.Module, given: Tensor, field: str | None) -> tuple
 
 def _find_size(layer: nn.Module) -> tuple[list[str] | None, str, int]:
     """The axes that a layer expects, the option that says the size of one of them, and which axis that is."""
-    described: dict[type | tuple[type, ...], Any] = {
-        nn.Linear: lambda: (["...", f"{layer.in_features}"], "in_features", -1),
-        (nn.Conv1d, nn.Conv2d, nn.Conv3d): lambda: (
-            ["b", f"{layer.in_channels}", *("dhw"[-len(layer.kernel_size) :])],  # type: ignore[arg-type]
-            "in_channels",
-            1,
-        ),
-        (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d): lambda: (
-            ["b", f"{layer.num_features}", "..."],
-            "num_features",
-            1,
-        ),
-        nn.LayerNorm: lambda: (["...", *map(str, layer.normalized_shape)], "", -1),  # type: ignore[arg-type]
-        nn.RNNBase: lambda: (
-            [*(("b", "steps") if layer.batch_first else ("steps", "b")), f"{layer.input_size}"],
-            "input_size",
-            -1,
-        ),
-    }
-    for cls, describe in described.items():
-        if isinstance(layer, cls):
-            return describe()  # type: ignore[no-any-return]
+    if isinstance(layer, nn.Linear):
+        return ["...", str(layer.in_features)], "in_features", -1
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        return ["b", str(layer.in_channels), *"dhw"[-len(layer.kernel_size) :]], "in_channels", 1
+    if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        return ["b", str(layer.num_features), "..."], "num_features", 1
+    if isinstance(layer, nn.LayerNorm):
+        return ["...", *map(str, layer.normalized_shape)], "", -1
+    if isinstance(layer, nn.RNNBase):
+        axes = ("b", "steps") if layer.batch_first else ("steps", "b")
+        return [*axes, str(layer.input_size)], "input_size", -1
     return None, "", 0

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ensemble.spec.losses import find_wrong_label
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task, as_task, find_known
 from ensemble.store import PredictedRows
+from ensemble.store.member import UNCOMBINED
 from ensemble.train.call import Observation, find_target
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluator import Evaluator
@@ -37,7 +38,8 @@ def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predi
         why, task = _predict_rows(evaluator, state, split, function, rows)
         why = find_first(state.comm, why)
         if why is not None:
-            state.reporter.log(f"no predictions on {split!r} are saved: {why}")
+            line = f"no predictions on {split!r} are saved: {why}"
+            state.remark(f"{UNCOMBINED}: {line}") if split == "valid" else state.reporter.log(line)
             return
         evaluator.save_rows(split, task, rows)
 

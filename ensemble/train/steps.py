@@ -56,7 +56,8 @@ class TrainingSteps:
                 self.backward(None)
                 self.step()
             if state.global_step != before + 1:
-                raise TrainingError("member.step() must be called exactly once for each batch of member.batches()")
+                why = "for each batch of member.batches(); a loop with optimizer.step() reads member.dataloader()"
+                raise TrainingError(f"member.step() must be called exactly once {why}")
 
     def _validate_where_due(self) -> None:
         """Evaluate the member within its epoch, also after a resume from before it, but not twice."""

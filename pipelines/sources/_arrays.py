@@ -157,6 +157,8 @@ def arrays(id: str | None = None, **columns: Any) -> Arrays:
         >>> source[3]["label"]
         np.int64(3)
     """
+    if id is not None and not isinstance(id, str):
+        raise PipelineError("arrays() takes columns by name, as in arrays(x=..., label=...)")
     return Arrays(columns, id)
 
 

@@ -41,6 +41,8 @@ def split(
     key: Values | None,
 ) -> list[tuple[Indices, Sketch | None]]:
     """Returns the indices of each part, ascending, and with `key` a sketch of its records; see `Source.split`."""
+    if isinstance(seed, float):
+        raise PipelineError(f"split() takes several fractions as one argument: split(({fractions}, {seed}))")
     count, seed = len(source), check_integer("split(): seed", seed, 0)
     shares = _check_fractions(fractions)
     if key is not None:

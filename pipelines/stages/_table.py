@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipelines.errors import PipelineError
+from pipelines.errors import PipelineError, unknown_name
 from pipelines.fingerprint import known_as
 from pipelines.stages._sample import Array, Sample, Transform, get_value
 
@@ -129,6 +129,9 @@ def fit(
         >>> pipe = Pipeline(train).map(table)
     """
     others = (target,) if isinstance(target, str) else tuple(target)
+    for name in others:
+        if name not in (record := source[0]):
+            raise PipelineError(unknown_name("fit(): the records have no target", name, list(record)))
     if transformer is None:
         parts = _choose_parts(source, others, numbers, categories)
     elif numbers is not None or categories is not None:

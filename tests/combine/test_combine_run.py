@@ -331,7 +331,9 @@ def test_members_of_a_declared_task_that_saved_nothing_are_not_said_to_be_no_cla
     data = Pipeline(sources.arrays(x=np.zeros((300, FEATURES), np.float32), label=np.zeros((300, 3), np.int64)))
     declared = declare(train=data, valid=data, recipe=Recipe(model=build, loss=loss, task="multilabel"))
     run = finish(tmp_path / "e", declared, splits=())
-    assert combine(run, state_of(run), declared)["reason"].endswith("saved no valid predictions")
+    assert combine(run, state_of(run), declared)["reason"].endswith(
+        "saved no valid predictions; a train function saves them by member.predict_all()"
+    )
 
 
 def several(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

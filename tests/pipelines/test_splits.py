@@ -272,7 +272,8 @@ def test_what_is_no_key_is_refused(arguments: Any, said: str) -> None:
         (("0.x",), "a fraction between 0 and 1"),
         (("0.5",), "a fraction between 0 and 1, or several, got '0.5'"),
         ((0.5, -1), r"split\(\): seed must be at least 0, got -1"),
-        ((0.5, 0.5), r"split\(\): seed must be an integer, at least 0, got 0.5"),
+        ((0.5, 0.5), r"several fractions as one argument: split\(\(0.5, 0.5\)\)"),
+        ((0.5, "0"), r"split\(\): seed must be an integer, at least 0, got '0'"),
     ],
 )
 def test_mistakes_are_refused_in_a_line(arguments: Any, said: str) -> None:

@@ -1,0 +1,241 @@
+"""Mistakes of somebody who is new: what is said, of which names, and when. Each row is a mistake that was made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble import Ensemble, Recipe, Search, SpecError, uniform  # noqa: E402
+from ensemble.integrations import check_member  # noqa: E402
+from ensemble.reporting import RunProjection  # noqa: E402
+from ensemble.store import RunDir, StoreError, read_events  # noqa: E402
+from ensemble.train.forward_errors import describe_error, is_repeatable  # noqa: E402
+from ensemble.train.job import TrainingError  # noqa: E402
+from pipelines import Pipeline, PipelineError, sources, stages  # noqa: E402
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (96, 1, 8, 8), np.uint8)
+LABELS = (IMAGES.mean(axis=(1, 2, 3)) > 127).astype(np.int64)
+RECORDS = sources.arrays(image=IMAGES, label=LABELS)
+SCALE = stages.scale("image", mean=0.5, std=0.3)
+
+
+class Transform:
+    def __call__(self, sample: Any) -> Any:
+        return sample
+
+
+class Sampler:
+    def sample_relative(self) -> None: ...
+
+    def prune(self) -> None: ...
+
+
+def split_wrongly() -> Any:
+    return RECORDS.split(0.8, 0.2)  # type: ignore[call-overload]
+
+
+DECLARED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a stage that is not called": (
+        lambda: Pipeline(RECORDS).map(stages.scale),
+        PipelineError,
+        "scale(...) returns",
+    ),
+    "a class as a stage": (lambda: Pipeline(RECORDS).map(Transform), PipelineError, "Transform(...) returns"),
+    "fractions apart": (split_wrongly, PipelineError, "split((0.8, 0.2))"),
+    "a table as it is": (lambda: sources.arrays(IMAGES), PipelineError, "arrays(x=..., label=...)"),
+    "a target of another name": (
+        lambda: stages.fit(sources.arrays(a=[1.0, 2.0], price=[1, 2]), target="prize"),
+        PipelineError,
+        "'price'",
+    ),
+    "a source as a pipeline": (lambda: declare(train=RECORDS), SpecError, "Pipeline(source)"),
+    "a sampler's class": (lambda: Search({"lr": uniform(0, 1)}, sampler=Sampler), SpecError, "Sampler()"),
+    "a pruner's class": (lambda: Search({"lr": uniform(0, 1)}, pruner=Sampler), SpecError, "Sampler()"),
+    "an array as a run": (lambda: ensemble.load(IMAGES), StoreError, "result.run_dir, got ndarray"),
+    "fit(module, member)": (
+        lambda: check_member("fit", nn.ReLU(), object()),
+        TrainingError,
+        "the member and a model",
+    ),
+    "fit(member, Module)": (
+        lambda: check_member("fit", SimpleNamespace(identity=1), nn.ReLU),
+        TrainingError,
+        "ReLU",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", DECLARED)
+def test_a_mistake_is_refused_where_it_is_made(mistake: str) -> None:
+    make, kind, told = DECLARED[mistake]
+    with pytest.raises(kind, match=re.escape(told)) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def declare(recipe: Any = None, train: Any = None, valid: Any = None, **options: Any) -> Ensemble:
+    scaled = Pipeline(RECORDS, seed=0).map(SCALE)
+    options = {"members": [{"lr": 0.01}], "epochs": 1, "sharing": "independent", "retries": 1, **options}
+    recipe = recipe or Recipe(model=build, loss="cross_entropy", inputs=("image",))
+    return Ensemble(
+        name="mistakes", recipe=recipe, train=train or scaled, valid=valid or scaled, batch_size=32, **options
+    )
+
+
+def build(params: Any) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+
+
+def run(folder: Path, declared: Ensemble) -> RunProjection:
+    ensemble.submit(declared, folder, "inline").wait()
+    return RunProjection.from_events(read_events(RunDir(folder).events))
+
+
+ONCE = Pipeline(RECORDS, seed=0).map(SCALE)
+BYTES = stages.scale("image", mean=127.0, std=60.0)
+REMARKED: dict[str, tuple[Any, Any, str | None]] = {
+    "none": (ONCE, ONCE, None),
+    "scaled twice": (ONCE.map(SCALE), ONCE.map(SCALE), "scaled twice"),
+    "means of 0 to 255": (Pipeline(RECORDS).map(BYTES), Pipeline(RECORDS).map(BYTES), "of 0 to 255"),
+    "valid is not scaled": (ONCE, Pipeline(RECORDS).map(stages.cast("image", "float32")), "the same stages"),
+    "valid is of bytes": (ONCE, Pipeline(RECORDS), "torch.uint8"),
+}
+
+
+@pytest.mark.parametrize("mistake", REMARKED)
+def test_inputs_that_were_not_meant_are_remarked_at_the_first_batch(tmp_path: Path, mistake: str) -> None:
+    train, valid, told = REMARKED[mistake]
+
+    def cast(params: Any) -> nn.Module:
+        return Cast(build(params))
+
+    recipe = Recipe(model=cast, loss="cross_entropy", inputs=("image",))
+    remarks = run(tmp_path / "run", declare(recipe, train, valid)).state.members["member-0"].remarks
+    assert (told in " ".join(remarks)) if told else not remarks
+
+
+class Cast(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, image: Any) -> Any:
+        return self.net(image.float())
+
+
+def epoch(member: Any, report: bool = True) -> None:
+    net = build(member.params)
+    net, _ = member.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    for _ in member.epochs():
+        for batch in member.batches():
+            member.backward(F.cross_entropy(net(batch["image"]), batch["label"], reduction="none"))
+            member.step()
+        if report:
+            member.report(accuracy=0.5)
+
+
+def predict_classes(member: Any) -> None:
+    epoch(member)
+    member.predict_all(lambda net, batch: net(batch["image"]).argmax(1))
+
+
+def predict_a_part(member: Any) -> None:
+    epoch(member)
+    with member.evaluating() as net:
+        batch = next(iter(member.batches("valid")))
+        member.predictions("valid", net(batch["image"]).softmax(1), batch["index"].clone())
+
+
+def count_epochs(member: Any) -> None:
+    net = build(member.params)
+    net, _ = member.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    for _ in range(3):
+        for batch in member.batches():
+            member.backward(F.cross_entropy(net(batch["image"]), batch["label"], reduction="none"))
+            member.step()
+
+
+def step_alone(member: Any) -> None:
+    net = build(member.params)
+    net, optimizer = member.prepare(net, torch.optim.SGD(net.parameters(), lr=0.01))
+    for _ in member.epochs():
+        for batch in member.batches():
+            F.cross_entropy(net(batch["image"]), batch["label"]).backward()
+            optimizer.step()
+
+
+def end_the_program(member: Any) -> None:
+    raise SystemExit(0)
+
+
+LOOPS: dict[str, tuple[Any, str]] = {
+    "classes as predictions": (predict_classes, "are not those of classification"),
+    "predictions of a part": (predict_a_part, "of 32 of its 96 samples"),
+    "nothing is reported": (lambda member: epoch(member, report=False), "'accuracy', which it did not report"),
+    "epochs are counted": (count_epochs, "member.epochs()"),
+    "steps of its own": (step_alone, "member.dataloader()"),
+    "another split": (lambda member: list(member.batches("validation")), "did you mean 'valid'"),
+    "the program is ended": (end_the_program, "ended the program"),
+    "a batch as a pair": (lambda member: [x for x, _ in [{"a": 1, "b": 2, "index": 3}]], "fields=("),
+    "a trial as parameters": (lambda member: member.params.suggest_int("width", 1, 2), "Search(space)"),
+}
+
+
+def train(member: Any) -> None:
+    LOOPS[member.params["loop"]][0](member)
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> RunProjection:
+    members = [{"loop": name} for name in LOOPS]
+    return run(
+        tmp_path_factory.mktemp("loops") / "run", declare(Recipe(model=build, train=train), members=members)
+    )
+
+
+@pytest.mark.parametrize("mistake", LOOPS)
+def test_a_mistake_in_a_loop_is_told_and_not_tried_again(loops: RunProjection, mistake: str) -> None:
+    member = next(one for one in loops.state.members.values() if one.identity["params"]["loop"] == mistake)
+    assert LOOPS[mistake][1] in " ".join([*member.remarks, member.error or ""]) and member.attempts == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("TypeError: argument 'input' (position 1) must be Tensor, not Sequential", "loss(model, batch)"),
+        ("TypeError: empty(): found element of type float at pos 0", "integer("),
+        ("ValueError: The model did not return a loss from the inputs, only logits", "fields="),
+        ("AssertionError: Torch not compiled with CUDA enabled", "devices="),
+        ("EOFError: EOF when reading a line", "executor='inline'"),
+        ("BdbQuit: ", "executor='inline'"),
+    ],
+)
+def test_errors_that_say_little_have_an_advice(text: str, told: str) -> None:
+    kind, _, message = text.partition(": ")
+    error = type(kind, (Exception,), {})(message)
+    assert told in describe_error(error) and is_repeatable(error)
+
+
+def test_a_flat_layer_for_an_image_is_told_of_flatten(tmp_path: Path) -> None:
+    recipe = Recipe(model=lambda params: nn.Linear(64, 2), loss="cross_entropy", inputs=("image",))
+    member = run(tmp_path / "run", declare(recipe)).state.members["member-0"]
+    assert "nn.Flatten() before it" in str(member.error)
+
+
+def test_a_run_and_a_result_stand_for_their_directory(tmp_path: Path) -> None:
+    handle = ensemble.submit(declare(), tmp_path / "run", "inline")
+    result = handle.wait()
+    assert ensemble.load(handle).fields == ensemble.load(result).fields
