@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ensemble.artifact.card_example import write_example
 from ensemble.artifact.layout import LEDGER, ONNX, PROGRAM, UNCERTAINTY
 from ensemble.events import NOT_COMBINED, Combined
 
@@ -108,6 +109,8 @@ def _explain_use(record: Record, onnx_difference: float | None) -> str:
             "Of raw records (a folder of images, CSV, Parquet ...) it predicts by this command, with the "
             "preprocessing below:\n\n```sh\nensemble predict . DATA --out predictions.csv\n```"
         )
+        if example := write_example(record):
+            parts.append(f"Of one raw record (`None` is a missing value):\n\n```python\n{example}\n```")
     if onnx_difference is not None:
         parts.append(f"`{ONNX}` is the same for ONNX runtimes; it differs by {onnx_difference:.2g} at most.")
     parts.append(

@@ -303,6 +303,7 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
     import torch
 
     from ensemble.artifact.columns import find_lost, make_columns
+    from ensemble.combine import CombineError
     from pipelines.loader.collate import make_collator
 
     collate = make_collator(predictor.collate)
@@ -312,7 +313,11 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
         if not len(index):  # all of its records were skipped
             continue
         with torch.inference_mode():
-            outputs = predictor.compute(batch.to(predictor.device))
+            try:
+                outputs = predictor.compute(batch.to(predictor.device))
+            except CombineError as error:
+                place = predictor.pipeline.source.where(int(index[0]))
+                raise ArtifactError(f"the batch that begins with {as_utf8(place)}: {error}") from error
         arrays = {name: value.cpu().numpy() for name, value in outputs.items()}
         order = index.argsort(kind="stable")  # a collate function may order samples otherwise
         index, arrays = index[order], {name: value[order] for name, value in arrays.items()}
