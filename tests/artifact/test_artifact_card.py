@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from artifact_runs import declare, train
+from artifact_runs import FOLDERS, declare, train, write_photos
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,23 +23,6 @@ from ensemble.combine import CombineError
 from pipelines import Pipeline, PipelineError, sources, stages
 
 pytestmark = pytest.mark.more
-
-FOLDERS = [b"ant", b"caf\xe9", b"z<b>"]  # one is Latin-1
-NAMES = ("ant", r"caf\udce9", "z<b>")
-
-
-def write_photos(root: Path, size: tuple[int, int] = (24, 32), seed: int = 0, extension: str = ".jpg") -> Path:
-    """A folder of three classes of photos, each with a colour of its own; one file's name is Latin-1."""
-    rng = np.random.default_rng(seed)
-    for number, folder in enumerate(FOLDERS):
-        path = os.path.join(os.fsencode(root), folder)
-        os.makedirs(path)
-        for name in (b"a", b"b", b"c\xe9", b"d"):
-            picture = rng.integers(0, 100, (*size, 3), np.uint8)
-            picture[..., number] += 120
-            with open(os.path.join(path, name + extension.encode()), "wb") as file:
-                file.write(cv2.imencode(extension, cv2.GaussianBlur(picture, (5, 5), 2))[1].tobytes())
-    return root
 
 
 class Flat(nn.Module):
