@@ -105,18 +105,20 @@ def _write_value(raw: str, preparation: Preparation, record: Mapping[str, Any]) 
         elif isinstance(call, _TOKENIZE) and call.field == name:
             return repr(" ".join(call.vocabulary[:3]))
     field = record["fields"].get(name, {"shape": ["batch"], "dtype": "float32"})
+    return f"np.zeros({tuple(list_sizes(field))}, {field['dtype']!r})"
+
+
+def list_sizes(field: Mapping[str, Any]) -> list[int]:
+    """The sizes of one sample of a field of an artifact, the smallest where they may vary."""
     least = iter(field.get("least", ()))
-    shape = tuple(size if isinstance(size, int) else next(least) for size in field["shape"][1:])
-    return f"np.zeros({shape}, {field['dtype']!r})"
+    return [size if isinstance(size, int) else next(least) for size in field["shape"][1:]]
 
 
 def _find_value(name: str, table: Table) -> Any:
     """A category of a column, or a number about in the middle of it."""
-    for columns, kinds, steps in table.blocks:
-        if name in columns:
-            place = columns.index(name)
-            if kinds[place] == "number":
-                return next((step[1][place] for step in steps if step[0] in ("impute", "scale")), 0.0)
-            known = next((step[1][place] for step in steps if step[0] in ("one_hot", "ordinal")), ())
-            return next((category for category in known if category is not None), "")
-    raise KeyError(name)
+    columns, kinds, steps = next(block for block in table.blocks if name in block[0])
+    place = columns.index(name)
+    if kinds[place] == "number":
+        return next((step[1][place] for step in steps if step[0] in ("impute", "scale")), 0.0)
+    known = next((step[1][place] for step in steps if step[0] in ("one_hot", "ordinal")), ())
+    return next((category for category in known if category is not None), "")
