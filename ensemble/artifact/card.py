@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ensemble.artifact.card_example import list_sizes, write_example
 from ensemble.artifact.layout import LEDGER, ONNX, PROGRAM, UNCERTAINTY
 from ensemble.events import NOT_COMBINED, Combined
 
@@ -84,7 +85,7 @@ def _introduce(record: Record) -> str:
 
 def _explain_use(record: Record, onnx_difference: float | None) -> str:
     batch = ", ".join(
-        f'"{name}": torch.zeros({_format_example_shape(found)}, dtype=torch.{found["dtype"]})'
+        f'"{name}": torch.zeros({str([8, *list_sizes(found)])[1:-1]}, dtype=torch.{found["dtype"]})'
         for name, found in record["fields"].items()
     )
     code = f'import torch\nmodel = torch.export.load("{PROGRAM}").module()\nvalues = model({{{batch}}})'
@@ -108,6 +109,8 @@ def _explain_use(record: Record, onnx_difference: float | None) -> str:
             "Of raw records (a folder of images, CSV, Parquet ...) it predicts by this command, with the "
             "preprocessing below:\n\n```sh\nensemble predict . DATA --out predictions.csv\n```"
         )
+        if example := write_example(record):
+            parts.append(f"Of one raw record (`None` is a missing value):\n\n```python\n{example}\n```")
     if onnx_difference is not None:
         parts.append(f"`{ONNX}` is the same for ONNX runtimes; it differs by {onnx_difference:.2g} at most.")
     parts.append(
@@ -117,11 +120,6 @@ def _explain_use(record: Record, onnx_difference: float | None) -> str:
     moved = f'model = move_to_device_pass(torch.export.load("{PROGRAM}"), "cuda").module()'
     parts.append(f"```python\nfrom torch.export.passes import move_to_device_pass\n{moved}\n```")
     return "\n\n".join(parts)
-
-
-def _format_example_shape(found: Record) -> str:
-    least = iter(found.get("least", ()))
-    return ", ".join(["8", *(str(size if isinstance(size, int) else next(least)) for size in found["shape"][1:])])
 
 
 def _list_tensors(found: Mapping[str, Record]) -> list[tuple[str, ...]]:

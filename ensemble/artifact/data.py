@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from ensemble.artifact.layout import ArtifactError
 from pipelines import sources
+from pipelines.errors import PipelineError
 from pipelines.sources import Source
+from pipelines.sources._arrays import Arrays
 
 FORMATS = ".parquet, .tar, .npz, .npy, .csv, a folder of one of the first two, or a folder of images"
 _SHARDS = ("parquet", "tar")
@@ -22,45 +24,15 @@ _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
 Array = npt.NDArray[Any]
 
 
-class Columns(Source):
-    """The rows of a file that is read into memory: .npy, .npz.
-
-    Args:
-        path: of the file, for messages.
-        columns: field -> array with the records along the first axis, all of one length.
-    """
-
-    kind = "columns"
+class Columns(Arrays):
+    """The rows of a file that is read into memory: .npy, .npz."""
 
     def __init__(self, path: Path, columns: Mapping[str, Array]) -> None:
-        scalars = [name for name, values in columns.items() if values.ndim == 0]
-        if scalars:
-            raise ArtifactError(f"{path}: {scalars[0]!r} is a single number, not one value for each record")
-        lengths = {name: len(values) for name, values in columns.items()}
-        if len(set(lengths.values())) > 1:
-            each = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise ArtifactError(f"{path}: its columns differ in length: {each}")
-        self.path, self.columns = path, dict(columns)
-        self._count = max(lengths.values(), default=0)
-        if not self._count:
-            raise ArtifactError(f"{path} holds no record")
-
-    def __len__(self) -> int:
-        return self._count
-
-    def _read(self, index: int) -> dict[str, Any]:
-        record = {name: values[index] for name, values in self.columns.items()}
-        return {name: v.copy() if isinstance(v, np.ndarray) else v for name, v in record.items()}
-
-    def is_text(self, field: str) -> bool:
-        values = self.columns.get(field)
-        return values is not None and values.dtype.kind in "OU" and isinstance(values[0], str)
+        super().__init__(dict(columns), id=str(path))
+        self.path = path
 
     def where(self, index: int) -> str:
         return f"{self.path}:row {index}"
-
-    def identity(self) -> Any:
-        return None
 
 
 def open_source(
@@ -131,10 +103,9 @@ def _open_arrays(path: Path, field: str | None, fields: Collection[str] | None) 
         if isinstance(found, np.ndarray):
             return Columns(path, {field or "x": found})
         names = [name for name in found.files if fields is None or name in fields] or found.files
-        columns = {name: found[name] for name in names}
-    except (OSError, EOFError, ValueError) as error:
+        return Columns(path, {name: found[name] for name in names})
+    except (OSError, EOFError, ValueError, PipelineError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from None
-    return Columns(path, columns)
 
 
 def _open_table(

@@ -61,7 +61,7 @@ def save_onnx(
             )
             assert made is not None
             made.save(path, external_data=False)
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
         apart = 0.0
         for batch, values in batches:
             given = {name: value.numpy() for name, value in batch.items()}

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ensemble.artifact import layout
 from ensemble.artifact.data import open_source
@@ -84,8 +84,9 @@ def predict(
     Batches are prepared, computed and written one after the other, so that the memory in use does not grow with
     the data (.npz and .csv are read whole). Rows are in the order of the records, which `index` numbers: those of
     `data` all have one. Of a run's split, the records are left out that the run leaves out (`on_error="skip"`).
-    `ensemble.artifact.columns` has the columns, beside `file` of records that are files. Predictions that are NaN
-    are warned of.
+    `ensemble.artifact.columns` has the columns, beside `file` of records that are files; CSV and JSON lines have
+    probabilities by class name, Parquet the names of the classes in its metadata (`classes`, JSON), where they are
+    known. Predictions that are NaN are warned of.
 
     Args:
         model: an artifact, or the directory of a run, or the address of its mirror.
@@ -122,7 +123,12 @@ def predict(
     predictor = open_predictor(model, data, split, uncertainty=uncertainty, prepared=prepared, device=device)
     predictor = replace(predictor, kept=_read_kept(predictor, data, keep))
     rows: list[int] = []
-    write_atomically(target, lambda file: rows.append(_write(file, target.suffix.lower(), predictor, batch_size)))
+
+    def write(path: Path) -> None:
+        with path.open("wb") as file:
+            rows.append(_write(file, target.suffix.lower(), predictor, batch_size))
+
+    write_atomically(target, write)
     return rows[0]
 
 
@@ -143,9 +149,10 @@ def _check_out(target: Path, data: str | os.PathLike[str] | None) -> None:
     if not os.path.lexists(target):
         return
     try:
-        known = target.is_file() and (
-            not target.stat().st_size or MARK in (pyarrow.parquet.read_schema(target).metadata or {})
-        )
+        known = target.is_file() and not target.stat().st_size
+        if target.is_file() and not known:
+            with target.open("rb") as file:  # Arrow takes no path that is not UTF-8
+                known = MARK in (pyarrow.parquet.read_schema(file).metadata or {})
     except (OSError, pyarrow.ArrowException):
         known = False
     if not known:
@@ -269,7 +276,7 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
     )
 
 
-def _write(file: Path, suffix: str, predictor: Predictor, batch_size: int) -> int:
+def _write(file: BinaryIO, suffix: str, predictor: Predictor, batch_size: int) -> int:
     """Write the predictions, and return how many rows there are."""
     import pyarrow
 
@@ -303,6 +310,7 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
     import torch
 
     from ensemble.artifact.columns import find_lost, make_columns
+    from ensemble.combine import CombineError
     from pipelines.loader.collate import make_collator
 
     collate = make_collator(predictor.collate)
@@ -312,7 +320,11 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
         if not len(index):  # all of its records were skipped
             continue
         with torch.inference_mode():
-            outputs = predictor.compute(batch.to(predictor.device))
+            try:
+                outputs = predictor.compute(batch.to(predictor.device))
+            except CombineError as error:
+                place = predictor.pipeline.source.where(int(index[0]))
+                raise ArtifactError(f"the batch that begins with {as_utf8(place)}: {error}") from error
         arrays = {name: value.cpu().numpy() for name, value in outputs.items()}
         order = index.argsort(kind="stable")  # a collate function may order samples otherwise
         index, arrays = index[order], {name: value[order] for name, value in arrays.items()}

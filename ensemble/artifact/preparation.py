@@ -15,15 +15,16 @@ import numpy as np
 from ensemble.artifact.layout import ArtifactError
 from ensemble.spec.splits import find_raw_name
 from pipelines import Pipeline, stages
-from pipelines.errors import PipelineError
+from pipelines.errors import PipelineError, as_utf8
+from pipelines.samples.structure import advise_image_size
 from pipelines.sources import Source, Subset
 from pipelines.sources._classes import find_foreign_class
 from pipelines.stage import Stage, make_stage
 from pipelines.stages._table import Table
 from pipelines.stages.records import as_record, from_record
 
-_DECODERS = tuple(type(make("image")) for make in (stages.decode_jpeg, stages.decode_image))
-_RENAME, _SELECT, _DROP = type(stages.rename(a="b")), type(stages.select("a")), type(stages.drop("a"))
+DECODERS = tuple(type(make("image")) for make in (stages.decode_jpeg, stages.decode_image))
+RENAME, _SELECT, _DROP = type(stages.rename(a="b")), type(stages.select("a")), type(stages.drop("a"))
 #: Kinds of dtypes that numbers are cast between.
 _NUMBERS = "buif"
 
@@ -71,7 +72,7 @@ class Plan:
         names: dict[str, str] = {}  # as they are now -> as they were
         found: set[str] = set()
         for stage in self.stages:
-            if isinstance(stage.call, _RENAME):
+            if isinstance(stage.call, RENAME):
                 names |= {new: names.get(old, old) for old, new in stage.call.names}
             elif isinstance(stage.call, Table):
                 found |= {names.get(name, name) for name in choose(stage.call)}
@@ -85,10 +86,10 @@ class Plan:
         names = {name: name for name in self.raw}  # as they are now -> as they were
         decoded = []
         for stage in self.stages:
-            if isinstance(stage.call, _RENAME):
+            if isinstance(stage.call, RENAME):
                 renamed = dict(stage.call.names)
                 names = {renamed.get(now, now): raw for now, raw in names.items()}
-            elif isinstance(stage.call, _DECODERS):
+            elif isinstance(stage.call, DECODERS):
                 decoded.append(names[stage.call.field])
         chosen = decoded or list(self.raw)
         return chosen[0] if len(chosen) == 1 else None
@@ -103,7 +104,7 @@ def make_plan(given: Sequence[Stage], fields: Sequence[str]) -> Plan:
         if needed is None or not _is_ours(stage):
             needed = None
             kept.append(stage)
-        elif isinstance(call, _RENAME):
+        elif isinstance(call, RENAME):
             pairs = {old: new for old, new in call.names if new in needed}
             if pairs:
                 kept.append(make_stage(stages.rename(**pairs), None, None, None))
@@ -323,9 +324,9 @@ def _apply(given: Sequence[Stage], pipeline: Pipeline) -> Pipeline:
     """The pipeline with these stages, without those that would decode what is decoded."""
     decoded = {name for name, value in pipeline.source[0].items() if isinstance(value, np.ndarray)}
     for stage in given:
-        if isinstance(stage.call, _DECODERS) and stage.call.field in decoded:
+        if isinstance(stage.call, DECODERS) and stage.call.field in decoded:
             continue
-        if isinstance(stage.call, _RENAME):
+        if isinstance(stage.call, RENAME):
             names = dict(stage.call.names)
             decoded = {names.get(name, name) for name in decoded}
         pipeline = append(pipeline, stage)
@@ -341,14 +342,14 @@ def _leave_out_target(given: Sequence[Stage], target: str, sample: Mapping[str, 
     """The stages without what they do to a target that the records lack."""
     raw = target
     for stage in reversed(given):
-        if isinstance(stage.call, _RENAME):
+        if isinstance(stage.call, RENAME):
             raw = next((old for old, new in stage.call.names if new == raw), raw)
     if raw in sample:
         return list(given)
     missing, left = raw, []
     for stage in given:
         call = stage.call
-        if isinstance(call, _RENAME):
+        if isinstance(call, RENAME):
             names = dict(call.names)
             renamed = {old: new for old, new in names.items() if old != missing}
             missing = names.get(missing, missing)
@@ -374,15 +375,11 @@ def _fit_fields(pipeline: Pipeline, fields: Mapping[str, Mapping[str, Any]]) -> 
         )
         numbers = all(np.dtype(dtype).kind in _NUMBERS for dtype in (found.dtype, wanted["dtype"]))
         if not fits or not (numbers or found.dtype == wanted["dtype"]):
+            place = as_utf8(pipeline.source.where(0))
             raise ArtifactError(
-                f"{pipeline.source.where(0)}: the field {name!r} is {found.dtype} {list(found.shape)}, but the "
-                f"program takes {wanted['dtype']} {axes} for each sample: "
-                + (
-                    f"resize the images to {axes[1]} x {axes[2]} as those of training were, or train with "
-                    f"stages.resize({name!r}, ...), which is then a part of the model"
-                    if len(axes) == len(found.shape) == 3 and axes[0] == found.shape[0]
-                    else "prepare it as the training data were"
-                )
+                f"{place}: the field {name!r} is {found.dtype} {list(found.shape)}, but "
+                f"the program takes {wanted['dtype']} {axes} for each sample: "
+                + (advise_image_size(name, found.shape, axes) or "prepare it as the training data were")
             )
         if found.dtype != wanted["dtype"]:
             pipeline = pipeline.map(As(name, wanted["dtype"]))

@@ -200,8 +200,8 @@ def _is_library(file: str) -> bool:
 
 def save_program(path: Path, program: ExportedProgram) -> None:
     """Write a .pt2 file."""
-    with silence():
-        torch.export.save(program, path)
+    with silence(), path.open("wb") as file:  # torch takes no path that is not UTF-8
+        torch.export.save(program, file)
 
 
 def load_program(path: Path, device: str | torch.device = "cpu") -> nn.Module:
@@ -213,7 +213,8 @@ def load_program(path: Path, device: str | torch.device = "cpu") -> nn.Module:
     with silence():
         try:
             check_no_pickles(path)
-            program = torch.export.load(path)
+            with path.open("rb") as file:
+                program = torch.export.load(file)
         except ArtifactError:
             raise
         except Exception as error:  # of zipfile, json or torch, whose errors share no class

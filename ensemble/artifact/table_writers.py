@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
 
 #: In the metadata of a Parquet file of predictions: only such a file is replaced by another one.
 MARK = b"ray-ensemble predictions"
@@ -16,11 +18,12 @@ OTHER_FORMATS = (".tsv", ".json", ".npz", ".npy", ".arrow", ".feather", ".txt", 
 
 class _Lines:
     """A row in each line of a text file: JSON objects, or CSV in which a list has a column for each of its values
-    where all lists have as many, and is JSON else. What is NaN or missing is null, or empty.
+    where all lists have as many, and is JSON else. Probabilities are by class name where names are known. What is
+    NaN or missing is null, or empty.
     """
 
-    def __init__(self, file: Path, suffix: str, classes: list[str]) -> None:
-        self._file = file.open("w", newline="", encoding="utf-8", errors="backslashreplace")
+    def __init__(self, file: BinaryIO, suffix: str, classes: list[str]) -> None:
+        self._file = io.TextIOWrapper(file, newline="", encoding="utf-8", errors="backslashreplace")
         self._csv = csv.writer(self._file) if suffix == ".csv" else None
         self._classes = classes
         self._has_header = False
@@ -30,6 +33,13 @@ class _Lines:
 
         if self._csv is None:
             for row in table.to_pylist():
+                probabilities = row.get("probabilities")
+                if (
+                    self._classes
+                    and probabilities is not None
+                    and np.shape(probabilities) == (len(self._classes),)
+                ):
+                    row["probabilities"] = dict(zip(self._classes, probabilities, strict=True))
                 self._file.write(json.dumps(_to_json(row), ensure_ascii=False) + "\n")
             return
         columns: dict[str, list[Any]] = {}
@@ -52,13 +62,13 @@ class _Lines:
         self._file.close()
 
 
-def open_writer(file: Path, suffix: str, schema: Any, classes: list[str]) -> Any:
-    """Opens a new file for tables: `write_table(table)`, `close()`."""
+def open_writer(file: BinaryIO, suffix: str, schema: Any, classes: list[str]) -> Any:
+    """What writes tables to an open file: `write_table(table)`, `close()`."""
     import pyarrow.parquet
 
     if suffix in LINES:
         return _Lines(file, suffix, classes)
-    return pyarrow.parquet.ParquetWriter(file, schema.with_metadata({MARK: b"1"}))
+    return pyarrow.parquet.ParquetWriter(file, schema.with_metadata({MARK: b"1", b"classes": json.dumps(classes)}))
 
 
 def _to_json(value: Any) -> Any:

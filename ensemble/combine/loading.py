@@ -287,10 +287,10 @@ def _build_models(
                 call = MemberCall(_strip(recipe), seen[name] or unknown, torch.get_default_dtype())
                 models[name] = _load_member(run, state, recipe, name, params, call, mapped=mapped)
                 calls[name] = call
-    axes = _count_axes(ensemble, state, next(iter(seen)))
+    shapes = _find_shapes(ensemble, state, next(iter(seen)))
     models = {name: models[name] for name in seen}
     classes = (state.combined or NOT_COMBINED).classes
-    return EnsembleModel(models, calls, combination, axes, uncertainty=uncertainty, classes=classes)
+    return EnsembleModel(models, calls, combination, shapes, uncertainty=uncertainty, classes=classes)
 
 
 def _strip(recipe: Recipe) -> Recipe:
@@ -331,14 +331,14 @@ def _check_code(run: RunDir, ensemble: Ensemble, code: str | None, member: str) 
         )
 
 
-def _count_axes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, int]:
-    """How many axes each field of a batch has; empty where that cannot be found out."""
+def _find_shapes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, tuple[int, ...]]:
+    """The shape that each field of a sample had in training; empty where that cannot be found out."""
     try:
         fields = read_fields(ensemble, state.members[name].params)
     except Exception as error:  # the data may be elsewhere
         log.info("the shape of a batch is not known: %s", error)
         return {}
-    return {field: 1 + len(known.shape) for field, known in fields.items()}
+    return {field: tuple(known.shape) for field, known in fields.items()}
 
 
 def _exceeds_memory(run: RunDir, state: RunState, names: Sequence[str]) -> bool:

@@ -19,6 +19,7 @@ from ensemble.combine.torch_math import calibrate, decide, decompose, explain_in
 from ensemble.train.forward_errors import explain_forward_error, is_repeatable
 from ensemble.train.pickled import join_tensors, split_tensors
 from pipelines.loader.ragged import find_tensors, map_tensors
+from pipelines.samples.structure import advise_image_size
 
 ONE_SAMPLE = "samples lie along the first axis: one sample x is the batch x[None]"
 
@@ -56,7 +57,7 @@ class EnsembleModel(nn.Module):
         members: Mapping[str, nn.Module],
         calls: Mapping[str, MemberCall],
         combination: Combination,
-        axes: Mapping[str, int] | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
         *,
         uncertainty: bool = False,
         classes: Sequence[str] | None = None,
@@ -65,7 +66,7 @@ class EnsembleModel(nn.Module):
         self.task = combination.task
         self.classes = None if classes is None else tuple(classes)
         self.calls = dict(calls)  # of each member: they may have been trained with other code
-        self.axes = dict(axes or {})  # of each field of a batch, its first one included; what is known of them
+        self.shapes = dict(shapes or {})  # of the fields of one sample in training, as far as they are known
         self.member_ids = list(members)
         self.members = nn.ModuleDict(members)
         self.method = combination.method
@@ -153,7 +154,16 @@ class EnsembleModel(nn.Module):
             why = explain_forward_error(error, batch) if is_repeatable(error) else None
             if why is None:
                 raise
-            raise CombineError(f"{name} cannot predict this batch: {why}") from error
+            raise CombineError(f"{name} cannot predict this batch: {why}{self._explain_sizes(batch)}") from error
+
+    def _explain_sizes(self, batch: Mapping[str, Any]) -> str:
+        """The end of a message on images of another size than in training: both sizes, and what to do."""
+        for field, value in batch.items():
+            own = tuple(value.shape[1:]) if isinstance(value, Tensor) else ()
+            wanted = self.shapes.get(field, own)
+            if own != wanted and (advice := advise_image_size(field, own, wanted)):
+                return f"; {field!r} was {list(wanted)} in training and is {list(own)} here: {advice}"
+        return ""
 
     def _check_values(self, name: str, values: Tensor, batch: Mapping[str, Any]) -> None:
         predicts = self.calls[name].recipe.predict is not None  # else the values are of a softmax, say
@@ -177,9 +187,9 @@ class EnsembleModel(nn.Module):
         for field, value in batch.items():
             if isinstance(value, np.ndarray):
                 raise CombineError(f"the batch's {field!r} is a numpy array: give torch.from_numpy(...) of it")
-            if isinstance(value, Tensor) and value.dim() != self.axes.get(field, max(1, value.dim())):
+            if isinstance(value, Tensor) and value.dim() != 1 + len(self.shapes.get(field, value.shape[1:])):
                 shape = list(value.shape)
-                wanted = f"{self.axes[field]} axes" if field in self.axes else "one axis or more"
+                wanted = f"{1 + len(self.shapes[field])} axes" if field in self.shapes else "one axis or more"
                 raise CombineError(f"the batch's {field!r} has shape {shape}, not {wanted}; {ONE_SAMPLE}")
 
     def extra_repr(self) -> str:

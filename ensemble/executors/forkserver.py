@@ -220,7 +220,8 @@ def main(descriptor: int) -> int:
     release_memory()
     gc.freeze()  # for good: collections in the workers do not write to, and thus copy, the shared pages
     gc.enable()
-    worker = serve(control)
+    with control:
+        worker = serve(control)
     return 0 if worker is None else _work(*worker, executor, has_begun_cuda)
 
 

@@ -45,6 +45,15 @@ def make_pipeline(train: Pipeline | Callable[[dict[str, Any]], Pipeline], params
     return pipeline
 
 
+def _with_tuples(value: Any, like: Any) -> Any:
+    """A value as JSON has it, with tuples where another one has them."""
+    if isinstance(value, list) and isinstance(like, tuple):
+        return tuple(_with_tuples(item, like[0] if like else item) for item in value)
+    if isinstance(value, dict) and isinstance(like, Mapping):
+        return {key: _with_tuples(item, like.get(key, item)) for key, item in value.items()}
+    return value
+
+
 class MemberPipelines:
     """The part of an `Ensemble` that knows its members' training pipelines."""
 
@@ -174,27 +183,34 @@ class MemberPipelines:
         return find_shared_stages(self._distinct_pipelines())
 
     def as_declared(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Recorded hyperparameters with the tuples that `members=` or the space of the search have."""
-        return {
-            name: next((own for own in self._tuples.get(name, ()) if as_json_value(name, own) == value), value)
-            for name, value in params.items()
-        }
+        """Recorded hyperparameters with the tuples that `members=` or the space of the search have.
+
+        A value that neither has, of a member that was added, has them where the others have them.
+        """
+        found = {}
+        for name, value in params.items():
+            declared = self._tuples.get(name, ())
+            other = _with_tuples(value, next((own for own in declared if own is not None), value))
+            found[name] = next((own for own in declared if as_json_value(name, own) == value), other)
+        return found
 
     @functools.cached_property
     def _tuples(self) -> dict[str, list[Any]]:
-        """Declared values of hyperparameters that have tuples, by name."""
-        space = {} if self.search is None or callable(self.search.space) else self.search.space
-        values = [
+        """Declared values of hyperparameters of which some have tuples, by name."""
+        space = None if self.search is None else self.search.space
+        values = [item for one in self.members or () for item in one.params.items()]
+        if callable(space):
+            values += [item for point in sample_space(space, seed=0) for item in point.items()]
+        values += [
             (name, own)
-            for name, given in space.items()
+            for name, given in ({} if space is None or callable(space) else space).items()
             for own in (given.values if isinstance(given, Dimension) else (given,))
         ]
-        values += [item for one in self.members or () for item in one.params.items()]
         found: dict[str, list[Any]] = {}
         for name, value in values:
-            if value not in found.get(name, ()) and "(" in repr(value):
-                found.setdefault(name, []).append(value)
-        return found
+            if value not in found.setdefault(name, []):
+                found[name].append(value)
+        return {name: declared for name, declared in found.items() if any("(" in repr(own) for own in declared)}
 
     def pipeline(self, params: Mapping[str, Any]) -> Pipeline:
         """The training pipeline of a member with these hyperparameters."""

@@ -292,8 +292,13 @@ class DrawnTrial:
         return self.params.setdefault(name, dimension.draw(self._rng))
 
 
-def read_params(space: Callable[[Any], Mapping[str, Any] | None], trial: Any) -> dict[str, Any]:
+def read_params(
+    space: Callable[[Any], Mapping[str, Any] | None], trial: Any, *, tuples: bool = False
+) -> dict[str, Any]:
     """The hyperparameters that a function makes of a trial; where it returns None, what it asked for.
+
+    Args:
+        tuples: whether tuples stay tuples.
 
     Raises:
         SpecError: the function fails, or returns something else.
@@ -308,7 +313,7 @@ def read_params(space: Callable[[Any], Mapping[str, Any] | None], trial: Any) ->
         made = dict(trial.params)
     if not isinstance(made, Mapping) or not made:
         raise SpecError(f"Search.space(trial) must return a dict of hyperparameters, got {made!r:.60}")
-    params: dict[str, Any] = as_json_value("Search.space(trial)", made)
+    params: dict[str, Any] = as_json_value("Search.space(trial)", made, tuples=tuples)
     return params
 
 
@@ -321,7 +326,7 @@ def sample_space(space: Space, seed: int, count: int = SAMPLE_COUNT) -> Iterator
     rng, asked = random.Random(seed), dict[str, Dimension]()
     for _ in range(count):
         if callable(space):
-            yield read_params(space, DrawnTrial(rng, asked))
+            yield read_params(space, DrawnTrial(rng, asked), tuples=True)
         else:
             yield {
                 name: given.draw(rng) if isinstance(given, Dimension) else given for name, given in space.items()

@@ -9,7 +9,7 @@ A sample that is a flat dict of arrays has no structure (None): its fields are i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -247,12 +247,24 @@ def describe_shape_mismatch(name: str, given: Any, value: npt.NDArray[Any] | Non
     said = f"the field {name!r} is {got}, the pipeline's fields say {field.dtype}{list(field.shape)}"
     if value is not None and value.shape != field.shape and value.shape[1:] == field.shape[1:]:
         said += f"; if its length varies: .map(stages.ragged({name!r}, most=...)), or stages.pad"
+    elif value is not None and advise_image_size(name, value.shape, field.shape):
+        said += f"; all images must be of one size: resize the files, or .map(stages.resize({name!r}, ...)) them"
     elif value is not None and value.ndim == len(field.shape) > 1 and value.shape[0] == field.shape[0]:
         said += (
             "; only the first axis may vary (stages.ragged): where another one does, as in an edge_index [2, n], "
             f"put it first, .map(numpy.transpose, field={name!r}), and transpose it back in the model or collate="
         )
     return said
+
+
+def advise_image_size(name: str, shape: Sequence[int], wanted: Sequence[Any]) -> str:
+    """What to do about images [C, H, W] of another size than a model takes; empty where they are none."""
+    if len(shape) != 3 or len(wanted) != 3 or shape[0] != wanted[0] or shape[0] not in (1, 3, 4):
+        return ""
+    return (
+        f"resize the images to {wanted[1]} x {wanted[2]}, or train with .map(stages.resize({name!r}, "
+        f"({wanted[1]}, {wanted[2]}))), which is then a part of the model"
+    )
 
 
 def column_fields(leaf: Leaf, field: Field | None, slot: Slot | None) -> dict[str, Field]:

@@ -159,7 +159,7 @@ class Csv(TextRows):
                 try:
                     thread.submit(finder.add, data).result()
                 except ValueError as error:  # pyarrow.ArrowInvalid is one
-                    here = f"{self.where(first)} to {len(bounds) - 2} rows further"
+                    here = f"{self.where(first)} and {len(bounds) - 2} rows after it"
                     raise PipelineError(f"{here}: cannot be parsed: {error}") from error
         return finder.types()
 

@@ -186,7 +186,7 @@ def _scan_folder(root: str) -> tuple[list[tuple[str, int]], tuple[str, ...]]:
     for label, folder in enumerate(classes):
         inside = _list_images(root, folder, left_out, deep=True)
         if not inside and not flat:
-            others = _describe_left_out(left_out)
+            others = _describe_left_out(left_out) + "; if it is no class, remove it"
             raise PipelineError(f"image_folder({root!r}): class folder {folder!r} holds no image{others}")
         if inside and flat:
             raise PipelineError(

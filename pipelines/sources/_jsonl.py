@@ -46,7 +46,7 @@ class Jsonl(TextRows):
         error. So are, unless they are asked for, fields that less than half of the lines have: it is said."""
         types: dict[str, JsonType] = {}
         counts: Counter[str] = Counter()
-        firsts: dict[str, str] = {}  # where a field is met first
+        firsts: dict[str, int] = {}  # where a field is met first
         reason, lines = "", 0
         for first, data, bounds in self._iterate_blocks():
             for index, (begin, end) in enumerate(pairwise(bounds), first):
@@ -54,7 +54,7 @@ class Jsonl(TextRows):
                     values = _parse(data[begin:end])
                     lines += 1
                     counts.update(values.keys())
-                    firsts.update({name: self.where(index) for name in values.keys() - firsts.keys()})
+                    firsts.update(dict.fromkeys(values.keys() - firsts.keys(), index))
                     _widen(types, values, values if asked is None else asked)
                 except NotObject as error:
                     reason = reason or f"{self.where(index)}: {error}"
@@ -68,7 +68,7 @@ class Jsonl(TextRows):
         said: list[str] = []
         for name in find_rare(counts, lines) if asked is None else ():
             types.pop(name)
-            said.append(f"{name} (in {counts[name]} of {lines} lines, the first is {firsts[name]})")
+            said.append(f"{name} (in {counts[name]} of {lines} lines, the first is {self.where(firsts[name])})")
         for name, kind in types.items():
             types[name], more = drop_rare(kind, name)
             said += more

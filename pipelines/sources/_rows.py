@@ -7,6 +7,8 @@ Arrow have it.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any, BinaryIO
@@ -133,10 +135,28 @@ def find_rows(file: File, delimiter: bytes = b",", quote: bytes | None = None) -
     rows = np.concatenate([*found, [offset]]).astype(np.int64)
     if scanner.is_quoted:
         raise PipelineError(
-            f"{file.path}: row {len(rows) - 2} (byte {rows[-2]}) opens a quoted field that is never closed; if "
-            "quotes mean nothing in this file, give quote=None"
+            f"{file.path}, line {1 + count_lines(file, int(rows[-2]), [0])}: opens a quoted field that is never "
+            "closed; if quotes mean nothing in this file, give quote=None"
         )
     return rows
+
+
+def count_lines(file: File, end: int, known: list[int]) -> int:
+    """The number of line breaks before a byte with which a row begins.
+
+    Args:
+        known: the numbers before each chunk of the file, as far as they are counted, beginning with 0: goes on.
+    """
+    with file.open() as handle:
+        for chunk in itertools.count(min(len(known) - 1, end // _CHUNK)):
+            start = chunk * _CHUNK
+            handle.seek(start)
+            data = handle.read(min(_CHUNK, end - start) + 1)  # a byte more: a "\r" may be half of a line break
+            found = data.count(b"\n", 0, _CHUNK) + data.count(b"\r", 0, _CHUNK) - data.count(b"\r\n")
+            if start + _CHUNK > end:
+                break
+            known[chunk + 1 :] = [known[chunk] + found]
+    return known[chunk] + found
 
 
 def skip_mark(handle: BinaryIO) -> int:
@@ -186,6 +206,22 @@ class TextRows(FileRecords):
                     data = handle.read(int(block[-1] - block[0]))
                     yield first + start, data, (block - block[0]).tolist()
                     start += len(block) - 1
+
+    @functools.cached_property
+    def _line_counts(self) -> dict[int, list[int]]:
+        """By file, what `count_lines` has counted."""
+        return {}
+
+    def where(self, index: int) -> str:
+        """The file, and the line as an editor counts it: from 1, headers and line breaks in quotes included."""
+        number, start, _ = self._locate(index)
+        counts = list(self._line_counts.get(number, (0,)))
+        try:
+            line = 1 + count_lines(self.files[number], start, counts)
+        except (OSError, PipelineError):  # the file is gone
+            return super().where(index)
+        self._line_counts[number] = counts
+        return f"{self.files[number].path}, line {line}"
 
     def is_text(self, field: str) -> bool:
         return self.types.get(field) in ("str", "text")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from torch import nn
@@ -20,6 +22,7 @@ from pipelines import Pipeline, sources, stages
 
 CLASSES = 4
 NAMES = ["ant", "bee", "cow", "doe"]
+FOLDERS = [b"ant", b"caf\xe9", b"z<b>|x"]  # of classes; one is Latin-1
 CROP = stages.center_crop("image", 8)
 SCALE = stages.scale("image", mean=(0.49, 0.48, 0.45), std=(0.25, 0.24, 0.26))
 
@@ -47,6 +50,20 @@ class Convolutions(nn.Module):
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.norm(self.first(image)))
         return self.last(F.dropout(x, 0.1, self.training).flatten(1))
+
+
+def write_photos(root: Path, size: tuple[int, int] = (24, 32), seed: int = 0, extension: str = ".jpg") -> Path:
+    """A folder of three classes of photos, each with a colour of its own; one file's name is Latin-1."""
+    rng = np.random.default_rng(seed)
+    for number, folder in enumerate(FOLDERS):
+        path = os.path.join(os.fsencode(root), folder)
+        os.makedirs(path)
+        for name in (b"a", b"b", b"c\xe9", b"d"):
+            picture = rng.integers(0, 100, (*size, 3), np.uint8)
+            picture[..., number] += 120
+            with open(os.path.join(path, name + extension.encode()), "wb") as file:
+                file.write(cv2.imencode(extension, cv2.GaussianBlur(picture, (5, 5), 2))[1].tobytes())
+    return root
 
 
 def build(params: dict[str, Any]) -> nn.Module:

@@ -212,15 +212,15 @@ def test_columns_beside_the_models_own_are_not_read(numbers: dict[str, Path], tm
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,id\n1.5,1\n,2\n", r"sample 1 \(.*t\.csv:row 1\): column 'a' has no value"),
-        ("a,id\n1.5,1\n2.5,\n", r"sample 1 \(.*t\.csv:row 1\): column 'id' has no value"),
+        ("a,id\n1.5,1\n,2\n", r"sample 1 \(.*t\.csv, line 3\): column 'a' has no value"),
+        ("a,id\n1.5,1\n2.5,\n", r"sample 1 \(.*t\.csv, line 3\): column 'id' has no value"),
         ("a,id,id\n1.5,1,2\n", "two columns are called 'id'"),
         ("a,id\n", "holds no record"),
         ("", "is empty"),
         ("a\n1.5\n", "the model needs the fields a, id; the data have a: id is missing"),
         ("a,id\n1.5,x\n", "'id'"),
         ("a,id\n1.5,2.5\n", "'id' holds 2.5, which int64 cannot hold"),
-        ("a,id\n1.5,1\n#N/A,2\n", r"sample 1 \(.*t\.csv:row 1\): column 'a' has no value"),
+        ("a,id\n1.5,1\n#N/A,2\n", r"sample 1 \(.*t\.csv, line 3\): column 'a' has no value"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(

@@ -384,7 +384,10 @@ def test_predictions_are_csv_or_json_lines_with_fields_that_are_kept(
     assert [row["name"] for row in rows] == names.tolist()
     assert [int(row["class"]) for row in rows] == columns["class"]
     for row, probabilities, name in zip(rows, columns["probabilities"], columns["class_name"], strict=True):
-        given_ = [row[f"probabilities.{each}"] for each in NAMES] if suffix == ".csv" else row["probabilities"]
+        by_name = (
+            row if suffix == ".csv" else {f"probabilities.{key}": p for key, p in row["probabilities"].items()}
+        )
+        given_ = [by_name[f"probabilities.{each}"] for each in NAMES]
         assert (
             np.allclose([float(each) for each in given_], probabilities, rtol=1e-6) and row["class_name"] == name
         )

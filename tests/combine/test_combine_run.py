@@ -354,7 +354,7 @@ def test_one_sample_is_not_taken_for_a_batch(run: RunDir, tmp_path: Path) -> Non
     ):
         model({"x": TEST["x"][0]})
     assert model({"x": TEST["x"][:1]}).shape == (1, CLASSES)
-    model.axes = {}  # as where the data are elsewhere
+    model.shapes = {}  # as where the data are elsewhere
     for name in model.member_ids:
         model.members[name] = nn.Linear(FEATURES, CLASSES)
     with pytest.raises(CombineError, match=r"member-\d gives 3 rows for a batch of another size"):

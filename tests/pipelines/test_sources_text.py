@@ -18,6 +18,7 @@ from property_examples import examples
 
 from pipelines import sources
 from pipelines.errors import PipelineError, SampleError
+from pipelines.sources import _rows
 from pipelines.sources._rows import RowScanner, RowSplitter
 
 
@@ -70,7 +71,7 @@ def test_a_type_that_changes_late_is_found(tmp_path: Path) -> None:
     declared = sources.csv(path, columns={"y": "int8", "x": "float32"})
     assert declared[7] == {"y": 1, "x": 7.0} and declared[7]["y"].dtype == np.int8
     with pytest.raises(
-        SampleError, match=rf"sample 300000 \({path}:row 300000\): column 'y' is 'unknown', .* no int8"
+        SampleError, match=rf"sample 300000 \({path}, line 300002\): column 'y' is 'unknown', .* no int8"
     ):
         declared[300_000]
 
@@ -82,7 +83,7 @@ def test_rows_that_are_no_records_are_sample_errors(tmp_path: Path) -> None:
     assert source[0] == {"a": 1, "b": "x"}
     for row, said in enumerate(("", "no value", "1 values, .* 2 columns", "3 values", "not UTF-8", "'6_0'")):
         if said:
-            with pytest.raises(SampleError, match=rf"sample {row} \({path}:row {row}\): .*{said}"):
+            with pytest.raises(SampleError, match=rf"sample {row} \({path}, line {row + 2}\): .*{said}"):
                 source[row]
 
 
@@ -91,9 +92,9 @@ def test_several_files_names_delimiters_and_quotes(tmp_path: Path) -> None:
     write(tmp_path / "a.tsv", "1\tu\n2\tv\n")
     source = sources.csv(str(tmp_path / "*.tsv"), names=("n", "t"), delimiter="\t", quote=None)
     assert list(source) == [{"n": 1, "t": "u"}, {"n": 2, "t": "v"}, {"n": 3, "t": '"x'}, {"n": 4, "t": "y"}]
-    assert source.where(3) == f"{tmp_path}/b.tsv:row 1"
+    assert source.where(3) == f"{tmp_path}/b.tsv, line 2"
     with pytest.raises(
-        PipelineError, match=r"b\.tsv: row 0 \(byte 0\) opens a quoted field that is never closed.*quote=None"
+        PipelineError, match=r"b\.tsv, line 1: opens a quoted field that is never closed.*quote=None"
     ):
         sources.csv(tmp_path / "b.tsv", names=("n", "t"), delimiter="\t")
 
@@ -154,12 +155,12 @@ def test_a_fields_type_holds_all_of_its_values(tmp_path: Path) -> None:
 def test_a_field_of_two_kinds_is_refused_with_its_row_unless_it_is_declared(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"x": 1}, {"x": 2}, {"x": "three"})
     with pytest.raises(
-        PipelineError, match=rf"{path}:row 2: field 'x' is int64 in some lines and text in others; dec"
+        PipelineError, match=rf"{path}, line 3: field 'x' is int64 in some lines and text in others; dec"
     ):
         sources.jsonl(path)
     declared = sources.jsonl(path, {"x": "int16"})
     assert declared[1]["x"].dtype == np.int16
-    with pytest.raises(SampleError, match=r"sample 2 \(.*row 2\): field 'x' is 'three', not int16"):
+    with pytest.raises(SampleError, match=r"sample 2 \(.*line 3\): field 'x' is 'three', not int16"):
         declared[2]
     assert [record["x"] for record in sources.jsonl(path, {"x": "any"})] == [1, 2, "three"]
 
@@ -172,7 +173,7 @@ def test_lines_that_are_no_records_are_sample_errors(tmp_path: Path) -> None:
         ("", "no JSON: ", "no JSON object, but list", "no field 'x'", "'x' is null", "300, which")
     ):
         if said:
-            with pytest.raises(SampleError, match=rf"sample {row} \({path}:row {row}\): .*{said}"):
+            with pytest.raises(SampleError, match=rf"sample {row} \({path}, line {row + 1}\): .*{said}"):
                 source[row]
     assert sources.jsonl(path, ["x"])[0] == {"x": 1}, "bad lines are left out of the types"
 
@@ -182,7 +183,7 @@ def test_a_misspelt_key_is_the_error_of_its_line_alone(tmp_path: Path) -> None:
     rows[17] = {"text": "t17", "labl": 1, "at": {"x": 17, "y": 17}}
     rows[40]["at"] = {"x": 40, "z": 40}
     path = lines(tmp_path / "a.jsonl", *rows)
-    with pytest.warns(UserWarning, match=rf"labl \(in 1 of 64 lines, .*{path}:row 17\), at.z \(in 1 of 64\)"):
+    with pytest.warns(UserWarning, match=rf"labl \(in 1 of 64 lines, .*{path}, line 18\), at.z \(in 1 of 64\)"):
         source = sources.jsonl(path)
     assert source.columns == ("text", "label", "at")
     wrong = {17: r"has no field 'label' \(it has: text, labl, at\)", 40: "field 'at' has no 'y'"}
@@ -200,7 +201,7 @@ def test_a_row_that_is_not_utf8_is_its_own_error_beside_one_of_too_many_values(t
     source = sources.csv(path)
     assert (source.types, source[2]["y"]) == ({"x": "str", "y": "int64"}, 4)
     for row, said in ((1, "not UTF-8"), (3, "not UTF-8"), (4, "has 3 values")):
-        with pytest.raises(SampleError, match=rf"{path}:row {row}.*{said}"):
+        with pytest.raises(SampleError, match=rf"{path}, line {row + 2}\): .*{said}"):
             source[row]
 
 
@@ -238,7 +239,7 @@ def test_integers_keep_their_digits_and_blank_values_are_missing(
     assert source.types["x"] == types
     for row, text in enumerate(rows):
         if types != "str" and text.strip() in ("", "NA"):
-            with pytest.raises(SampleError, match=f"row {row}.*column 'x' has no value"):
+            with pytest.raises(SampleError, match=f"line {row + 2}.*column 'x' has no value"):
                 source[row]
         else:
             assert str(source[row]["x"]) == text if types in ("str", "int64") else source[row]["x"] == float(text)
@@ -268,7 +269,7 @@ def test_a_number_that_the_declared_type_does_not_hold_is_a_sample_error(tmp_pat
         lines(tmp_path / "a.jsonl", {"x": 1e39}, '{"x": -Infinity}', {"x": [1.0, 1e39]}), {"x": kind}
     )
     for source, row in ((table, 0), (text, 0), (text, 2)):
-        with pytest.raises(SampleError, match=f"row {row}.*which is no {kind}"):
+        with pytest.raises(SampleError, match=f"line {row + 1 + (source is table)}.*which is no {kind}"):
             source[row]
     assert table[1]["x"] == text[1]["x"] == -np.inf
 
@@ -296,7 +297,7 @@ def test_a_json_field_of_long_integers_and_other_numbers_is_refused_unless_decla
     ):
         path = lines(tmp_path / "a.jsonl", *rows)
         with pytest.raises(
-            PipelineError, match=r"a\.jsonl:row \d: field 'x' has integers of which a float64 loses"
+            PipelineError, match=r"a\.jsonl, line \d: field 'x' has integers of which a float64 loses"
         ):
             sources.jsonl(path)
         assert len(list(sources.jsonl(path, {"x": "float64"}))) == len(rows)
@@ -306,7 +307,7 @@ def test_a_json_field_of_long_integers_and_other_numbers_is_refused_unless_decla
 
 
 def test_arrays_of_a_json_field_have_as_many_axes_in_all_lines(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match=r"row 1: field 'x' is int64\[\?\] in some lines and int64\[\?, \?\]"):
+    with pytest.raises(PipelineError, match=r"line 2: field 'x' is int64\[\?\] in some lines and int64\[\?, \?\]"):
         sources.jsonl(lines(tmp_path / "a.jsonl", {"x": [1]}, {"x": [[1]]}))
     source = sources.jsonl(lines(tmp_path / "a.jsonl", {"x": []}, {"x": [[]]}, {"x": [[1, 2]]}))
     assert [record["x"].shape for record in source] == [(0, 0), (1, 0), (1, 2)]
@@ -315,11 +316,11 @@ def test_arrays_of_a_json_field_have_as_many_axes_in_all_lines(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[1, 2]\n[3]\n", "row 0: is no JSON object, but list"),
-        ('{\n "x": 1\n}\n', "row 0: is no JSON"),
+        ("[1, 2]\n[3]\n", "line 1: is no JSON object, but list"),
+        ('{\n "x": 1\n}\n', "line 1: is no JSON"),
         ("{}\n{}\n", "no line is a JSON object with a field"),
-        ('{"x": ' + "[" * 5000 + "]" * 5000 + "}", "row 0: is no JSON: maximum recursion"),
-        ('{"x": "é"}'.encode("latin1"), "row 0: is no JSON: 'utf-8' codec"),
+        ('{"x": ' + "[" * 5000 + "]" * 5000 + "}", "line 1: is no JSON: maximum recursion"),
+        ('{"x": "é"}'.encode("latin1"), "line 1: is no JSON: 'utf-8' codec"),
     ],
     ids=["arrays", "one object in several lines", "without fields", "deep", "Latin-1"],
 )
@@ -330,13 +331,31 @@ def test_a_file_without_a_json_object_in_a_line_is_refused(tmp_path: Path, text:
         sources.jsonl(path)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("chunk", [1, 5, 1 << 20])
+def test_lines_are_counted_as_an_editor_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, chunk: int
+) -> None:
+    monkeypatch.setattr(_rows, "_CHUNK", chunk)
+    text = 'x,note|1,"two|lines"||2,plain|bad,"a||b"|4,|'.replace("|", end)
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    source = sources.csv(tmp_path / "a.csv", {"x": "int64", "note": "str"})
+    for index, line in ((3, 9), (0, 2), (1, 5), (2, 6)):  # in any order
+        assert source.where(index) == f"{tmp_path}/a.csv, line {line}"
+        assert text.splitlines()[line - 1].startswith(("1,", "2,", "bad,", "4,")[index])
+    with pytest.raises(SampleError, match=r"sample 2 \(.*a\.csv, line 6\): column 'x' is 'bad'"):
+        source[2]
+    (tmp_path / "a.csv").unlink()
+    assert source.where(1) == f"{tmp_path}/a.csv:row 1", "nothing can be counted in a file that is gone"
+
+
 def test_lines_that_end_with_a_carriage_return_alone_and_blank_lines_have_their_rows(tmp_path: Path) -> None:
     source = sources.jsonl(write(tmp_path / "a.jsonl", '{"x": 1}\r{"x": 2}\r'))
     assert [record["x"] for record in source] == [1, 2]
     path = write(tmp_path / "b.jsonl", '{"x": 1}\n  \n{"x": "a"}\n')
-    with pytest.raises(PipelineError, match=r"b\.jsonl:row 2: field 'x'"):
+    with pytest.raises(PipelineError, match=r"b\.jsonl, line 3: field 'x'"):
         sources.jsonl(path)
-    with pytest.raises(SampleError, match=r"b\.jsonl:row 1\): is blank"):
+    with pytest.raises(SampleError, match=r"b\.jsonl, line 2\): is blank"):
         sources.jsonl(path, {"x": "any"})[1]
 
 
@@ -356,5 +375,5 @@ def test_a_quoted_header_of_one_column_may_hold_delimiters(tmp_path: Path) -> No
 
 def test_a_long_json_integer_that_the_declared_type_does_not_hold_is_a_sample_error(tmp_path: Path) -> None:
     source = sources.jsonl(lines(tmp_path / "a.jsonl", {"a": 10**60}), {"a": "float32"})
-    with pytest.raises(SampleError, match=r"row 0.*which is no float32"):
+    with pytest.raises(SampleError, match=r"line 1.*which is no float32"):
         source[0]

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -535,3 +536,14 @@ def test_what_is_no_image_is_refused_by_its_field(stage: Any, value: Any, said: 
 def test_impossible_arguments_are_refused_when_the_stage_is_made(make: Callable[[], Any]) -> None:
     with pytest.raises(PipelineError):
         make()
+
+
+def test_pictures_of_16_bits_are_refused_until_a_dtype_says_what_becomes_of_them(tmp_path: Path) -> None:
+    deep = np.random.default_rng(0).integers(0, 4096, (8, 8, 3)).astype(np.uint16)
+    cv2.imwrite(str(tmp_path / "a.png"), deep)
+    pipe = Pipeline(sources.image_folder(tmp_path))
+    with pytest.raises(PipelineError, match=r'a\.png.*holds uint16.*dtype="uint16"\) keeps .*0 to 15 in 12-bit'):
+        next(iter(pipe.map(stages.decode_image("image")).loader(1, epochs=1)))
+    for dtype, wanted in (("uint16", deep), ("uint8", deep >> 8)):
+        batch = next(iter(pipe.map(stages.decode_image("image", dtype=dtype)).loader(1, epochs=1)))
+        assert np.array_equal(batch["image"][0].numpy(), wanted[..., ::-1].transpose(2, 0, 1))

@@ -1,0 +1,105 @@
+"""Names of folders, files and runs that are no UTF-8, through a whole run and all that it writes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from artifact_runs import FOLDERS, declare, write_photos
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ensemble
+from ensemble import Recipe
+from ensemble.artifact import predict, read_record
+from ensemble.cli.parser import main
+from pipelines import Pipeline, PipelineError, sources, stages
+
+pytestmark = pytest.mark.more
+
+CLASSES = ["ant", r"caf\udce9", "z<b>|x"]
+
+
+def loss(net: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(net(batch["image"]), batch["label"], reduction="none")
+
+
+def recipe() -> Recipe:
+    return Recipe(model=lambda params: nn.Sequential(nn.Flatten(), nn.Linear(3 * 24 * 32, 3)), loss=loss)
+
+
+@pytest.mark.parametrize("executor", ["inline", "local"])
+def test_a_run_on_class_folders_of_latin_1_in_a_folder_of_latin_1(
+    executor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"d\xe9")))
+    pipes = {
+        split: Pipeline(sources.image_folder(write_photos(root / split, seed=seed)))
+        .map(stages.decode_image("image"))
+        .map(stages.scale("image"))
+        for seed, split in enumerate(("train", "valid", "test"))
+    }
+    run = Path(os.fsdecode(os.path.join(os.fsencode(root), b"r\xfcn")))
+    made = declare(recipe=recipe(), members=[{"lr": 0.01}, {"lr": 0.02}], batch_size=4, **pipes)
+    result = ensemble.submit(made, run, executor).wait()
+    assert [member["state"] for member in result.members] == ["finished"] * 2
+    assert ensemble.load(run).classes == tuple(CLASSES)
+
+    assert main(["status", str(run)]) == main(["report", str(run)]) == main(["verify", str(run)]) == 0
+    for file in run.rglob("*"):  # all that is text is UTF-8
+        if file.suffix in (".json", ".jsonl", ".html", ".csv", ".txt"):
+            file.read_bytes().decode()
+    assert json.loads((run / "results.json").read_text())["per_class"]["classes"] == CLASSES
+    assert r"caf\\udce9" in (run / "report.html").read_text()
+
+    artifact = ensemble.export(run, root / "artifact")
+    assert read_record(artifact)["classes"] == CLASSES
+    assert r"ant, caf\udce9, z<b>\|x." in (artifact / "README.md").read_text()
+    for number, model in enumerate((run, artifact)):
+        table, lines = root / f"{number}.csv", root / f"{number}.jsonl"
+        for out in (table, lines, root / f"{number}.parquet", root / f"{number}.parquet"):  # the last is replaced
+            assert predict(model, root / "test", out, uncertainty=True) == 12
+        rows = list(csv.DictReader(io.StringIO(table.read_text(encoding="utf-8"))))
+        objects = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
+        found = pq.read_table(io.BytesIO((root / f"{number}.parquet").read_bytes()))
+        assert json.loads(found.schema.metadata[b"classes"]) == CLASSES
+        named = found.column("class_name").to_pylist()
+        assert named == [row["class_name"] for row in rows] == [one["class_name"] for one in objects]
+        assert set(named) == set(CLASSES) and r"/caf\udce9/c\udce9.jpg" in " ".join(row["file"] for row in rows)
+        for row, one in zip(rows, objects, strict=True):
+            assert list(one["probabilities"]) == CLASSES
+            assert [float(row[f"probabilities.{name}"]) for name in CLASSES] == pytest.approx(
+                list(one["probabilities"].values())
+            )
+            assert one["set_thr_names"] == [CLASSES[place] for place in one["set_thr"]]
+    assert main(["predict", str(run), str(root / "absent"), "--out", str(root / "x.csv")]) == 2
+    assert r"d\udce9" in capsys.readouterr().err
+
+
+def test_texts_and_keys_of_an_archive_that_are_latin_1_are_classes_and_places(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"t\xe9.tar")))
+    write_photos(tmp_path / "photos")
+    with tarfile.open(path, "w", encoding="utf-8", errors="surrogateescape") as archive:
+        for number, folder in enumerate(FOLDERS):
+            for name in (b"a", b"c\xe9"):
+                with open(os.path.join(os.fsencode(tmp_path / "photos"), folder, name + b".jpg"), "rb") as file:
+                    photo = file.read()
+                for ending, content in (("jpg", photo), ("cls", str(number).encode())):
+                    member = tarfile.TarInfo(f"{os.fsdecode(folder)}/{os.fsdecode(name)}.{ending}")
+                    member.size = len(content)
+                    archive.addfile(member, io.BytesIO(content))
+    pipe = Pipeline(sources.tar(path, rename={"jpg": "image", "cls": "label"})).map(stages.decode_image("image"))
+    pipe = pipe.map(stages.cast("label", "int64")).map(stages.scale("image")).map(stages.select("image", "label"))
+    run = tmp_path / "run"
+    made = declare(recipe=recipe(), members=[{"lr": 0.01}], train=pipe, valid=pipe, test=None, batch_size=4)
+    ensemble.submit(made, run, "local").wait()
+    assert predict(run, path, tmp_path / "p.csv") == 6
+    assert r"t\udce9.tar:caf\udce9/c\udce9.jpg" in (tmp_path / "p.csv").read_text(encoding="utf-8")
+    with pytest.raises(PipelineError, match=r"t\\udce9\.tar"):
+        sources.tar(path, rename={"absent": "x"})
