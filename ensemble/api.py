@@ -340,8 +340,7 @@ def resume(
         if epochs is not None or budget is not None or trains or not isinstance(state.ended, RunFinished):
             raise  # else nothing needs the data
     if ensemble is not declared:
-        EventLog(known.events).close()  # raises while another controller writes it
-        check_data(state, ensemble, known.path, accepts=accept_data)  # before the declaration is replaced
+        check_data(state, ensemble, known.path, accepts=accept_data)  # before `create` replaces it, with the lock
         code = dataclasses.replace(code_of(ensemble), sources={})  # those that are kept stay
         RunDir.create(known.path, ensemble, code=code)
     if epochs is not None:

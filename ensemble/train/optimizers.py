@@ -49,8 +49,7 @@ def make_recipe_optimizer(
 ) -> torch.optim.Optimizer:
     """The recipe's optimizer, or the declared one, or SGD."""
     if recipe.optimizer is not None:
-        made: torch.optim.Optimizer = recipe.optimizer(model, params)
-        return made
+        return recipe.optimizer(model, params)  # type: ignore[no-any-return]
     return make_optimizer(identity.optimizer or "sgd", model, params)
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ensemble.comm.autotune.plan import ExchangePlan
 from ensemble.train.call import Observation
@@ -101,7 +100,9 @@ class Resumption:
         with seeded(self._identity.seed + 1, state.device):
             others = find_loose(recipe.model(state.ensemble.as_declared(self._identity.params)))
         own = find_loose(state.optimization.model)
-        drawn = [name for name in own.keys() & others.keys() if not _is_equal(own[name], others[name])]
+        drawn = [
+            name for name in own.keys() & others.keys() if not torch.equal(own[name].cpu(), others[name].cpu())
+        ]
         set_loose(state.optimization.model, {name: loose[name] for name in drawn if name in loose})
 
     def _check_inherited(self, inherited: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +144,3 @@ class Resumption:
         self._state.optimization.load(saved)
         set_loose(self._state.optimization.model, saved.get("loose", {}))
         self._state.own.load(saved.get("own", {}))
-
-
-def _is_equal(first: Tensor, second: Tensor) -> bool:
-    return first.shape == second.shape and torch.equal(first.cpu(), second.cpu())
