@@ -12,7 +12,7 @@ from ensemble.combine.prediction_matrix import align
 from ensemble.combine.tasks import find_math
 from ensemble.events import Report
 from ensemble.spec import Ensemble
-from ensemble.spec.task import Task
+from ensemble.spec.task import LABELS, Task
 from ensemble.store import Predictions
 from ensemble.store.member import UNCOMBINED
 
@@ -23,6 +23,7 @@ class FirstOutputs:
     def __init__(self, ensemble: Ensemble) -> None:
         self._function: Any = ensemble.combine if callable(ensemble.combine) else None
         self._is_stack, self._members = ensemble.combine == "stack", len(ensemble.members or ()) or 2
+        self._has_thresholds = ensemble.thresholds is not None
         self._first: tuple[str, Predictions] | None = None
 
     def find_remark(self, event: Report) -> str | None:
@@ -34,8 +35,12 @@ class FirstOutputs:
                 self._first = event["member"], own
                 if self._function is not None:
                     call_function(self._function, [values] * self._members, own.task)
+                elif own.task.kind == "free":
+                    find_math(own.task).mix([values], np.ones(1))  # which needs a function
                 elif (why := find_math(own.task).no_stack) is not None and self._is_stack:
                     return f"combine='stack' is not for these members: {why}"
+            if self._has_thresholds and own.task.kind not in LABELS:
+                raise CombineError(f"thresholds are of classes and labels; the task is {own.task.kind}")
             align("training", dict([self._first, (event["member"], own)]))
         except CombineError as error:
             return f"{UNCOMBINED}: {error}"

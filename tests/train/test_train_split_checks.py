@@ -220,6 +220,10 @@ def test_a_member_without_a_feeder_holds_validation_data_alone_while_it_trains(t
 # --- the combination --------------------------------------------------------------------------------------------
 
 
+def own_numbers(model: Any, batch: Any) -> Any:
+    return (model(batch["x"]).squeeze(-1) - batch["label"]).square()
+
+
 def test_members_that_predict_other_classes_than_the_first_one_are_remarked_with_their_first_batch(
     tmp_path: Path,
 ) -> None:
@@ -269,16 +273,23 @@ def test_samples_of_test_that_the_model_cannot_take_are_remarked_with_the_first_
     assert kinds.index("remark") < kinds.index("epoch") < kinds.index("failed")
 
 
-def test_a_stack_of_what_cannot_be_stacked_is_remarked_with_the_first_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loss": "pinball", "task": quantiles(0.1, 0.5, 0.9), "combine": "stack"}, "'weighted' or 'greedy'"),
+        ({"loss": own_numbers, "thresholds": "f1"}, "the task is regression"),
+        ({"loss": own_numbers, "task": "free", "predict": lambda model, batch: model(batch["x"])}, "combine"),
+    ],
+    ids=["stack", "thresholds", "free"],
+)
+def test_a_combination_that_is_not_for_the_task_is_remarked_with_the_first_batch(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
     numbers = X[:, 0]
     splits = {name: pipe(numbers, X + shift) for shift, name in enumerate(("train", "valid", "test"))}
-    events = submit(
-        tmp_path / "run",
-        {"name": "pinball"},
-        task=quantiles(0.1, 0.5, 0.9),
-        combine="stack",
-        objective="loss",
-        **splits,
-    )
-    ((_, text),) = list_remarks(events)
-    assert "combine='stack'" in text and "'weighted' or 'greedy'" in text
+    classes = 3 if options["loss"] == "pinball" else 1
+    members = [{"lr": 0.01, "classes": classes}]
+    events = submit(tmp_path / "run", **splits, **options, objective="loss", members=members)
+    assert any(said in text for _, text in list_remarks(events)), list_remarks(events)
+    kinds = [event["type"] for event in events]
+    assert kinds.index("remark") < kinds.index("epoch")
