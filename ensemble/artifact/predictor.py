@@ -116,6 +116,8 @@ def predict(
 
     if (data is None) == (split is None):
         raise ArtifactError("give data to predict for, or --split with a run, and not both")
+    if not isinstance(data, str | os.PathLike | None):
+        raise ArtifactError(f"predict() reads data from a file or a folder, got {type(data).__name__}")
     target = Path(out).expanduser().absolute()
     _check_out(target, data)
     if trust is not None or is_url(str(model)):

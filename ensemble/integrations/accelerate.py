@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import Accelerator
 
-from ensemble.integrations import check_member
 from ensemble.train.call import Call
 from ensemble.train.job import TrainingError
 
@@ -55,7 +54,8 @@ def prepare(
     Raises:
         TrainingError: an option contradicts the member, or the member has several workers.
     """
-    check_member("prepare", member, model)
+    if member.world > 1:
+        raise TrainingError("a loop over member.dataloader() by accelerate has one worker: declare workers=1")
     if wrong := [name for name in ("mixed_precision", "cpu") if name in options]:
         raise TrainingError(f"prepare(): {', '.join(wrong)} follow from the member; leave them out")
     precision = _PRECISIONS[member.identity.precision]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ensemble.integrations import check_member
 from ensemble.train.call import Call
 from ensemble.train.job import TrainingError
 
@@ -86,7 +85,8 @@ def fit(
         TrainingError: an option contradicts the member, or the member has several workers.
         ImportError: Lightning is not installed.
     """
-    check_member("fit", member, module)
+    if member.world > 1:
+        raise TrainingError("a LightningModule trains with one worker: declare workers=1")
     lightning = _find_package(module)
     for name, (usual, why) in REFUSED_OPTIONS.items():
         value = options.get(name, usual) if trainer is None else getattr(trainer, name, usual)

@@ -25,7 +25,6 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
 
-from ensemble.integrations import check_member
 from ensemble.train.call import Call
 from ensemble.train.job import TrainingError
 
@@ -63,7 +62,8 @@ class MemberTrainer(Trainer):
         fields: Mapping[str, str] | Sequence[str],
         **options: Any,
     ) -> None:
-        check_member("MemberTrainer", member, model)
+        if member.world > 1:
+            raise TrainingError("a Trainer of transformers trains with one worker: declare workers=1")
         data = [name for name in ("train_dataset", "eval_dataset", "data_collator") if name in options]
         if data:
             raise TrainingError(

@@ -152,6 +152,8 @@ class EventLog:
             return
         data = b"".join(line + b"\n" for _, line in lines)
         try:
+            if not os.fstat(self._descriptor).st_nlink:
+                raise OSError(errno.ENOENT, "the log was removed while the run goes on")
             written = os.write(self._descriptor, data)
             if written != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

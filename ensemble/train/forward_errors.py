@@ -36,6 +36,8 @@ _ADVICE = {
     r"must be Tensor, not [A-Z](?!oneType)": "Recipe.loss is called as loss(model, batch), outputs are model(...)",
     r"'Hyperparameters' object has no attribute 'suggest": "params have values: a Search(space) suggests them",
     r"type float at pos|'float' object cannot be interpreted": "integer(8, 64, log=True) searches whole numbers",
+    r"no attribute 'world'": "the member is the first argument, and the model the second",
+    r"required positional argument: 'self'": "give an instance of the class, not the class",
     r"did not return a loss from the inputs": "fields= needs the labels, by the model's name for them",
 }
 

@@ -137,8 +137,9 @@ class Lifecycle:
         own, state = self._identity, self._state
         by, selection, at = own.selected_by, state.selection, state.at
         if by is None:
-            if state.is_own_loop and (objective := state.ensemble.objective) not in (metrics or {}):
-                state.remark(describe_missing_objective(str(objective), metrics or {}))
+            objective = state.ensemble.objective
+            if state.is_own_loop and objective is not None and objective not in (metrics or {}):
+                state.remark(describe_missing_objective(objective, metrics or {}))
             return False
         reported = gather_json(self._comm, None if metrics is None else dict(metrics))[0] or {}
         if by["metric"] not in reported:

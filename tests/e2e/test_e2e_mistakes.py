@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,10 @@ from torch.nn import functional as F  # noqa: E402
 
 import ensemble  # noqa: E402
 from ensemble import Ensemble, Recipe, Search, SpecError, uniform  # noqa: E402
-from ensemble.integrations import check_member  # noqa: E402
+from ensemble.artifact import ArtifactError  # noqa: E402
 from ensemble.reporting import RunProjection  # noqa: E402
-from ensemble.store import RunDir, StoreError, read_events  # noqa: E402
+from ensemble.store import EventLog, RunDir, StoreError, read_events  # noqa: E402
 from ensemble.train.forward_errors import describe_error, is_repeatable  # noqa: E402
-from ensemble.train.job import TrainingError  # noqa: E402
 from pipelines import Pipeline, PipelineError, sources, stages  # noqa: E402
 
 RNG = np.random.default_rng(0)
@@ -65,16 +63,7 @@ DECLARED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a sampler's class": (lambda: Search({"lr": uniform(0, 1)}, sampler=Sampler), SpecError, "Sampler()"),
     "a pruner's class": (lambda: Search({"lr": uniform(0, 1)}, pruner=Sampler), SpecError, "Sampler()"),
     "an array as a run": (lambda: ensemble.load(IMAGES), StoreError, "result.run_dir, got ndarray"),
-    "fit(module, member)": (
-        lambda: check_member("fit", nn.ReLU(), object()),
-        TrainingError,
-        "the member and a model",
-    ),
-    "fit(member, Module)": (
-        lambda: check_member("fit", SimpleNamespace(identity=1), nn.ReLU),
-        TrainingError,
-        "ReLU",
-    ),
+    "arrays as data": (lambda: ensemble.predict("mine", IMAGES, "out.csv"), ArtifactError, "got ndarray"),
 }
 
 
@@ -219,6 +208,8 @@ def test_a_mistake_in_a_loop_is_told_and_not_tried_again(loops: RunProjection, m
         ("TypeError: empty(): found element of type float at pos 0", "integer("),
         ("ValueError: The model did not return a loss from the inputs, only logits", "fields="),
         ("AssertionError: Torch not compiled with CUDA enabled", "devices="),
+        ("AttributeError: 'Module' object has no attribute 'world'", "the member is the first argument"),
+        ("TypeError: Module.parameters() missing 1 required positional argument: 'self'", "an instance"),
         ("EOFError: EOF when reading a line", "executor='inline'"),
         ("BdbQuit: ", "executor='inline'"),
     ],
@@ -239,3 +230,12 @@ def test_a_run_and_a_result_stand_for_their_directory(tmp_path: Path) -> None:
     handle = ensemble.submit(declare(), tmp_path / "run", "inline")
     result = handle.wait()
     assert ensemble.load(handle).fields == ensemble.load(result).fields
+
+
+def test_a_log_that_was_removed_ends_the_run_at_its_next_event(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    path.unlink()
+    with pytest.raises(StoreError, match="was removed while the run goes on"):
+        log.append("warning", message="a test")
+    log.close()
