@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNSAVED = "saved no"
 
-MOST_FITTED, FEWEST_FITTED = 2**24, 2**20
+MOST_FITTED, FEWEST_FITTED = 2**23, 2**20
 """Numbers of all members together, of one at least, beyond which weights and calibration are fitted to a part."""
 
 
