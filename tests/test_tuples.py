@@ -34,8 +34,10 @@ def suggest(trial: Any) -> dict[str, Any]:
 NESTED = {"kernels": ((3, 3),), "names": ["a"]}
 DECLARED: dict[str, Callable[[], dict[str, Any]]] = {
     "members": lambda: {"members": [{"lr": 0.1, "shape": shape, "nested": NESTED} for shape in SHAPES]},
-    "dict": lambda: {"search": Search({"lr": 0.1, "shape": choice(*SHAPES), "nested": NESTED}, trials=2)},
-    "function": lambda: {"search": Search(suggest, trials=2)},
+    "dict": lambda: {
+        "search": Search({"lr": 0.1, "shape": choice(*SHAPES), "nested": NESTED}, trials=2, pruner="none")
+    },
+    "function": lambda: {"search": Search(suggest, trials=2, pruner="none")},
 }
 
 
