@@ -288,6 +288,11 @@ class TrainContext:
         at = self._state.at
         at.metrics, at.is_reported = {name: read_metric(name, value) for name, value in metrics.items()}, True
 
+    def evaluate_later(self) -> None:
+        """Let epochs before the first report be unranked: a framework's loop evaluates in some epochs only, and its
+        adapter at the end if it has in none (`report_end`)."""
+        self._state.reports_later = True
+
     def report_end(self, metrics: Mapping[str, float]) -> None:
         """Report the metrics of the weights that are kept, of a member that trains no more."""
         self._life.report_end(metrics)
