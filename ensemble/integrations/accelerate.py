@@ -1,16 +1,16 @@
 """Trains a member by a loop that is written for `Accelerator` (`accelerate`), as it was.
 
-    def train(member):
-        model = build(member.params)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=member.params["lr"])
-        accelerator, model, optimizer, batches, validation = prepare(member, model, optimizer)
-        for epoch in range(member.identity.epochs):
-            for batch in batches:
-                ...
-                accelerator.backward(loss)
-                optimizer.step()
-            member.report(accuracy=...)
-        member.predict_all()
+def train(member):
+    model = build(member.params)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=member.params["lr"])
+    accelerator, model, optimizer, batches, validation = prepare(member, model, optimizer)
+    for epoch in range(member.identity.epochs):
+        for batch in batches:
+            ...
+            accelerator.backward(loss)
+            optimizer.step()
+        member.report(accuracy=...)
+    member.predict_all()
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ OPTIONS = Options(
         "cpu device_placement": "it follows from the member; leave it out: Ensemble(devices=)",
         "split_batches dataloader_config": "batches are the ensemble's: Ensemble(batch_size=, drop_last=)",
         "dynamo_backend dynamo_plugin": "Ensemble(compile=...) compiles the model",
-        "deepspeed_plugin deepspeed_plugins fsdp_plugin torch_tp_plugin megatron_lm_plugin parallelism_config": "a "
-        "member of this adapter has one worker; train(member) with DistributedDataParallel has several",
+        "deepspeed_plugin deepspeed_plugins fsdp_plugin torch_tp_plugin megatron_lm_plugin "
+        "parallelism_config": "a member of this adapter has one worker; train(member) with DistributedDataParallel has several",
     },
     void={"rng_types": "generators are aligned between workers, and there is one; steps are seeded by the member"},
 )

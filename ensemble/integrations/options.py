@@ -1,7 +1,7 @@
 """Where each option and callback of a framework is placed: one mechanism, a table for each class that has options.
 
-An option has the framework's own effect, to the bit; or it is refused by name before training; or it has no meaning
-in a run, and the table says why. What is in no table, as of a newer version of the framework, is refused as well.
+An option has the framework's own effect, to the bit; or it is refused by name before training; or it has no
+meaning in a run, and the table says why. What is in no table, as of a newer version, is refused as well.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 _ONE_WORKER = "a member of this adapter has one worker and one device"
 _LOGS = "the log of a member is that of its one process"
 _COMPILE = "Ensemble(compile=...) compiles the model"
-_WHERE = "Ensemble(train=, valid=) say which data; their order is that of the shared pipeline, for all members alike"
+_WHERE = (
+    "Ensemble(train=, valid=) say which data; their order is that of the shared pipeline, for all members alike"
+)
 _PREPARES = "the ensemble's pipeline prepares samples: Ensemble(prep_workers=)"
 _SHARDED = "a member of this adapter has one worker; train(member) with DistributedDataParallel has several"
 _HUB = "members would overwrite one another there: `ensemble export`, and upload that"
@@ -65,7 +67,7 @@ ARGUMENTS = Options(
         "auto_find_batch_size": "Ensemble(batch_size=), or a search with 'batch_size' in its space",
         "seed": "Ensemble(seed=), from which each member has its own",
         "data_seed": "Pipeline(seed=) is that of the order and of the augmentation",
-        "dataloader_drop_last": "Ensemble(drop_last=True), for the batches of training; evaluations have all samples",
+        "dataloader_drop_last": "Ensemble(drop_last=True), for training; evaluations have all samples",
         "dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor "
         "dataloader_multiprocessing_context dataloader_in_order": _PREPARES,
         "train_sampling_strategy length_column_name": f"{_WHERE}; by length it is "
@@ -74,8 +76,8 @@ ARGUMENTS = Options(
         "bf16 fp16 bf16_full_eval fp16_full_eval": _PRECISION,
         "use_cpu": "Ensemble(devices=)",
         "torch_compile torch_compile_backend torch_compile_mode": _COMPILE,
-        "use_liger_kernel liger_kernel_config": "apply_liger_kernel in Recipe.model, so that a loaded model has it",
-        "fsdp fsdp_config deepspeed parallelism_config": _SHARDED,
+        "use_liger_kernel liger_kernel_config": "apply_liger_kernel in Recipe.model: a loaded model has it, too",
+        "fsdp fsdp_config deepspeed parallelism_config ddp_backend": _SHARDED,
         "enable_jit_checkpoint": "a member that is stopped saves by itself",
         "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision": _HUB,
     },
@@ -87,7 +89,7 @@ ARGUMENTS = Options(
         "ignore_data_skip restore_callback_states_from_checkpoint resume_from_checkpoint": "a member resumes by "
         "itself where an epoch begins, with the states of its callbacks",
         "do_train do_eval do_predict": "scripts read it, a Trainer does not",
-        "local_rank ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend "
+        "local_rank ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph "
         "ddp_timeout average_tokens_across_devices save_on_each_node": _ONE_WORKER,
         "log_on_each_node log_level_replica": _LOGS,
     },
@@ -98,7 +100,8 @@ CALLBACKS = Options(
     same="""
     EarlyStoppingCallback PrinterCallback ProgressCallback NotebookProgressCallback DefaultFlowCallback
     AzureMLCallback ClearMLCallback CodeCarbonCallback CometCallback DVCLiveCallback DagsHubCallback FlyteCallback
-    KubeflowCallback MLflowCallback NeptuneCallback SwanLabCallback TensorBoardCallback TrackioCallback WandbCallback
+    KubeflowCallback MLflowCallback NeptuneCallback SwanLabCallback TensorBoardCallback TrackioCallback
+    WandbCallback
     """,
     refused={JITCheckpointCallback.__name__: "a member that is stopped saves by itself"},
     void={},

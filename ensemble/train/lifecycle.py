@@ -99,7 +99,7 @@ class Lifecycle:
         steps = None if inherited is None else inherited["position"]["epoch"] * state.steps_per_epoch
         optimization.start(saved, state.job.exchange_plan, weights, inherited_steps=steps)
         if saved is not None:
-            state.own.load(saved.get("own", {}))
+            state.own.load(saved.get("own", {}), checkpointer.check_code)
         if optimization.plan != ExchangePlan():
             compressions = sorted(optimization.bucket_compressions.items())
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
@@ -179,7 +179,7 @@ class Lifecycle:
             raise TrainingError("the checkpoint from which the member has resumed is gone")
         self._state.optimization.load(saved)
         set_loose(self._state.optimization.model, saved.get("loose", {}))
-        self._state.own.load(saved.get("own", {}))
+        self._state.own.load(saved.get("own", {}), self._checkpointer.check_code)
 
     def begin(self) -> None:
         """Report the start of training; called when the first batch is there. All before it counts as start-up."""

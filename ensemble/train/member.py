@@ -43,6 +43,7 @@ from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.mixup import MixedBatch
 from ensemble.train.optimization import Optimization
 from ensemble.train.own_parameters import refuse_shared
+from ensemble.train.plain_trainers import noticing
 from ensemble.train.predictions import Predict, predict
 from ensemble.train.state import TrainState
 from ensemble.train.steps import TrainingSteps
@@ -289,8 +290,8 @@ class TrainContext:
         at.metrics, at.is_reported = {name: read_metric(name, value) for name, value in metrics.items()}, True
 
     def evaluate_later(self) -> None:
-        """Let epochs before the first report be unranked: a framework's loop evaluates in some epochs only, and its
-        adapter at the end if it has in none (`report_end`)."""
+        """Let epochs before the first report be unranked: a framework's loop evaluates in some epochs only, and
+        its adapter at the end if in none (`report_end`)."""
         self._state.reports_later = True
 
     def report_end(self, metrics: Mapping[str, float]) -> None:
@@ -464,6 +465,10 @@ class TrainContext:
         return self._state.position
 
     # --- for the worker ---------------------------------------------------------------------------------
+
+    def noticing_plain_trainers(self) -> contextlib.AbstractContextManager[None]:
+        """Refuse a framework's own Trainer in the train function, at its first step."""
+        return noticing(self._state)
 
     def make_rows(self) -> PredictedRows:
         """Where predictions are collected until all are there."""
