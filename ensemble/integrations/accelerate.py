@@ -25,7 +25,7 @@ from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.state import GradientState
 from accelerate.utils import find_batch_size
 
-from ensemble.integrations.options import Options
+from ensemble.integrations.options import ONE_WORKER, Options
 from ensemble.train.job import TrainingError
 from pipelines.loader.ragged import Ragged
 
@@ -49,7 +49,7 @@ OPTIONS = Options(
         "split_batches dataloader_config": "batches are the ensemble's: Ensemble(batch_size=, drop_last=)",
         "dynamo_backend dynamo_plugin": "Ensemble(compile=...) compiles the model",
         "deepspeed_plugin deepspeed_plugins fsdp_plugin torch_tp_plugin megatron_lm_plugin "
-        "parallelism_config": "a member of this adapter has one worker; train(member) with DistributedDataParallel has several",
+        "parallelism_config": ONE_WORKER,
     },
     void={"rng_types": "generators are aligned between workers, and there is one; steps are seeded by the member"},
 )

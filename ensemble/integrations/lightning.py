@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ensemble.integrations.options import Options
+from ensemble.integrations.options import ONE_WORKER, Options
 from ensemble.train.job import TrainingError
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ OPTIONS = Options(
     "the Trainer",
     same="""
     accumulate_grad_batches benchmark callbacks check_val_every_n_epoch default_root_dir detect_anomaly
-    deterministic enable_autolog_hparams enable_checkpointing enable_model_summary enable_progress_bar gradient_clip_algorithm
-    gradient_clip_val inference_mode limit_val_batches log_every_n_steps logger min_epochs model_registry
-    num_sanity_val_steps plugins profiler val_check_interval
+    deterministic enable_autolog_hparams enable_checkpointing enable_model_summary enable_progress_bar
+    gradient_clip_algorithm gradient_clip_val inference_mode limit_val_batches log_every_n_steps logger min_epochs
+    model_registry num_sanity_val_steps plugins profiler val_check_interval
     """,
     refused={
         "accelerator devices num_nodes strategy": "it follows from the member; leave it out: Ensemble(devices=)",
@@ -48,7 +48,7 @@ OPTIONS = Options(
         "barebones": "what self.log logs is not kept then, and ranks the members",
         "reload_dataloaders_every_n_epochs": "data are the ensemble's: a pipeline draws anew in each epoch",
     },
-    void={"sync_batchnorm use_distributed_sampler": "a member of this adapter has one worker"},
+    void={"sync_batchnorm use_distributed_sampler": ONE_WORKER},
 )
 #: Values of attributes of a Trainer for which nothing was set, where its signature has None.
 _UNSET = {"fast_dev_run": False, "overfit_batches": 0.0, "max_steps": -1}

@@ -12,6 +12,8 @@ from typing import Any
 
 from ensemble.train.job import TrainingError
 
+ONE_WORKER = "a member of this adapter has one worker; train(member) with DistributedDataParallel has several"
+
 
 @dataclass(frozen=True)
 class Options:

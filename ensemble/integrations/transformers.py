@@ -28,23 +28,13 @@ from transformers.trainer_callback import ExportableState, TrainerState
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
 from ensemble.integrations.accelerate import Batches
-from ensemble.integrations.options import Options
+from ensemble.integrations.options import ONE_WORKER, Options
 from ensemble.train.job import TrainingError
 
 if TYPE_CHECKING:
     from ensemble.train.member import TrainContext
 
-_ONE_WORKER = "a member of this adapter has one worker and one device"
-_LOGS = "the log of a member is that of its one process"
-_COMPILE = "Ensemble(compile=...) compiles the model"
-_WHERE = (
-    "Ensemble(train=, valid=) say which data; their order is that of the shared pipeline, for all members alike"
-)
-_PREPARES = "the ensemble's pipeline prepares samples: Ensemble(prep_workers=)"
-_SHARDED = "a member of this adapter has one worker; train(member) with DistributedDataParallel has several"
-_HUB = "members would overwrite one another there: `ensemble export`, and upload that"
-_PRECISION = "Ensemble(precision=)"
-
+_WHERE = "the order is that of the shared pipeline, for all members alike"
 #: Of TrainingArguments.
 ARGUMENTS = Options(
     "TrainingArguments",
@@ -69,17 +59,18 @@ ARGUMENTS = Options(
         "data_seed": "Pipeline(seed=) is that of the order and of the augmentation",
         "dataloader_drop_last": "Ensemble(drop_last=True), for training; evaluations have all samples",
         "dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor "
-        "dataloader_multiprocessing_context dataloader_in_order": _PREPARES,
+        "dataloader_multiprocessing_context dataloader_in_order": "pipelines prepare: Ensemble(prep_workers=)",
         "train_sampling_strategy length_column_name": f"{_WHERE}; by length it is "
         "Pipeline(source, sampling=sampling.bucketed(field))",
         "accelerator_config": f"{_WHERE}; gradient_accumulation_steps= accumulates",
-        "bf16 fp16 bf16_full_eval fp16_full_eval": _PRECISION,
+        "bf16 fp16 bf16_full_eval fp16_full_eval": "Ensemble(precision=)",
         "use_cpu": "Ensemble(devices=)",
-        "torch_compile torch_compile_backend torch_compile_mode": _COMPILE,
+        "torch_compile torch_compile_backend torch_compile_mode": "Ensemble(compile=...) compiles the model",
         "use_liger_kernel liger_kernel_config": "apply_liger_kernel in Recipe.model: a loaded model has it, too",
-        "fsdp fsdp_config deepspeed parallelism_config ddp_backend": _SHARDED,
+        "fsdp fsdp_config deepspeed parallelism_config ddp_backend": ONE_WORKER,
         "enable_jit_checkpoint": "a member that is stopped saves by itself",
-        "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision": _HUB,
+        "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push "
+        "hub_revision": "members would overwrite one another there: `ensemble export`, and upload that",
     },
     void={
         "output_dir": "files of the Trainer are in the member's directory",
@@ -90,8 +81,8 @@ ARGUMENTS = Options(
         "itself where an epoch begins, with the states of its callbacks",
         "do_train do_eval do_predict": "scripts read it, a Trainer does not",
         "local_rank ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph "
-        "ddp_timeout average_tokens_across_devices save_on_each_node": _ONE_WORKER,
-        "log_on_each_node log_level_replica": _LOGS,
+        "ddp_timeout average_tokens_across_devices save_on_each_node log_on_each_node "
+        "log_level_replica": ONE_WORKER,
     },
 )
 #: Callbacks of transformers; those of loggers do what they do in any process.

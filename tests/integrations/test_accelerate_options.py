@@ -68,7 +68,7 @@ def test_every_option_of_an_accelerator_is_placed_once(accelerate: Any) -> None:
 
 
 def train_epochs(
-    accelerator: Any, model: Any, optimizer: Any, schedule: Any, batches: Any, validation: Any
+    report: Any, accelerator: Any, model: Any, optimizer: Any, schedule: Any, batches: Any, validation: Any
 ) -> list[Any]:
     """Train as scripts do; what is found in each epoch."""
     found = []
@@ -86,6 +86,7 @@ def train_epochs(
                 accelerator.gather_for_metrics(F.cross_entropy(model(x), label).repeat(BATCH))
                 for x, label in validation
             ]
+        report(accuracy=1.0)
         found.append((stepped, float(torch.cat(losses).mean()), schedule.get_last_lr()))
     return found
 
@@ -112,9 +113,8 @@ def test_options_have_the_effect_that_they_have_in_a_plain_loop(accelerate: Any,
         accelerator, model, optimizer, batches, validation, schedule = prepare(
             member, model, optimizer, schedule, fields=("x", "label"), **make(name, "ours")
         )
-        found = train_epochs(accelerator, model, optimizer, schedule, batches, validation)
+        found = train_epochs(member.report, accelerator, model, optimizer, schedule, batches, validation)
         trained[name] = found, {key: value.clone() for key, value in model.state_dict().items()}
-        member.report(accuracy=1.0)
         member.predict_all(lambda model, batch: model(batch["x"]).softmax(1))
 
     rng = np.random.default_rng(0)
@@ -154,7 +154,7 @@ def test_options_have_the_effect_that_they_have_in_a_plain_loop(accelerate: Any,
         ]
         model, optimizer, schedule, *loaders = accelerator.prepare(model, optimizer, schedule, *loaders)
         found, weights = trained[name]
-        if train_epochs(accelerator, model, optimizer, schedule, *loaders) != found:
+        if train_epochs(lambda **_: None, accelerator, model, optimizer, schedule, *loaders) != found:
             differences.append(f"{name}: figures")
         if any(not torch.equal(value, weights[key]) for key, value in model.state_dict().items()):
             differences.append(f"{name}: weights")
