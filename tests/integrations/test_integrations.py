@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,10 @@ def keep_best_by_lightning() -> list[Any]:
 
     class Adding(Callback):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.scaled = Scaling(0)
+            self.scaled = Fraction(0)  # as a class of a library, a normalizer say
 
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-            self.scaled = Scaling(self.scaled.epochs + 1)
+            self.scaled += 1
 
         def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
             checkpoint["scaled"] = {"by": self.scaled}
@@ -110,14 +111,9 @@ def keep_best_by_lightning() -> list[Any]:
             self.scaled = checkpoint["scaled"]["by"]
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
-            assert self.scaled.epochs == 5
+            assert self.scaled == 5 and isinstance(self.scaled, Fraction)
 
     return [ModelCheckpoint(monitor="val_loss"), EarlyStopping("val_loss", min_delta=9.0, patience=4), Adding()]
-
-
-@dataclass
-class Scaling:
-    epochs: int
 
 
 def stop_by_transformers() -> list[Any]:
