@@ -55,7 +55,7 @@ OPTIONS = Options(
 )
 
 
-class Batches(DataLoaderStateMixin):
+class Batches(DataLoaderStateMixin):  # type: ignore[misc]
     """The batches of a member, as accelerate follows a DataLoader: it knows the last one, and how many that holds.
 
     So `accumulate` steps at the end of an epoch, and `gather_for_metrics` weighs samples.

@@ -87,7 +87,7 @@ ARGUMENTS = Options(
 )
 #: Callbacks of transformers; those of loggers do what they do in any process.
 CALLBACKS = Options(
-    "MemberTrainer",
+    "transformers",
     same="""
     EarlyStoppingCallback PrinterCallback ProgressCallback NotebookProgressCallback DefaultFlowCallback
     AzureMLCallback ClearMLCallback CodeCarbonCallback CometCallback DVCLiveCallback DagsHubCallback FlyteCallback
@@ -102,7 +102,7 @@ _GIVEN, _PREFIX = "_given_arguments", "eval_"
 
 def _make_arguments(kind: type, *args: Any, **given: Any) -> Any:
     """`TrainingArguments.__new__`: keeps which arguments were given, as 8 may be a default or a wish."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     if args or given:
         names = [field.name for field in dataclasses.fields(kind)]
         vars(made)[_GIVEN] = {*names[: len(args)], *given}
@@ -158,7 +158,7 @@ class MemberTrainer(Trainer):
             eval_dataset=[] if self._validates else None,  # the Trainer wants one, and reads none
             **options,
         )
-        self.model_init = None  # it has made the model; `train` would make another
+        self.model_init: Any = None  # it has made the model; `train` would make another
         assert self.model is not None
         self._taken: dict[str, Any] = {}
         self._found: dict[str, float] = {}  # by the last evaluation of "valid"
@@ -287,8 +287,8 @@ class MemberTrainer(Trainer):
 
     def _load_callback_state(self) -> None:
         """Give callbacks their states: the objects themselves, in their order, which a Trainer would make anew."""
-        owners: Any = self._list_stateful()
-        for name, states in (self.state.stateful_callbacks or {}).items():
+        owners, saved = self._list_stateful(), self.state.stateful_callbacks
+        for name, states in saved.items() if isinstance(saved, dict) else ():
             named = (owner for owner in owners if type(owner).__name__ == name)
             for owner, state in zip(named, states if isinstance(states, list) else [states], strict=False):
                 vars(owner).update(vars(type(owner).from_state(state)))

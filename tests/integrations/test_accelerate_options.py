@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,12 @@ def test_options_without_their_effect_are_refused_by_name_before_training(accele
     ensemble.submit(declared, tmp_path / "run", "inline").wait()
     (failed,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "failed"]
     assert "all are tried" in failed["error"] and taken == []
+
+
+def test_the_page_shows_the_tables(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    monkeypatch.syspath_prepend(str(docs / "_site"))
+    made = importlib.import_module("tables").describe_options("accelerate")
+    assert made in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8"), (
+        "docs/_site/tables.py writes it"
+    )

@@ -270,3 +270,12 @@ def test_a_callback_that_is_taken_acts(lightning: Any, name: str, tmp_path: Path
         assert {"DeviceStatsMonitor": "DeviceStats", "LearningRateMonitor": "lr-Adam"}.get(
             name, "train/samples"
         ) in text
+
+
+def test_the_page_shows_the_tables(lightning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    monkeypatch.syspath_prepend(str(docs / "_site"))
+    made = importlib.import_module("tables").describe_options("lightning")
+    assert made in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8"), (
+        "docs/_site/tables.py writes it"
+    )

@@ -217,9 +217,10 @@ def run(path: Path, train: Any, members: list[Any], **options: Any) -> Any:
 
 def order_of(declared: Any) -> list[list[list[int]]]:
     """The indices in each batch of each epoch."""
+    epochs = declared.epochs
     return [
         [batch["index"].tolist() for batch in declared.train.loader(BATCH, epochs=range(epoch, epoch + 1))]
-        for epoch in range(EPOCHS)
+        for epoch in range(epochs)
     ]
 
 
@@ -249,16 +250,16 @@ def train_plain(
             return self.accelerator.prepare(loader)
 
     sizes = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH, "use_cpu": True}
-    args = transformers.TrainingArguments(
-        **{"output_dir": str(folder), **sizes, "num_train_epochs": EPOCHS, "seed": seed, **options}
-    )
+    given = {"num_train_epochs": len(orders), "seed": seed, **options}
+    callbacks = given.pop("callbacks", list)()
+    args = transformers.TrainingArguments(**{"output_dir": str(folder), **sizes, **given})
     trainer = Plain(
         model=build(),
         args=args,
         train_dataset=train_part,
         eval_dataset=valid_part,
         compute_metrics=compute_metrics,
-        callbacks=[make_seeds(transformers)],
+        callbacks=[make_seeds(transformers), *callbacks],
     )
     trainer.train()
     return trainer
@@ -277,7 +278,9 @@ def make_seeds(transformers: Any) -> Any:
     return Seeds()
 
 
-def compare(path: Path, transformers: Any, options: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def compare(
+    path: Path, transformers: Any, options: dict[str, dict[str, Any]], epochs: int = EPOCHS
+) -> dict[str, Any]:
     """What differs between a member with options and a plain Trainer with them, by their names."""
     from ensemble.integrations.transformers import MemberTrainer
 
@@ -285,19 +288,21 @@ def compare(path: Path, transformers: Any, options: dict[str, dict[str, Any]]) -
 
     def train(member: Any) -> None:
         name = member.params["option"]
+        given = {**BASE, **options[name]}
+        callbacks = given.pop("callbacks", list)()
         trainer = MemberTrainer(
             member,
             build(),
-            transformers.TrainingArguments(**{**BASE, **options[name]}),
+            transformers.TrainingArguments(**given),
             fields=ports.TEXT_FIELDS,
             compute_metrics=compute_metrics,
-            callbacks=[make_seeds(transformers)],
+            callbacks=[make_seeds(transformers), *callbacks],
         )
         trainer.train()
         trained[name] = trainer, {k: v.clone() for k, v in trainer.model.state_dict().items()}
         member.predict_all()
 
-    declared, _ = run(path / "run", train, [Member({"option": name}) for name in options])
+    declared, _ = run(path / "run", train, [Member({"option": name}) for name in options], epochs=epochs)
     failed = [event["error"] for event in read_events(path / "run" / "events.jsonl") if event["type"] == "failed"]
     assert failed == [] and len(trained) == len(options)
     differences: dict[str, Any] = {}
@@ -313,6 +318,7 @@ def compare(path: Path, transformers: Any, options: dict[str, dict[str, Any]]) -
             differences[f"{name}: figures"] = history, expected
         if list_files(ours.args.output_dir) != list_files(theirs.args.output_dir):
             differences[f"{name}: files"] = list_files(ours.args.output_dir), list_files(theirs.args.output_dir)
+        given.pop("callbacks", None)
         if other := [k for k in given if getattr(ours.args, k) != getattr(theirs.args, k)]:
             differences[f"{name}: arguments"] = other
     return differences
@@ -321,6 +327,42 @@ def compare(path: Path, transformers: Any, options: dict[str, dict[str, Any]]) -
 def test_arguments_have_the_effect_that_they_have_in_a_plain_trainer(transformers: Any, tmp_path: Path) -> None:
     options = {name: {**beside, name: value} for name, (value, beside) in SAME.items()}
     assert compare(tmp_path, transformers, options) == {}
+
+
+def test_early_stopping_ends_a_member_where_it_ends_a_plain_trainer(transformers: Any, tmp_path: Path) -> None:
+    def stop() -> list[Any]:
+        return [transformers.EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=9.0)]
+
+    options = {"epoch": {**BEST, "callbacks": stop}}
+    options["steps"] = {**BEST, "eval_strategy": "steps", "save_strategy": "steps", "callbacks": stop}
+    options["steps"] |= {"eval_steps": 5, "save_steps": 5}
+    assert compare(tmp_path, transformers, options, epochs=4) == {}
+    epochs = [
+        event["epoch"] for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "finished"
+    ]
+    assert epochs == [2, 2]
+
+
+def test_early_stopping_within_an_epoch_is_refused_before_training(transformers: Any, tmp_path: Path) -> None:
+    from ensemble.integrations.transformers import MemberTrainer
+
+    def train(member: Any) -> None:
+        beside = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 3, "save_steps": 3}
+        args = transformers.TrainingArguments(**{**BASE, **BEST, **beside})
+        stop = transformers.EarlyStoppingCallback()
+        MemberTrainer(member, build(), args, fields=ports.TEXT_FIELDS, callbacks=[stop]).train()
+
+    run(tmp_path / "run", train, [Member({"width": 8})])
+    (failed,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"]
+    assert "EarlyStoppingCallback with eval_steps=3" in failed["error"] and "multiple of 5" in failed["error"]
+
+
+def test_trials_that_were_never_evaluated_are_so_at_their_end(transformers: Any, tmp_path: Path) -> None:
+    search = ensemble.Search({"lr": ensemble.loguniform(1e-4, 1e-2), "width": 8}, trials=2, pruner="median")
+    declared = ports.transformers(args={"eval_strategy": "no"}, search=search, epochs=1)
+    result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    assert [row["state"] for row in result.members] == ["finished"] * 2
+    assert result.best is not None and result.best["metric"] == max(row["metric"] for row in result.members) > 0
 
 
 def test_arguments_without_meaning_change_nothing(transformers: Any, tmp_path: Path) -> None:
@@ -456,3 +498,12 @@ def test_evaluations_and_predictions_of_datasets_and_splits_are_those_of_a_train
         one, other = read_figures(list(pair))
         one.pop("epoch", None)
         assert one == {name: value for name, value in other.items() if name != "epoch"} and one
+
+
+def test_the_page_shows_the_tables(transformers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    monkeypatch.syspath_prepend(str(docs / "_site"))
+    made = importlib.import_module("tables").describe_options("transformers")
+    assert made in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8"), (
+        "docs/_site/tables.py writes it"
+    )
