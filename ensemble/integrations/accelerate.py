@@ -116,8 +116,7 @@ def prepare(
     if member.world > 1:
         raise TrainingError("a loop over member.dataloader() by accelerate has one worker: declare workers=1")
     usual = {name: each.default for name, each in inspect.signature(Accelerator).parameters.items()}
-    for line in OPTIONS.check(options, usual):
-        member.log(line)
+    OPTIONS.check(member.log, options, usual)
     precision = _PRECISIONS[member.identity.precision]
     accelerator = Accelerator(mixed_precision=precision, cpu=member.device.type == "cpu", **options)
     member.prepare(model, optimizer)

@@ -137,7 +137,8 @@ def fit(
         if member.identity.weights is not None:  # a Trainer validates after as many batches as it counts
             train.counts_next, trainer.reload_dataloaders_every_n_epochs = True, 1
         trainer.fit(module, train, valid, ckpt_path=_OURS if state.taken is not None else None)
-    if not state.reported and valid is not None:
+    is_measured = state.best is not None or member.position["epoch"] - 1 in state.reported
+    if valid is not None and not is_measured and (member.identity.keep != "best" or not state.reported):
         trainer.validate(module, valid, verbose=False)
         member.report_end({name: float(value) for name, value in trainer.callback_metrics.items()})
     if state.best is not None:
@@ -156,8 +157,7 @@ def _check_options(lightning: Any, member: TrainContext, trainer: Any, options: 
     if trainer is not None:
         shown = (*_UNSET, *members, "min_steps", "barebones", "reload_dataloaders_every_n_epochs")
         values = {name: getattr(trainer, name, None) for name in shown}
-    for line in OPTIONS.check({n: v for n, v in values.items() if v is not None}, usual, members):
-        member.log(line)
+    OPTIONS.check(member.log, {n: v for n, v in values.items() if v is not None}, usual, **members)
 
 
 def _check_callbacks(trainer: Any, callbacks: Any) -> None:

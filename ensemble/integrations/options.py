@@ -6,7 +6,7 @@ meaning in a run, and the table says why. What is in no table, as of a newer ver
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,23 +46,18 @@ class Options:
         return "refused", "this version of the adapter does not know it; leave it out"
 
     def check(
-        self, values: Mapping[str, Any], usual: Mapping[str, Any], members: Mapping[str, Any] | None = None
-    ) -> list[str]:
-        """Refuse options before training.
+        self, log: Callable[[str], None], values: Mapping[str, Any], usual: Mapping[str, Any], **members: Any
+    ) -> None:
+        """Refuse options before training, and log those that are set and have no meaning.
 
         Args:
-            values: of the options.
-            usual: their values where nothing is set.
+            values: of the options; those in `usual` set nothing.
             members: the values of those that the member says.
-
-        Returns:
-            A line for each that is set and has no meaning.
 
         Raises:
             TrainingError: it names each that is refused, with its value and what to do instead.
         """
-        members = members or {}
-        wrong, lines = [], []
+        wrong = []
         for name, value in values.items():
             if _is_same(value, members.get(name, usual.get(name))):
                 continue
@@ -71,23 +66,16 @@ class Options:
                 has = f"the member has {members[name]!r}; " if name in members else ""
                 wrong.append(f"{self.owner} has {name}={value!r}: {has}{why}")
             elif why:
-                lines.append(f"{self.owner} has {name}={value!r}, which has no meaning here: {why}")
+                log(f"{self.owner} has {name}={value!r}, which has no meaning here: {why}")
         if wrong:
             raise TrainingError("; ".join(wrong))
-        return lines
 
     def check_objects(self, callbacks: Iterable[Any]) -> None:
-        """Refuse callbacks before training; those of the user's own are used.
-
-        Raises:
-            TrainingError: one is, or is derived from, what is refused.
-        """
-        for kind in (kind for each in callbacks for kind in type(each).__mro__):
-            for names, why in self.refused.items():
-                if kind.__name__ in names.split():
-                    raise TrainingError(
-                        f"{self.owner}'s {kind.__name__} does not work with a member's loop: {why}"
-                    )
+        """Raise TrainingError where one is, or is derived from, what is refused; those of users are used."""
+        reasons = {name: why for names, why in self.refused.items() for name in names.split()}
+        for name in (kind.__name__ for each in callbacks for kind in type(each).__mro__):
+            if name in reasons:
+                raise TrainingError(f"{self.owner}'s {name} does not work with a member's loop: {reasons[name]}")
 
 
 def _is_same(value: Any, usual: Any) -> bool:

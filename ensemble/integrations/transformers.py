@@ -19,7 +19,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
@@ -161,7 +161,6 @@ class MemberTrainer(Trainer):
         self.model_init: Any = None  # it has made the model; `train` would make another
         assert self.model is not None
         self._taken: dict[str, Any] = {}
-        self._found: dict[str, float] = {}  # by the last evaluation of "valid"
         self._shown = torch.optim.SGD(self.model.parameters(), lr=0.0)  # the Trainer makes the optimizer
         member.prepare(self.model, self._shown)
         if self._validates:
@@ -182,21 +181,15 @@ class MemberTrainer(Trainer):
         return Batches(self.member.dataloader(eval_dataset or "valid", fields=self._fields))
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """The batches of a split that is named; those of a Dataset are as in a Trainer."""
-        if isinstance(test_dataset, str):
-            return self.get_eval_dataloader(test_dataset)
-        return super().get_test_dataloader(test_dataset)
+        """See `get_eval_dataloader`."""
+        is_split = isinstance(test_dataset, str)
+        return self.get_eval_dataloader(test_dataset) if is_split else super().get_test_dataloader(test_dataset)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate as a Trainer does; what is found of "valid" while the member trains is reported.
-
-        Args:
-            eval_dataset: the name of a split, or a Dataset, or several by name; None: "valid".
-        """
+        """Evaluate a split that is named, or Datasets as a Trainer does; None: "valid", which is reported."""
         found = super().evaluate(eval_dataset, *args, **kwargs)
         if eval_dataset is None and self.is_in_train and self.state.global_step:
-            self._found = _without_times(found)
-            self.member.report(**self._found)
+            self.member.report(**_without_times(found))
         return found
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -287,8 +280,8 @@ class MemberTrainer(Trainer):
 
     def _load_callback_state(self) -> None:
         """Give callbacks their states: the objects themselves, in their order, which a Trainer would make anew."""
-        owners, saved = self._list_stateful(), self.state.stateful_callbacks
-        for name, states in saved.items() if isinstance(saved, dict) else ():
+        owners, saved = self._list_stateful(), cast("dict[str, Any]", self.state.stateful_callbacks)
+        for name, states in saved.items():
             named = (owner for owner in owners if type(owner).__name__ == name)
             for owner, state in zip(named, states if isinstance(states, list) else [states], strict=False):
                 vars(owner).update(vars(type(owner).from_state(state)))
@@ -352,8 +345,7 @@ def _adapt(member: TrainContext, args: TrainingArguments | None) -> TrainingArgu
         values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
         given = vars(args).get(_GIVEN, values.keys() - {"seed", "use_cpu"})
         unsaid = [name for name in members if name not in given and values[name] == usual[name]]
-        for line in ARGUMENTS.check({n: v for n, v in values.items() if n not in unsaid}, usual, members):
-            member.log(line)
+        ARGUMENTS.check(member.log, {n: v for n, v in values.items() if n not in unsaid}, usual, **members)
     folder = str(member.directory / "trainer")
     fixed: dict[str, Any] = {"output_dir": folder, "disable_tqdm": True, "ignore_data_skip": True, **members}
     return TrainingArguments(**fixed) if args is None else dataclasses.replace(args, **fixed)

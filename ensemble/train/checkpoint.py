@@ -107,11 +107,7 @@ class Checkpointer:
         return None
 
     def check_code(self) -> None:
-        """Check that nobody else could have written the checkpoint that was loaded, before pickles in it are read.
-
-        Raises:
-            StoreError: another user could.
-        """
+        """Raise StoreError where another user could have written the checkpoint that was loaded."""
 
     def load_initial_weights(self) -> dict[str, Any] | None:
         """The parts `model` and `loose` of another member to begin anew with; None: the model's own.

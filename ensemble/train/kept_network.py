@@ -94,12 +94,7 @@ def _describe(tensor: Tensor, name: str | None, storages: set[int]) -> dict[str,
 
 
 def check_code(run: RunDir, file: Path) -> None:
-    """Check that the user's own run has written a checkpoint, before code in it runs.
-
-    Raises:
-        StoreError: another user could have written it, or it was fetched.
-        OSError: it is not there.
-    """
+    """Raise StoreError where another user could have written a checkpoint, so that code in it must not run."""
     if is_fetched(run):
         raise StoreError(
             f"{run.path} was fetched from a mirror, and the digest that is trusted is not of checkpoints"

@@ -24,7 +24,7 @@ class OwnStates:
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
         self._saved: Mapping[str, Any] | None = None
-        self._check: Callable[[], None] = _trust
+        self._check: Callable[[], None] = lambda: None
 
     def add(self, name: str, value: Any) -> None:
         """Register an object; where the member resumes, it gets its state at once, or from `load`.
@@ -43,20 +43,16 @@ class OwnStates:
             self._load(name)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states, of plain containers, numbers, texts and tensors.
-
-        Raises:
-            TrainingError: an object in one of them cannot be pickled.
-        """
+        """The states, of plain containers, numbers, texts and tensors; see `to_plain`."""
         return {name: to_plain(value.state_dict(), name) for name, value in self._objects.items()}
 
-    def load(self, saved: Mapping[str, Any], check: Callable[[], None] | None = None) -> None:
+    def load(self, saved: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
         """Give the objects the states of a checkpoint; those that are registered later get theirs then.
 
         Args:
-            check: called before a pickle in it is read; raises where it must not be. None: this process made it.
+            check: called before a pickle in it is read; raises where it must not be.
         """
-        self._saved, self._check = saved, check or _trust
+        self._saved, self._check = saved, check
         for name in self._objects:
             self._load(name)
 
@@ -73,11 +69,8 @@ class OwnStates:
 def to_plain(value: Any, where: str = "the state") -> Any:
     """A state in the containers of a checkpoint: kinds of dict become dict, kinds of list and tuple these.
 
-    Args:
-        where: the place of the value, for the message.
-
     Raises:
-        TrainingError: an object in it cannot be pickled.
+        TrainingError: an object in it cannot be pickled; the message says where it is.
     """
     if isinstance(value, Mapping):
         return {key: to_plain(item, f"{where}.{key}") for key, item in value.items()}
@@ -108,7 +101,3 @@ def _from_plain(value: Any, check: Callable[[], None]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)([_from_plain(item, check) for item in value])
     return value
-
-
-def _trust() -> None:
-    """Read what this process has made."""

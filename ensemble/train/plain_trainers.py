@@ -23,11 +23,7 @@ _LOOPS = {
 
 @contextlib.contextmanager
 def noticing(state: TrainState) -> Iterator[None]:
-    """Refuse, within the block, steps of a framework's Trainer before the member's model is prepared.
-
-    Raises:
-        TrainingError: one was taken; the message says what to call instead.
-    """
+    """Let steps of a framework's Trainer before `member.prepare` raise TrainingError, within the block."""
 
     def check(*_: Any) -> None:
         frame = None if state.prepared is not None else sys._getframe(1)
