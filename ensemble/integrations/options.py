@@ -62,11 +62,12 @@ class Options:
             if _is_same(value, members.get(name, usual.get(name))):
                 continue
             table, why = self.place(name)
+            shown = "..." if "token" in name else repr(value)
             if table == "refused":
                 has = f"the member has {members[name]!r}; " if name in members else ""
-                wrong.append(f"{self.owner} has {name}={value!r}: {has}{why}")
+                wrong.append(f"{self.owner} has {name}={shown}: {has}{why}")
             elif why:
-                log(f"{self.owner} has {name}={value!r}, which has no meaning here: {why}")
+                log(f"{self.owner} has {name}={shown}, which has no meaning here: {why}")
         if wrong:
             raise TrainingError("; ".join(wrong))
 

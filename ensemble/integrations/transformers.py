@@ -105,7 +105,7 @@ def _make_arguments(kind: type, *args: Any, **given: Any) -> Any:
     made: Any = object.__new__(kind)
     if args or given:
         names = [field.name for field in dataclasses.fields(kind)]
-        vars(made)[_GIVEN] = {*names[: len(args)], *given}
+        vars(made)[_GIVEN] = (*names[: len(args)], *given)
     return made
 
 
@@ -343,7 +343,7 @@ def _adapt(member: TrainContext, args: TrainingArguments | None) -> TrainingArgu
     if args is not None:
         usual = vars(type(args)())
         values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
-        given = vars(args).get(_GIVEN, values.keys() - {"seed", "use_cpu"})
+        given = vars(args).get(_GIVEN, {*values} - {"seed", "use_cpu"})
         unsaid = [name for name in members if name not in given and values[name] == usual[name]]
         ARGUMENTS.check(member.log, {n: v for n, v in values.items() if n not in unsaid}, usual, **members)
     folder = str(member.directory / "trainer")

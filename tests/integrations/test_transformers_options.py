@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "liger_kernel_config": ({"rope": True}, {}),
     "enable_jit_checkpoint": (True, {}),
     "push_to_hub": (True, {}),
-    "hub_token": ("token", {}),
+    "hub_token": ("secret", {}),
     "hub_private_repo": (True, {}),
     "hub_model_id": ("ours/model", {}),
     "hub_strategy": ("end", {}),
@@ -384,7 +384,7 @@ def test_arguments_without_their_effect_are_refused_by_name_before_training(
             try:
                 MemberTrainer(member, build(), args, fields=ports.TEXT_FIELDS)
             except TrainingError as error:
-                if f"{name}=" in str(error):
+                if f"{name}=" in str(error) and "secret" not in str(error):
                     continue
             taken.append(name)
         raise TrainingError("all are tried")
