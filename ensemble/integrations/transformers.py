@@ -343,7 +343,9 @@ def _adapt(member: TrainContext, args: TrainingArguments | None) -> TrainingArgu
     if args is not None:
         usual = vars(type(args)())
         values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
-        given = vars(args).get(_GIVEN, {*values} - {"seed", "use_cpu"})
+        given = {*vars(args).get(_GIVEN, values)}
+        if given >= {*values}:  # by a parser, by dataclasses.replace, or before this module was imported
+            given -= {"seed", "use_cpu"}
         unsaid = [name for name in members if name not in given and values[name] == usual[name]]
         ARGUMENTS.check(member.log, {n: v for n, v in values.items() if n not in unsaid}, usual, **members)
     folder = str(member.directory / "trainer")
