@@ -85,6 +85,9 @@ SAME: dict[str, tuple[Any, dict[str, Any]]] = {
     "metric_for_best_model": ("loss", BEST),
     "greater_is_better": (False, BEST),
 }
+#: Those that change no weights and no figures here are set in one run.
+TOGETHER = {"label_names", "use_cache", "torch_empty_cache_steps", "tf32", "log_level", "run_name", "project"}
+TOGETHER |= {"trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "optim_target_modules"}
 REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "num_train_epochs": (7, {}),
     "max_steps": (5, {}),
@@ -325,7 +328,8 @@ def compare(
 
 
 def test_arguments_have_the_effect_that_they_have_in_a_plain_trainer(transformers: Any, tmp_path: Path) -> None:
-    options = {name: {**beside, name: value} for name, (value, beside) in SAME.items()}
+    options = {name: {**beside, name: value} for name, (value, beside) in SAME.items() if name not in TOGETHER}
+    options["together"] = {name: SAME[name][0] for name in TOGETHER}
     assert compare(tmp_path, transformers, options) == {}
 
 
