@@ -148,9 +148,29 @@ def _read_notes(kind: type) -> tuple[str, dict[str, str]]:
     return first[:1].lower() + first[1:], notes
 
 
+def describe_options(framework: str) -> str:
+    """Where each option and callback of a framework is placed (`ensemble.integrations`), as Markdown."""
+    from ensemble.integrations.options import Options
+
+    lines = ["| of | option | in a member |", "|---|---|---|"]
+    for table in vars(importlib.import_module(f"ensemble.integrations.{framework}")).values():
+        for place, names, why in table.rows if isinstance(table, Options) else ():
+            shown = ", ".join(f"`{name}`" for name in names)
+            lines.append(f"| {table.owner} | {shown} | {place}{why and ': '}{_escape(why)} |")
+    return "\n".join([f"<!-- options of {framework}, made by docs/_site/tables.py -->", *lines, END])
+
+
+def write_options(page: str) -> str:
+    """The page of the frameworks with the tables of their options; all of them are installed."""
+    pattern = r"<!-- options of (\w+), made by docs/_site/tables.py -->\n.*?<!-- end -->"
+    return re.sub(pattern, lambda match: describe_options(match[1]), page, flags=re.DOTALL)
+
+
 TABLES = {"commands": describe_commands, "api": describe_api}
 
 
 if __name__ == "__main__":
     for page in REFERENCE.glob("*.md"):
         page.write_text(write_overview(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page = REFERENCE.parent / "how-to" / "frameworks.md"
+    page.write_text(write_options(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -261,6 +261,8 @@ def complete_event(
     if kind == "finished":
         _publish_predictions(run_dir, identity.member, event["attempt"])
         return {**event, **trials.final(identity.number, metrics)}
+    if event.get("reports_later"):
+        return {**event, "prune_decision": "continue"}
     try:
         decision = trials.prune_decision(identity.number, event["epoch"], metrics)
     except NoObjectiveError as error:

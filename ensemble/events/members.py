@@ -93,6 +93,7 @@ class Epoch(AttemptEvent):
         metrics: *metric*: value.
         grad_norm: of the last step, before it was clipped; None where nothing is clipped.
         validations: pairs of a step and metrics, of the evaluations within the epoch (`validate_every`).
+        reports_later: whether the loop has not evaluated yet, and will.
     """
 
     epoch: int
@@ -117,6 +118,7 @@ class Epoch(AttemptEvent):
     grad_norm: float | None = None
     skipped_steps: int | None = None
     validations: list[Any] = []
+    reports_later: bool = False
 
 
 class Started(AttemptEvent):

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ensemble.integrations.options import ONE_WORKER, Options
 from ensemble.train.call import Call
 from ensemble.train.job import TrainingError
 
@@ -25,28 +27,52 @@ if TYPE_CHECKING:
     from ensemble.train.member import TrainContext
 
 _PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
-#: Callbacks that would have no effect, or a wrong one, and what to do instead. All others are used.
-REFUSED_CALLBACKS = {
-    "StochasticWeightAveraging": "Ensemble(averaging='swa'), or Member(averaging=SWA(start=...))",
-    "WeightAveraging": "Ensemble(averaging='ema'), or Member(averaging=EMA(decay=...))",
-    "ModelPruning": "its weights do not fit what Recipe.model builds; prune in the module itself, or afterwards",
-    "BatchSizeFinder": "batches are the ensemble's: batch_size=, or a search with 'batch_size' in its space",
-    "LearningRateFinder": "it trains on batches of the first epoch; a search with 'lr' in its space finds one",
-    "BasePredictionWriter": "a run saves its predictions itself; `ensemble predict` makes more",
-}
 _EACH_SAMPLE = "a member sees each training sample in each epoch; give a smaller train=, or Ensemble(epochs=)"
-#: Options of a Trainer that would have no effect, or a wrong one: the value that is none, and what to do instead.
-REFUSED_OPTIONS: dict[str, tuple[Any, str]] = {
-    "fast_dev_run": (False, "`ensemble run --dry-run`, or ensemble.dry_run(...), trains a few steps"),
-    "overfit_batches": (0.0, _EACH_SAMPLE),
-    "limit_train_batches": (1.0, _EACH_SAMPLE),
-    "max_steps": (-1, _EACH_SAMPLE),
-    "min_steps": (None, _EACH_SAMPLE),
-    "limit_test_batches": (1.0, "members predict all of test="),
-    "limit_predict_batches": (1.0, "members predict all of their splits"),
-    "barebones": (False, "what self.log logs is not kept then, and ranks the members"),
-    "reload_dataloaders_every_n_epochs": (0, "data are the ensemble's: a pipeline draws anew in each epoch"),
-}
+#: Of a Trainer.
+OPTIONS = Options(
+    "the Trainer",
+    same="""
+    accumulate_grad_batches benchmark callbacks check_val_every_n_epoch default_root_dir detect_anomaly
+    deterministic enable_autolog_hparams enable_checkpointing enable_model_summary enable_progress_bar
+    gradient_clip_algorithm gradient_clip_val inference_mode limit_val_batches log_every_n_steps logger min_epochs
+    model_registry num_sanity_val_steps plugins profiler val_check_interval
+    """,
+    refused={
+        "accelerator devices num_nodes strategy": "it follows from the member; leave it out: Ensemble(devices=)",
+        "max_epochs": "Ensemble(epochs=) says it; leave it out",
+        "precision": "Ensemble(precision=) says it; leave it out",
+        "fast_dev_run": "`ensemble run --dry-run`, or ensemble.dry_run(...), trains a few steps",
+        "overfit_batches limit_train_batches max_steps min_steps": _EACH_SAMPLE,
+        "max_time": "a member trains whole epochs: callbacks=[Timer(..., interval='epoch')]",
+        "limit_test_batches": "members predict all of test=",
+        "limit_predict_batches": "members predict all of their splits",
+        "barebones": "what self.log logs is not kept then, and ranks the members",
+        "reload_dataloaders_every_n_epochs": "data are the ensemble's: a pipeline draws anew in each epoch",
+    },
+    void={"sync_batchnorm use_distributed_sampler": ONE_WORKER},
+)
+#: Values of attributes of a Trainer for which nothing was set, where its signature has None.
+_UNSET = {"fast_dev_run": False, "overfit_batches": 0.0, "max_steps": -1}
+_UNSET |= dict.fromkeys(("limit_train_batches", "limit_test_batches", "limit_predict_batches"), 1.0)
+#: Of callbacks; what is refused would have no effect, or a wrong one.
+CALLBACKS = Options(
+    "Lightning",
+    same="""
+    BackboneFinetuning BaseFinetuning Callback Checkpoint DeviceStatsMonitor EarlyStopping
+    GradientAccumulationScheduler LambdaCallback LearningRateMonitor ModelCheckpoint ModelSummary
+    OnExceptionCheckpoint ProgressBar RichModelSummary RichProgressBar SpikeDetection TQDMProgressBar
+    ThroughputMonitor Timer
+    """,
+    refused={
+        "StochasticWeightAveraging": "Ensemble(averaging='swa'), or Member(averaging=SWA(start=...))",
+        "WeightAveraging EMAWeightAveraging": "Ensemble(averaging='ema'), or Member(averaging=EMA(decay=...))",
+        "ModelPruning": "its weights do not fit what Recipe.model builds; prune in the module itself, or later",
+        "BatchSizeFinder": "batches are the ensemble's: batch_size=, or a search with 'batch_size' in its space",
+        "LearningRateFinder": "it trains on batches of the first epoch; a search with 'lr' in its space finds one",
+        "BasePredictionWriter": "a run saves its predictions itself; `ensemble predict` makes more",
+    },
+    void={},
+)
 #: Parts of a checkpoint that are needed to build a module, not to go on: they may hold any object.
 _OF_A_MODULE = ("hparams_name", "hyper_parameters", "hparams_type", "datamodule_hyper_parameters")
 _WEIGHTS = "state_dict"
@@ -65,11 +91,11 @@ def fit(
     """Train the member's module, and save its predictions.
 
     Data come from the ensemble's pipelines. Each epoch that was validated is reported with what `self.log` logged.
-    Callbacks and options of the Trainer are used, or refused before training (`REFUSED_CALLBACKS`,
-    `REFUSED_OPTIONS`). A trainer that stops, as by `EarlyStopping`, ends the member. Where a `ModelCheckpoint`
-    monitors a metric, the weights of its best are the member's. Predictions are `Recipe.predict`; or they follow
-    from what the module's own `predict_step(batch, 0)` returns, if those are probabilities of classes, scores or
-    numbers; or from what `module(...)` returned in training.
+    A member that never was is validated at the end. Callbacks and options of the Trainer are used, or refused
+    before training (`CALLBACKS`, `OPTIONS`). A trainer that stops, as by `EarlyStopping`, ends the member. Where a
+    `ModelCheckpoint` monitors a metric, the weights of its best are the member's. Predictions are
+    `Recipe.predict`; or they follow from what the module's own `predict_step(batch, 0)` returns, if those are
+    probabilities of classes, scores or numbers; or from what `module(...)` returned in training.
 
     Args:
         module: a LightningModule.
@@ -88,24 +114,11 @@ def fit(
     if member.world > 1:
         raise TrainingError("a LightningModule trains with one worker: declare workers=1")
     lightning = _find_package(module)
-    for name, (usual, why) in REFUSED_OPTIONS.items():
-        value = options.get(name, usual) if trainer is None else getattr(trainer, name, usual)
-        is_count = type(usual) is float and type(value) is int and value > 0  # 1 is one batch, 1.0 are all
-        if value is not None and (value != usual or is_count):
-            raise TrainingError(f"the Trainer has {name}={value!r}: {why}")
+    _check_options(lightning, member, trainer, options)
     if trainer is None:
         trainer = _make_trainer(lightning, member, options)
     elif options:
         raise TrainingError(f"fit(): {', '.join(options)} are options of a new Trainer, and one is given")
-    if trainer.max_epochs != member.identity.epochs:
-        raise TrainingError(
-            f"the Trainer has max_epochs={trainer.max_epochs}, the member {member.identity.epochs} epochs: leave "
-            "max_epochs out, Ensemble(epochs=) says it"
-        )
-    if (precision := _PRECISIONS[member.identity.precision]) != trainer.precision:
-        raise TrainingError(
-            f"the Trainer has precision={trainer.precision!r}, the member {precision!r}: leave it out"
-        )
     if trainer.strategy.root_device.type != member.device.type:
         raise TrainingError(f"the Trainer is on {trainer.strategy.root_device}, the member on {member.device}")
     for name in ("train_dataloader", "val_dataloader"):
@@ -119,14 +132,20 @@ def fit(
     shown = torch.optim.SGD(module.parameters(), lr=0.0)
     member.prepare(module, shown)
     member.state("lightning", state)
+    valid = member.dataloader("valid", fields=fields) if "valid" in member.splits else None
+    if valid is not None:
+        member.evaluate_later()
     if not member.is_over:
         trainer.callbacks.insert(0, _make_callback(lightning, member, state, shown))
         trainer.strategy.checkpoint_io = _make_files(lightning, module, state, trainer.strategy.checkpoint_io)
-        valid = member.dataloader("valid", fields=fields) if "valid" in member.splits else None
         train = member.dataloader("train", fields=fields, counts_from_0=False)
         if member.identity.weights is not None:  # a Trainer validates after as many batches as it counts
             train.counts_next, trainer.reload_dataloaders_every_n_epochs = True, 1
         trainer.fit(module, train, valid, ckpt_path=_OURS if state.taken is not None else None)
+    is_measured = state.best is not None or member.position["epoch"] - 1 in state.reported
+    if valid is not None and not is_measured and (member.identity.keep != "best" or not state.reported):
+        trainer.validate(module, valid, verbose=False)
+        member.report_end({name: float(value) for name, value in trainer.callback_metrics.items()})
     if state.best is not None:
         kept = torch.load(state.best, map_location=member.device, weights_only=False)  # this member has written it
         member.use_weights(kept[_WEIGHTS], state.reported.get(kept["epoch"]))
@@ -134,12 +153,27 @@ def fit(
     return trainer
 
 
-def _check_callbacks(lightning: Any, callbacks: Sequence[Any]) -> None:
-    """Raise TrainingError for a callback of Lightning's that would have no effect, or a wrong one."""
-    for name, why in REFUSED_CALLBACKS.items():
-        kind = getattr(lightning.callbacks, name, None)
-        if kind is not None and any(isinstance(each, kind) for each in callbacks):
-            raise TrainingError(f"Lightning's {name} does not work with a member's loop: {why}")
+def _check_options(lightning: Any, member: TrainContext, trainer: Any, options: dict[str, Any]) -> None:
+    """Raise TrainingError for options that are refused; of a given trainer those that its attributes show."""
+    parameters = inspect.signature(lightning.Trainer.__init__).parameters
+    usual = {name: each.default for name, each in parameters.items()} | _UNSET
+    members = {"max_epochs": member.identity.epochs, "precision": _PRECISIONS[member.identity.precision]}
+    values = options
+    if trainer is not None:
+        shown = (*_UNSET, *members, "min_steps", "barebones", "reload_dataloaders_every_n_epochs")
+        values = {name: getattr(trainer, name, None) for name in shown}
+    OPTIONS.check(member.log, {n: v for n, v in values.items() if v is not None}, usual, **members)
+
+
+def _check_callbacks(trainer: Any, callbacks: Any) -> None:
+    """Raise TrainingError for callbacks that would do something else than in a plain Trainer."""
+    CALLBACKS.check_objects(trainer.callbacks)
+    within = trainer.val_check_interval not in (None, 1.0)
+    if within and any(isinstance(each, callbacks.EarlyStopping) for each in trainer.callbacks):
+        raise TrainingError(
+            f"EarlyStopping with val_check_interval={trainer.val_check_interval!r} may stop within an epoch, and "
+            "a member trains whole ones: leave val_check_interval out"
+        )
 
 
 def _find_package(module: Any) -> Any:
@@ -157,8 +191,6 @@ def _make_trainer(lightning: Any, member: TrainContext, options: dict[str, Any])
         "devices": [device.index or 0] if device.type == "cuda" else 1,
         "precision": _PRECISIONS[own.precision],
     }
-    if wrong := [name for name in (*fixed, "num_nodes", "strategy") if name in options]:
-        raise TrainingError(f"fit(): {', '.join(wrong)} follow from the member; leave them out")
     callbacks = options.get("callbacks") or []
     callbacks = [callbacks] if isinstance(callbacks, lightning.Callback) else list(callbacks)
     keeps = any(isinstance(each, lightning.callbacks.Checkpoint) for each in callbacks)
@@ -258,7 +290,7 @@ def _make_callback(
 
         def setup(self, trainer: Any, module: Any, stage: str) -> None:
             """Those of `configure_callbacks` are there now; nothing has been trained."""
-            _check_callbacks(lightning, trainer.callbacks)
+            _check_callbacks(trainer, lightning.callbacks)
 
         def on_validation_start(self, trainer: Any, module: Any) -> None:
             if not trainer.sanity_checking and member.identity.averaging is not None:

@@ -15,36 +15,117 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState, TrainerState
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
+from ensemble.integrations.accelerate import Batches
+from ensemble.integrations.options import ONE_WORKER, Options
 from ensemble.train.call import Call
 from ensemble.train.job import TrainingError
 
 if TYPE_CHECKING:
     from ensemble.train.member import TrainContext
 
+_WHERE = "the order is that of the shared pipeline, for all members alike"
+#: Of TrainingArguments.
+ARGUMENTS = Options(
+    "TrainingArguments",
+    same="""
+    learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps optim optim_args optim_target_modules
+    weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm gradient_accumulation_steps
+    label_smoothing_factor label_names neftune_noise_alpha use_cache activation_checkpointing
+    activation_checkpointing_kwargs gradient_checkpointing gradient_checkpointing_kwargs torch_empty_cache_steps
+    full_determinism tf32 debug skip_memory_metrics include_num_input_tokens_seen log_level logging_strategy
+    logging_steps logging_first_step logging_nan_inf_filter report_to run_name project trackio_space_id
+    trackio_bucket_id trackio_static_space_id eval_strategy eval_steps eval_delay eval_on_start
+    prediction_loss_only eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
+    batch_eval_metrics save_strategy save_steps save_total_limit save_only_model load_best_model_at_end
+    metric_for_best_model greater_is_better
+    """,
+    refused={
+        "num_train_epochs": "Ensemble(epochs=), which is a whole number",
+        "max_steps": "Ensemble(epochs=): a member sees each sample in each epoch",
+        "per_device_train_batch_size per_device_eval_batch_size": "Ensemble(batch_size=), also of evaluations",
+        "auto_find_batch_size": "Ensemble(batch_size=), or a search with 'batch_size' in its space",
+        "seed": "Ensemble(seed=), from which each member has its own",
+        "data_seed": "Pipeline(seed=) is that of the order and of the augmentation",
+        "dataloader_drop_last": "Ensemble(drop_last=True), for training; evaluations have all samples",
+        "dataloader_num_workers dataloader_persistent_workers dataloader_prefetch_factor "
+        "dataloader_multiprocessing_context dataloader_in_order": "pipelines prepare: Ensemble(prep_workers=)",
+        "train_sampling_strategy length_column_name": f"{_WHERE}; by length it is "
+        "Pipeline(source, sampling=sampling.bucketed(field))",
+        "accelerator_config": f"{_WHERE}; gradient_accumulation_steps= accumulates",
+        "bf16 fp16 bf16_full_eval fp16_full_eval": "Ensemble(precision=)",
+        "use_cpu": "Ensemble(devices=)",
+        "torch_compile torch_compile_backend torch_compile_mode": "Ensemble(compile=...) compiles the model",
+        "use_liger_kernel liger_kernel_config": "apply_liger_kernel in Recipe.model: a loaded model has it, too",
+        "fsdp fsdp_config deepspeed parallelism_config ddp_backend": ONE_WORKER,
+        "enable_jit_checkpoint": "a member that is stopped saves by itself",
+        "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push "
+        "hub_revision": "members would overwrite one another there: `ensemble export`, and upload that",
+    },
+    void={
+        "output_dir": "files of the Trainer are in the member's directory",
+        "disable_tqdm": "the run shows progress; what the Trainer logs is in the member's log",
+        "remove_unused_columns": "MemberTrainer(fields=) says what the model gets",
+        "dataloader_pin_memory": "batches for a GPU are always copied through pinned memory",
+        "ignore_data_skip restore_callback_states_from_checkpoint resume_from_checkpoint": "a member resumes by "
+        "itself where an epoch begins, with the states of its callbacks",
+        "do_train do_eval do_predict": "scripts read it, a Trainer does not",
+        "local_rank ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph "
+        "ddp_timeout average_tokens_across_devices save_on_each_node log_on_each_node "
+        "log_level_replica": ONE_WORKER,
+    },
+)
+#: Callbacks of transformers; those of loggers do what they do in any process.
+CALLBACKS = Options(
+    "transformers",
+    same="""
+    EarlyStoppingCallback PrinterCallback ProgressCallback NotebookProgressCallback DefaultFlowCallback
+    AzureMLCallback ClearMLCallback CodeCarbonCallback CometCallback DVCLiveCallback DagsHubCallback FlyteCallback
+    KubeflowCallback MLflowCallback NeptuneCallback SwanLabCallback TensorBoardCallback TrackioCallback
+    WandbCallback
+    """,
+    refused={JITCheckpointCallback.__name__: "a member that is stopped saves by itself"},
+    void={},
+)
+_GIVEN, _PREFIX = "_given_arguments", "eval_"
+
+
+def _make_arguments(kind: type, *args: Any, **given: Any) -> Any:
+    """`TrainingArguments.__new__`: keeps which arguments were given, as 8 may be a default or a wish."""
+    made: Any = object.__new__(kind)
+    if args or given:
+        names = [field.name for field in dataclasses.fields(kind)]
+        vars(made)[_GIVEN] = (*names[: len(args)], *given)
+    return made
+
+
+TrainingArguments.__new__ = _make_arguments  # type: ignore[method-assign,assignment]
+
 
 class MemberTrainer(Trainer):
     """A `Trainer` that trains a member of an ensemble.
 
     Data come from the ensemble's pipelines; what a collator does is `Recipe(collate=)`. What `evaluate` finds
-    after an epoch is reported, by its names, such as `eval_loss`. With `load_best_model_at_end` the best weights
-    are the member's. Predictions are `Recipe.predict`, or follow from the model's `logits` for the fields without
-    labels.
+    of "valid" is reported, by its names, such as `eval_loss`; a member that was not evaluated is so after its last
+    epoch. With `load_best_model_at_end` the best weights are the member's. Predictions are `Recipe.predict`, or
+    follow from the model's `logits` for the fields without labels.
 
     Args:
         member: to be trained, by one worker.
-        model: as in a Trainer.
-        args: epochs, batch size, device, precision, seed and directory are the member's; the log says which
-            others were declared.
+        model: as in a Trainer; None where `model_init=` makes it.
+        args: `ARGUMENTS` says what has the effect that it has in a Trainer, and what is refused. Epochs, batch
+            size, seed, precision and device that are not given are the member's; those that are given agree.
         fields: names of the model's arguments -> fields, or the fields that are arguments by their own names; see
             `TrainContext.dataloader`.
         options: of a Trainer; datasets and data_collator are not among them.
@@ -56,7 +137,7 @@ class MemberTrainer(Trainer):
     def __init__(
         self,
         member: TrainContext,
-        model: torch.nn.Module,
+        model: torch.nn.Module | None = None,
         args: TrainingArguments | None = None,
         *,
         fields: Mapping[str, str] | Sequence[str],
@@ -72,16 +153,20 @@ class MemberTrainer(Trainer):
             )
         self.member = member
         self._fields = fields if isinstance(fields, Mapping) else {name: name for name in fields}
-        validates = "valid" in member.splits
+        self._validates = "valid" in member.splits
         super().__init__(
             model=model,
-            args=_adapt(member, args or TrainingArguments()),
-            eval_dataset=[] if validates else None,  # the Trainer wants one, and reads none
+            args=_adapt(member, args),
+            eval_dataset=[] if self._validates else None,  # the Trainer wants one, and reads none
             **options,
         )
+        self.model_init: Any = None  # it has made the model; `train` would make another
+        assert self.model is not None
         self._taken: dict[str, Any] = {}
-        self._shown = torch.optim.SGD(model.parameters(), lr=0.0)  # the Trainer makes the optimizer
-        member.prepare(model, self._shown)
+        self._shown = torch.optim.SGD(self.model.parameters(), lr=0.0)  # the Trainer makes the optimizer
+        member.prepare(self.model, self._shown)
+        if self._validates:
+            member.evaluate_later()
         inputs = {name: field for name, field in self._fields.items() if name not in self.label_names}
         member.observer.offered = Call(kwargs=inputs)
         member.state("transformers", self)
@@ -89,17 +174,25 @@ class MemberTrainer(Trainer):
 
     def get_train_dataloader(self) -> Any:
         """The batches of the ensemble's training split."""
-        return self.member.dataloader("train", fields=self._fields, counts_from_0=False)
+        return Batches(self.member.dataloader("train", fields=self._fields, counts_from_0=False))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """The batches of a split: "valid" unless another is named."""
-        split = eval_dataset if isinstance(eval_dataset, str) else "valid"
-        return self.member.dataloader(split, fields=self._fields)
+        """The batches of a split: "valid" unless another is named. Those of a Dataset are as in a Trainer."""
+        if eval_dataset is self.eval_dataset:
+            eval_dataset = None
+        if eval_dataset is not None and not isinstance(eval_dataset, str):
+            return super().get_eval_dataloader(eval_dataset)
+        return Batches(self.member.dataloader(eval_dataset or "valid", fields=self._fields))
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate as a Trainer does, and report what is found while the member trains."""
-        found = super().evaluate(*args, **kwargs)
-        if self.is_in_train:
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """See `get_eval_dataloader`."""
+        is_split = isinstance(test_dataset, str)
+        return self.get_eval_dataloader(test_dataset) if is_split else super().get_test_dataloader(test_dataset)
+
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate a split that is named, or Datasets as a Trainer does; None: "valid", which is reported."""
+        found = super().evaluate(eval_dataset, *args, **kwargs)
+        if eval_dataset is None and self.is_in_train and self.state.global_step:
             self.member.report(**_without_times(found))
         return found
 
@@ -107,18 +200,20 @@ class MemberTrainer(Trainer):
         """Train the member's epochs that are left; nothing where none is.
 
         Raises:
-            TrainingError: resume_from_checkpoint is given; a member resumes from its own.
+            TrainingError: resume_from_checkpoint is given; a member resumes from its own. Or a callback does not
+                fit.
         """
         if args or "resume_from_checkpoint" in kwargs:
             raise TrainingError(
                 "MemberTrainer.train(): a member resumes by itself; leave out resume_from_checkpoint"
             )
+        self._check_callbacks()
         if self.member.is_over:
-            if self._taken and self.args.load_best_model_at_end:  # it died after its last epoch
+            if self._taken:  # it died after its last epoch
                 self.state = TrainerState(**json.loads(self._taken["state"]))
-                if self.state.best_model_checkpoint:
+                if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
                     self._load_best_model()
-                self._use_best()
+                self._rank()
             return None
         folder = self.member.directory / "resumed"
         try:
@@ -126,17 +221,34 @@ class MemberTrainer(Trainer):
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         self._end_epoch()
-        self._use_best()
+        self._rank()
         return result
 
-    def _use_best(self) -> None:
-        """Let the best weights, which are loaded, be the member's."""
+    def _check_callbacks(self) -> None:
+        """Refuse callbacks that would do something else than in a Trainer."""
+        callbacks, args = self.callback_handler.callbacks, self.args
+        CALLBACKS.check_objects(callbacks)
+        updates = -(-self.member.steps_per_epoch // args.gradient_accumulation_steps)
+        every = args.eval_steps or 1
+        every = math.ceil(every * updates * self.member.identity.epochs) if every < 1 else every
+        stops = any(isinstance(each, EarlyStoppingCallback) for each in callbacks)
+        if stops and args.eval_strategy == "steps" and every % updates:
+            raise TrainingError(
+                f"EarlyStoppingCallback with eval_steps={args.eval_steps} may stop within an epoch, and a member "
+                f"trains whole ones, of {updates} steps: eval_strategy='epoch', or a multiple of {updates}"
+            )
+
+    def _rank(self) -> None:
+        """Let the best weights, which are loaded, be the member's; evaluate a member that never was."""
         best = self.state.best_global_step if self.args.load_best_model_at_end else None
+        history = [each for each in self.state.log_history if each["step"] and f"{_PREFIX}loss" in each]
         if best and self.state.best_model_checkpoint:
             measured = (each for each in self.state.log_history if each["step"] == best)
-            found = {name: value for each in measured for name, value in each.items() if name.startswith("eval_")}
+            found = {name: value for each in measured for name, value in each.items() if name.startswith(_PREFIX)}
             assert self.model is not None
             self.member.use_weights(self.model.state_dict(), _without_times(found))
+        elif self._validates and not history:
+            self.member.report_end(_without_times(self.evaluate()))
 
     # --- the state of the trainer -----------------------------------------------------------------------
 
@@ -154,11 +266,8 @@ class MemberTrainer(Trainer):
             return
         if self.control.should_training_stop and self.state.global_step < self.state.max_steps:
             self.member.stop("the Trainer has stopped")
-        kept = (
-            each for each in [*self.callback_handler.callbacks, self.control] if isinstance(each, ExportableState)
-        )
         state: Any = self.state
-        state.stateful_callbacks.update({type(each).__name__: each.state() for each in kept})
+        state.stateful_callbacks = TrainerState(stateful_callbacks=self._list_stateful()).stateful_callbacks
         scaler = getattr(self.accelerator, "scaler", None)
         self._taken = {
             "state": json.dumps(dataclasses.asdict(state)),
@@ -168,6 +277,18 @@ class MemberTrainer(Trainer):
         }
         self._shown.param_groups[0]["lr"] = self.optimizer.param_groups[0]["lr"]
         self.member.end_epoch()
+
+    def _list_stateful(self) -> list[Any]:
+        parts = [*self.callback_handler.callbacks, self.control]
+        return [each for each in parts if isinstance(each, ExportableState)]
+
+    def _load_callback_state(self) -> None:
+        """Give callbacks their states: the objects themselves, in their order, which a Trainer would make anew."""
+        owners, saved = self._list_stateful(), cast("dict[str, Any]", self.state.stateful_callbacks)
+        for name, states in saved.items():
+            named = (owner for owner in owners if type(owner).__name__ == name)
+            for owner, state in zip(named, states if isinstance(states, list) else [states], strict=False):
+                vars(owner).update(vars(type(owner).from_state(state)))
 
     def _write(self, folder: Path) -> str:
         """Write the state as the files of a Trainer's checkpoint; the model has its weights."""
@@ -207,34 +328,30 @@ def _without_times(found: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _adapt(member: TrainContext, args: TrainingArguments) -> TrainingArguments:
-    """The arguments with what follows from the member; the log says what was declared otherwise."""
+def _adapt(member: TrainContext, args: TrainingArguments | None) -> TrainingArguments:
+    """The arguments, with what follows from the member.
+
+    Raises:
+        TrainingError: some of them contradict it, or would have no effect.
+    """
     own = member.identity
-    follows = {
+    members = {
         "num_train_epochs": own.epochs,
-        "max_steps": -1,
         "per_device_train_batch_size": own.batch_size,
         "per_device_eval_batch_size": own.batch_size,
         "seed": own.seed % 2**32,
         "bf16": own.precision == "bf16",
         "fp16": own.precision == "fp16",
         "use_cpu": member.device.type == "cpu",
-        "output_dir": str(member.directory / "trainer"),
     }
-    fixed = {"ignore_data_skip": True, "disable_tqdm": True, "auto_find_batch_size": False}
-    told: dict[str, Any] = {**follows, **fixed}
-    defaults = {each.name: each.default for each in dataclasses.fields(args)}
-    wrong = [
-        f"{name}={getattr(args, name)!r} (it is {value!r})"
-        for name, value in follows.items()
-        if getattr(args, name) not in (value, defaults[name]) and name != "output_dir"
-    ]
-    if args.train_sampling_strategy != "random":
-        raise TrainingError(
-            f"TrainingArguments.train_sampling_strategy={args.train_sampling_strategy!r}: the order is that of "
-            "the shared pipeline, independent of members and batch sizes; by length it is "
-            "Pipeline(source, sampling=sampling.bucketed(field))"
-        )
-    if wrong:
-        member.log(f"TrainingArguments: not used, as the member says it: {', '.join(wrong)}")
-    return dataclasses.replace(args, **told)
+    if args is not None:
+        usual = vars(type(args)())
+        values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+        given = {*vars(args).get(_GIVEN, values)}
+        if given >= {*values}:  # by a parser, by dataclasses.replace, or before this module was imported
+            given -= {"seed", "use_cpu"}
+        unsaid = [name for name in members if name not in given and values[name] == usual[name]]
+        ARGUMENTS.check(member.log, {n: v for n, v in values.items() if n not in unsaid}, usual, **members)
+    folder = str(member.directory / "trainer")
+    fixed: dict[str, Any] = {"output_dir": folder, "disable_tqdm": True, "ignore_data_skip": True, **members}
+    return TrainingArguments(**fixed) if args is None else dataclasses.replace(args, **fixed)

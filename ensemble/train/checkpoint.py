@@ -26,7 +26,7 @@ from ensemble.store import (
 )
 from ensemble.train.data_identity import describe_difference, training_data
 from ensemble.train.job import Job, ShapeMismatchError, TrainingError
-from ensemble.train.kept_network import NotKept, pack_network, unpack_network
+from ensemble.train.kept_network import NotKept, check_code, pack_network, unpack_network
 from ensemble.user_code.fingerprint import code_of
 
 if TYPE_CHECKING:
@@ -106,6 +106,9 @@ class Checkpointer:
         """
         return None
 
+    def check_code(self) -> None:
+        """Raise StoreError where another user could have written the checkpoint that was loaded."""
+
     def load_initial_weights(self) -> dict[str, Any] | None:
         """The parts `model` and `loose` of another member to begin anew with; None: the model's own.
 
@@ -160,6 +163,7 @@ class FileCheckpointer(Checkpointer):
         self._identity, self._ensemble = job.identity, ensemble
         self._files, self._attempt, self._checkpoints = RunDir(job.run_dir), job.attempt, job.checkpoints
         self._network: dict[str, Any] | None = None
+        self._loaded: Path | None = None
         self._accepts_data = job.accepts_data
 
     @functools.cached_property
@@ -172,11 +176,16 @@ class FileCheckpointer(Checkpointer):
         for name, digest in self._checkpoints:  # no others: the log vouches for these
             path = self._files.member(member) / name
             try:
-                data = None if self._accepts_data else self._data
+                data, self._loaded = None if self._accepts_data else self._data, path
                 return read(path, self._identity, data, self._ensemble.elastic, digest)
             except DamagedError as error:
                 on_damage(path.name, str(error))
         return None
+
+    def check_code(self) -> None:
+        """See `Checkpointer`."""
+        assert self._loaded is not None
+        check_code(self._files, self._loaded)
 
     def load_initial_weights(self) -> dict[str, Any] | None:
         """See `Checkpointer`."""

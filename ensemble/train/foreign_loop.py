@@ -228,9 +228,14 @@ class EpochLoader:
 
     def __len__(self) -> int:
         """This rank's batches."""
+        is_fixed = self._split == "train" and not self.counts_next
+        return self._state.steps_per_epoch if is_fixed else self.count_batches()
+
+    def count_batches(self) -> int:
+        """Those of the next pass, without empty ones."""
         if self._split != "train":
             return self._state.data.split_steps(self._split)
-        return self._loop.count_batches() if self.counts_next else self._state.steps_per_epoch
+        return self._loop.count_batches()
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, or of the split."""

@@ -93,6 +93,15 @@ def _describe(tensor: Tensor, name: str | None, storages: set[int]) -> dict[str,
     return {**kind, "value": tensor.detach().cpu()}
 
 
+def check_code(run: RunDir, file: Path) -> None:
+    """Raise StoreError where another user could have written a checkpoint, so that code in it must not run."""
+    if is_fetched(run):
+        raise StoreError(
+            f"{run.path} was fetched from a mirror, and the digest that is trusted is not of checkpoints"
+        )
+    run.check_owners(file)
+
+
 def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str | None = None) -> nn.Module:
     """The network of a checkpoint, with the weights in it, on the CPU.
 
@@ -104,10 +113,6 @@ def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str 
     Raises:
         NotKept: the checkpoint has none, or not of this code or Python, or it cannot be built.
     """
-    if is_fetched(run):
-        raise NotKept(
-            f"{run.path} was fetched from a mirror, and the digest that is trusted is not of checkpoints"
-        )
     kept = state.get("network")
     if kept is None:
         raise NotKept(f"{file} has no network beside the weights")
@@ -115,7 +120,7 @@ def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str 
         raise NotKept(f"the network in {file} is of other code, or of another Python")
     weights = state["model"]
     try:
-        run.check_owners(file)
+        check_code(run, file)
         model: nn.Module = join_tensors(
             kept["pickle"].numpy().tobytes(), list(_restore_tensors(kept["tensors"], weights))
         )

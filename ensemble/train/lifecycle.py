@@ -144,7 +144,7 @@ class Lifecycle:
         reported = gather_json(self._comm, None if metrics is None else dict(metrics))[0] or {}
         if by["metric"] not in reported:
             # Within the first epoch it may not be known yet what is predicted.
-            if selection.is_measured or not state.observer.is_settled:
+            if selection.is_measured or not state.observer.is_settled or (state.reports_later and not reported):
                 return False
             raise TrainingError(describe_missing_objective(by["metric"], reported))
         delta = (own.early_stopping or {}).get("min_delta", 0.0)
@@ -258,6 +258,7 @@ class Lifecycle:
             "grad_norm": optimization.read_grad_norm(),
             "sent_bytes": optimization.sent_bytes(),
             **({"validations": at.validations} if at.validations else {}),
+            **({"reports_later": True} if state.reports_later and not at.metrics else {}),
             **self._state.throughput.end_epoch(stats),
         }
         self._reporter.event("epoch", **at.last_epoch_event)

@@ -44,6 +44,7 @@ from ensemble.train.lifecycle import Lifecycle
 from ensemble.train.mixup import MixedBatch
 from ensemble.train.optimization import OWN_STEPS, Optimization
 from ensemble.train.own_parameters import refuse_shared
+from ensemble.train.plain_trainers import noticing
 from ensemble.train.predictions import Predict, predict
 from ensemble.train.state import TrainState
 from ensemble.train.steps import TrainingSteps
@@ -292,6 +293,11 @@ class TrainContext:
         at = self._state.at
         at.metrics, at.is_reported = {name: read_metric(name, value) for name, value in metrics.items()}, True
 
+    def evaluate_later(self) -> None:
+        """Let epochs before the first report be unranked: a framework's loop evaluates in some epochs only, and
+        its adapter at the end if in none (`report_end`)."""
+        self._state.reports_later = True
+
     def report_end(self, metrics: Mapping[str, float]) -> None:
         """Report the metrics of the weights that are kept, of a member that trains no more."""
         self._life.report_end(metrics)
@@ -475,6 +481,10 @@ class TrainContext:
         is_large = (state.effects.predictions_bytes or 0) >= MUCH_BYTES
         if state.at.epoch + 1 == self.identity.epochs and find_first(state.comm, is_large or None):
             self.save()
+
+    def noticing_plain_trainers(self) -> contextlib.AbstractContextManager[None]:
+        """Refuse a framework's own Trainer in the train function, at its first step."""
+        return noticing(self._state)
 
     def make_rows(self) -> PredictedRows:
         """Where predictions are collected until all are there."""

@@ -1,11 +1,21 @@
-"""What else a checkpoint of a member holds: the states of objects that its train function has registered."""
+"""What else a checkpoint of a member holds: the states of objects that its train function has registered.
+
+A state of plain containers, numbers, texts and tensors is kept as such; any other object in it, such as what a
+hook of a framework adds, as a pickle, which is read from checkpoints only that nobody else could have written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from ensemble.train.job import TrainingError
+from ensemble.train.pickled import join_tensors, split_tensors
+
+_PICKLE = "ensemble.pickle"
+_PLAIN = (type(None), bool, int, float, str)
 
 
 class OwnStates:
@@ -14,6 +24,7 @@ class OwnStates:
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
         self._saved: Mapping[str, Any] | None = None
+        self._check: Callable[[], None] = lambda: None
 
     def add(self, name: str, value: Any) -> None:
         """Register an object; where the member resumes, it gets its state at once, or from `load`.
@@ -32,12 +43,16 @@ class OwnStates:
             self._load(name)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states, of plain containers, numbers, texts and tensors."""
-        return {name: to_plain(value.state_dict()) for name, value in self._objects.items()}
+        """The states, of plain containers, numbers, texts and tensors; see `to_plain`."""
+        return {name: to_plain(value.state_dict(), name) for name, value in self._objects.items()}
 
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Give the objects the states of a checkpoint; those that are registered later get theirs then."""
-        self._saved = saved
+    def load(self, saved: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
+        """Give the objects the states of a checkpoint; those that are registered later get theirs then.
+
+        Args:
+            check: called before a pickle in it is read; raises where it must not be.
+        """
+        self._saved, self._check = saved, check
         for name in self._objects:
             self._load(name)
 
@@ -48,15 +63,41 @@ class OwnStates:
                 f"member.state({name!r}): the checkpoint has no such state; declare the run as it was, or take a "
                 "new run directory"
             )
-        self._objects[name].load_state_dict(self._saved[name])
+        self._objects[name].load_state_dict(_from_plain(self._saved[name], self._check))
 
 
-def to_plain(value: Any) -> Any:
-    """A state in the containers of a checkpoint: kinds of dict become dict, kinds of list and tuple these."""
+def to_plain(value: Any, where: str = "the state") -> Any:
+    """A state in the containers of a checkpoint: kinds of dict become dict, kinds of list and tuple these.
+
+    Raises:
+        TrainingError: an object in it cannot be pickled; the message says where it is.
+    """
     if isinstance(value, Mapping):
-        return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [to_plain(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(to_plain(item) for item in value)
+        return {key: to_plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [to_plain(item, f"{where}.{number}") for number, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if type(value) in _PLAIN or isinstance(value, torch.Tensor):
+        return value
+    if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    try:
+        content, tensors = split_tensors(value)
+    except Exception as error:  # objects raise whatever they like from __reduce__
+        raise TrainingError(
+            f"a checkpoint cannot hold {where}, a {type(value).__name__} that cannot be pickled: {error}; "
+            "state_dict(), or a hook such as on_save_checkpoint, puts it there"
+        ) from None
+    return {_PICKLE: torch.frombuffer(bytearray(content), dtype=torch.uint8), "tensors": tensors}
+
+
+def _from_plain(value: Any, check: Callable[[], None]) -> Any:
+    """What `to_plain` was given."""
+    if isinstance(value, dict) and _PICKLE in value:
+        check()
+        return join_tensors(value[_PICKLE].numpy().tobytes(), value["tensors"])
+    if isinstance(value, dict):
+        return {key: _from_plain(item, check) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_from_plain(item, check) for item in value])
     return value

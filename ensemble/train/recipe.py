@@ -100,7 +100,8 @@ def run_training_loop(recipe: Recipe | Callable[[TrainContext], None], member: T
     else:
         loop = recipe.train if isinstance(recipe, Recipe) else recipe
         assert loop is not None
-        loop(member)
+        with member.noticing_plain_trainers():
+            loop(member)
         member.report_unused()
 
 

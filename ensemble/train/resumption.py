@@ -60,7 +60,7 @@ class Resumption:
         steps = None if inherited is None else inherited["position"]["epoch"] * state.steps_per_epoch
         optimization.start(saved, state.job.exchange_plan, weights, inherited_steps=steps)
         if saved is not None:
-            state.own.load(saved.get("own", {}))
+            state.own.load(saved.get("own", {}), checkpointer.check_code)
         if optimization.plan != ExchangePlan():
             compressions = sorted(optimization.bucket_compressions.items())
             self._reporter.event("plan", **asdict(optimization.plan), auto=compressions)
@@ -143,4 +143,4 @@ class Resumption:
             raise TrainingError("the checkpoint from which the member has resumed is gone")
         self._state.optimization.load(saved)
         set_loose(self._state.optimization.model, saved.get("loose", {}))
-        self._state.own.load(saved.get("own", {}))
+        self._state.own.load(saved.get("own", {}), self._checkpointer.check_code)

@@ -41,6 +41,7 @@ class TrainState:
         micro_batches: of the training step in progress; None between steps.
         own: what else its checkpoints hold.
         steps_elsewhere: whether a loop that is not ours computes the steps, so that their losses are not known.
+        reports_later: whether its loop evaluates in some epochs only, and at the end if in none.
         saved_at: epoch and step of the checkpoint that has the weights that count; None where none has.
         gpu_busy: measures how long its GPU is busy; None on the CPU.
         is_looked_at: whether `ensemble.train.first_look` has seen a batch.
@@ -60,7 +61,7 @@ class TrainState:
         self.is_own_loop = has_own_loop(recipe)
         self.collate: Any = recipe.collate
         self.prepared: Optimization | None = None
-        self.own, self.steps_elsewhere = OwnStates(), False
+        self.own, self.steps_elsewhere, self.reports_later = OwnStates(), False, False
         self.at, self.selection, self.throughput = Position(), Selection(), Throughput()
         self.micro_batches: MicroBatches | None = None
         self.saved_at: tuple[int, int] | None = None

@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,32 @@ def test_members_cross_validate(tmp_path: Path, framework: str) -> None:
 
 
 def keep_best_by_lightning() -> list[Any]:
-    from lightning.pytorch.callbacks import ModelCheckpoint
+    """It stops after its fifth epoch by what it counted since the first; and a hook adds an object."""
+    from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 
-    return [ModelCheckpoint(monitor="val_loss")]
+    class Adding(Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.scaled = Fraction(0)  # as a class of a library, a normalizer say
+
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            self.scaled += 1
+
+        def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+            checkpoint["scaled"] = {"by": self.scaled}
+
+        def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+            self.scaled = checkpoint["scaled"]["by"]
+
+        def on_train_end(self, trainer: Any, module: Any) -> None:
+            assert self.scaled == 5 and isinstance(self.scaled, Fraction)
+
+    return [ModelCheckpoint(monitor="val_loss"), EarlyStopping("val_loss", min_delta=9.0, patience=4), Adding()]
+
+
+def stop_by_transformers() -> list[Any]:
+    from transformers import EarlyStoppingCallback
+
+    return [EarlyStoppingCallback(early_stopping_patience=4, early_stopping_threshold=9.0)]
 
 
 @pytest.mark.more
@@ -117,7 +141,10 @@ def test_members_are_exported_as_those_of_a_recipe(tmp_path: Path, framework: st
 #: Frameworks that keep the best weights themselves, in files that a death must not lose.
 KEEPING_BEST: dict[str, dict[str, Any]] = {
     "lightning": {"callbacks": keep_best_by_lightning},
-    "transformers": {"args": {"save_strategy": "epoch", "load_best_model_at_end": True, "save_total_limit": 1}},
+    "transformers": {
+        "args": {"save_strategy": "epoch", "load_best_model_at_end": True, "save_total_limit": 1},
+        "callbacks": stop_by_transformers,
+    },
 }
 
 
@@ -132,6 +159,8 @@ def test_killed_and_resumed_members_end_with_the_bits_of_undisturbed_ones(
     result = run(declared(), tmp_path / "killed", "local")
     assert (tmp_path / "died").exists() and sorted(row["attempts"] for row in result.members) == [1, 2]
     assert finished(tmp_path / "killed") == finished(tmp_path / "whole")
+    epochs = 5 if framework in ("lightning", "transformers") else ports.EPOCHS  # stopped by what they counted
+    assert {row["epoch"] for row in result.members} == {epochs}
     for member in finished(tmp_path / "whole"):
         one, other = (
             load_predictions(RunDir(tmp_path / name).predictions(member, "valid")) for name in ("whole", "killed")

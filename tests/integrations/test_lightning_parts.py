@@ -9,22 +9,20 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-import ports
-from event_dicts import read_events
-from tv import import_torchvision
+import numpy as np  # noqa: E402
+import ports  # noqa: E402
+from event_dicts import read_events  # noqa: E402
+from tv import import_torchvision  # noqa: E402
 
-import ensemble
-from ensemble import Member
-from ensemble.integrations.lightning import REFUSED_CALLBACKS, REFUSED_OPTIONS
+import ensemble  # noqa: E402
+from ensemble import Member, Recipe  # noqa: E402
+from ensemble.integrations.lightning import CALLBACKS, OPTIONS  # noqa: E402
+from pipelines import sources  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-#: Bases of others, and what a new version adds is neither used nor refused until it is entered here or there.
-BASES = {"BaseFinetuning", "Checkpoint", "ProgressBar", "Callback"}
-REFUSED = {*REFUSED_CALLBACKS, "EMAWeightAveraging"}  # a WeightAveraging
-SHOWN = {"ModelSummary", "RichModelSummary", "RichProgressBar", "TQDMProgressBar"}
 LOGGED = {"DeviceStatsMonitor", "LearningRateMonitor", "ThroughputMonitor"}
 ACTING = {
     "BackboneFinetuning",
@@ -36,35 +34,42 @@ ACTING = {
     "SpikeDetection",
     "Timer",
 }
-#: The member says them: `fit` refuses another value.
-FIXED = {"accelerator", "devices", "max_epochs", "num_nodes", "precision", "strategy"}
-USED = {"accumulate_grad_batches", "benchmark", "callbacks", "check_val_every_n_epoch", "default_root_dir"}
-USED |= {
-    "detect_anomaly",
-    "deterministic",
-    "enable_autolog_hparams",
-    "enable_checkpointing",
-    "enable_progress_bar",
+#: Bases of others, and what only shows.
+SHOWN = {"BaseFinetuning", "Callback", "Checkpoint", "ProgressBar"}
+SHOWN |= {"ModelSummary", "RichModelSummary", "RichProgressBar", "TQDMProgressBar"}
+REFUSED = {name for table, names, _ in CALLBACKS.rows if table == "refused" for name in names}
+REFUSED_VALUES: dict[str, Any] = {"max_steps": 5, "min_steps": 5, "overfit_batches": 2, "max_time": "00:00:10:00"}
+REFUSED_VALUES |= dict.fromkeys(("limit_train_batches", "limit_test_batches", "limit_predict_batches"), 1)
+REFUSED_VALUES |= {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 9, "num_nodes": 2, "devices": 2}
+REFUSED_VALUES |= {"precision": "bf16-mixed", "accelerator": "gpu", "strategy": "ddp"}
+REFUSED_VALUES |= {"fast_dev_run": True, "barebones": True}
+#: Options with a Trainer's own effect, and what each needs beside it.
+SAME: dict[str, tuple[Any, dict[str, Any]]] = {
+    "accumulate_grad_batches": (2, {}),
+    "benchmark": (True, {}),
+    "callbacks": (["EarlyStopping", "GradientAccumulationScheduler"], {}),
+    "check_val_every_n_epoch": (3, {}),
+    "default_root_dir": ("here", {}),
+    "detect_anomaly": (True, {}),
+    "deterministic": (True, {}),
+    "enable_autolog_hparams": (False, {}),
+    "enable_checkpointing": (True, {}),
+    "enable_model_summary": (True, {}),
+    "enable_progress_bar": (True, {}),
+    "gradient_clip_algorithm": ("value", {"gradient_clip_val": 0.01}),
+    "gradient_clip_val": (0.05, {}),
+    "inference_mode": (False, {}),
+    "limit_val_batches": (1, {}),
+    "log_every_n_steps": (1, {}),
+    "logger": (True, {}),
+    "min_epochs": (1, {}),
+    "model_registry": ("named", {}),
+    "num_sanity_val_steps": (0, {}),
+    "plugins": ([], {}),
+    "profiler": ("simple", {}),
+    "val_check_interval": (2, {}),
 }
-USED |= {
-    "enable_model_summary",
-    "gradient_clip_algorithm",
-    "gradient_clip_val",
-    "inference_mode",
-    "limit_val_batches",
-}
-USED |= {
-    "log_every_n_steps",
-    "logger",
-    "max_time",
-    "min_epochs",
-    "model_registry",
-    "num_sanity_val_steps",
-    "plugins",
-}
-USED |= {"profiler", "val_check_interval"}
-#: Of several workers; here there is one, for which they say nothing.
-OF_SEVERAL = {"sync_batchnorm", "use_distributed_sampler"}
+VOID = {"sync_batchnorm": True, "use_distributed_sampler": False}
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +96,94 @@ def subclasses(kind: type) -> set[type]:
 def test_every_callback_and_option_of_lightning_is_placed(lightning: Any) -> None:
     package = lightning.__name__.partition(".")[0]
     ours = {each.__name__ for each in subclasses(lightning.Callback) if each.__module__.startswith(f"{package}.")}
-    assert {name for name in ours if not name.startswith("_")} == BASES | REFUSED | SHOWN | LOGGED | ACTING
-    options = set(inspect.signature(lightning.Trainer.__init__).parameters) - {"self"}
-    assert options == FIXED | USED | OF_SEVERAL | set(REFUSED_OPTIONS)
+    for table, expected in ((CALLBACKS, {name for name in ours if not name.startswith("_")}), (OPTIONS, None)):
+        expected = expected or set(inspect.signature(lightning.Trainer.__init__).parameters) - {"self"}
+        placed = [name for _, names, _ in table.rows for name in names]
+        assert len(placed) == len(set(placed)) and set(placed) == expected
+    assert set(CALLBACKS.same.split()) == SHOWN | LOGGED | ACTING
+    assert set(OPTIONS.same.split()) == set(SAME)
+    assert {name: table for table, names, _ in OPTIONS.rows for name in names if table != "same effect"} == {
+        **dict.fromkeys(REFUSED_VALUES, "refused"),
+        **dict.fromkeys(VOID, "no meaning here"),
+    }
+
+
+@pytest.mark.more
+def test_options_have_the_effect_that_they_have_in_a_plain_trainer(lightning: Any, tmp_path: Path) -> None:
+    options = {name: {**beside, name: value} for name, (value, beside) in SAME.items()}
+    options["no meaning"] = VOID
+    trained: dict[str, Any] = {}
+
+    class Seeds(lightning.Callback):  # type: ignore[misc]
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            torch.manual_seed(trainer.global_step)  # of dropout
+
+    def make(name: str, side: str) -> dict[str, Any]:
+        given = {**options[name]}
+        kinds = {"EarlyStopping": {"monitor": "val_loss", "min_delta": 9.0, "patience": 1}}
+        kinds["GradientAccumulationScheduler"] = {"scheduling": {1: 2}}
+        more = [getattr(lightning.callbacks, kind)(**kinds[kind]) for kind in given.pop("callbacks", ())]
+        if "default_root_dir" in given or name in ("logger", "profiler", "enable_checkpointing"):
+            given["default_root_dir"] = tmp_path / side / name
+        return {**given, "callbacks": [Seeds(), *more]}
+
+    def train(member: Any) -> None:
+        from ensemble.integrations.lightning import fit
+
+        name = member.params["option"]
+        torch.manual_seed(3)
+        module = ports.lightning_module({"width": 8, "lr": 0.01})
+        trainer = fit(member, module, fields=("x", "label"), **make(name, "ours"))
+        trained[name] = trainer, {key: value.clone() for key, value in module.state_dict().items()}
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(92, 8)).astype(np.float32)
+    label = (x[:, :3].sum(axis=1) > 0).astype(np.int64)
+    parts = [sources.arrays(x=x[part], label=label[part]) for part in (slice(72), slice(72, 92))]
+    recipe = Recipe(
+        model=lambda params: ports.lightning_module({"width": 8, "lr": 0.01}), train=train, objective="accuracy"
+    )
+    members = [Member({"option": name}) for name in options]
+    declared = ports.declare(recipe, parts, members=members, epochs=2, batch_size=16)
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    assert [event["error"] for event in events if event["type"] == "failed"] == [] and len(trained) == len(options)
+    orders = [[b["index"] for b in declared.train.loader(16, epochs=range(e, e + 1))] for e in range(2)]
+    differences: dict[str, Any] = {}
+    for name in options:
+        epochs = iter(orders)
+
+        class Order:
+            def __len__(self) -> int:
+                return len(orders[0])
+
+            def __iter__(self) -> Any:
+                return iter(next(epochs))  # noqa: B023
+
+        data = [
+            torch.utils.data.TensorDataset(torch.tensor(x[p]), torch.tensor(label[p]))
+            for p in (slice(72), slice(72, 92))
+        ]
+        torch.manual_seed(3)
+        module = ports.lightning_module({"width": 8, "lr": 0.01})
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        quiet |= {"enable_model_summary": False, "default_root_dir": tmp_path / "plain" / name}
+        plain = lightning.Trainer(**{**quiet, "accelerator": "cpu", "max_epochs": 2, **make(name, "theirs")})
+        loaders = [
+            torch.utils.data.DataLoader(data[0], batch_sampler=Order()),
+            torch.utils.data.DataLoader(data[1], batch_size=16),
+        ]
+        plain.fit(module, *loaders)
+        ours, weights = trained[name]
+        if any(not torch.equal(value, weights[key]) for key, value in module.state_dict().items()):
+            differences[name] = "weights"
+        shown = [{k: float(v) for k, v in each.callback_metrics.items()} for each in (ours, plain)]
+        if name != "check_val_every_n_epoch" and shown[0] != shown[1]:  # it is validated at the end
+            differences[f"{name}: figures"] = shown
+        steps = [(each.global_step, each.current_epoch, each.should_stop) for each in (ours, plain)]
+        if steps[0] != steps[1]:
+            differences[f"{name}: steps"] = steps
+    assert differences == {}
 
 
 @pytest.mark.parametrize("name", ["StochasticWeightAveraging", pytest.param("rest", marks=pytest.mark.more)])
@@ -109,17 +199,15 @@ def test_a_callback_without_effect_is_refused_by_name(lightning: Any, name: str,
     for kind in (name,) if name != "rest" else sorted(REFUSED - {"StochasticWeightAveraging"}):
         make = own.get(kind, lambda kinds, kind=kind: getattr(kinds, kind)())
         error, _ = fit(tmp_path / kind, lambda make=make: [make(lightning.callbacks)])
-        assert error is not None and kind.removeprefix("EMA") in error and "member's loop: " in error
+        assert error is not None and f"Lightning's {kind} does" in error and "member's loop: " in error
 
 
 @pytest.mark.parametrize("name", ["fast_dev_run", pytest.param("rest", marks=pytest.mark.more)])
 def test_an_option_without_effect_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    values = {"max_steps": 5, "min_steps": 5, "overfit_batches": 2, "reload_dataloaders_every_n_epochs": 1}
-    limits = dict.fromkeys(("limit_train_batches", "limit_test_batches", "limit_predict_batches"), 1)
-    for option in (name,) if name != "rest" else sorted(set(REFUSED_OPTIONS) - {"fast_dev_run"}):
-        value = {**values, **limits}.get(option, True)
+    for option in (name,) if name != "rest" else sorted(set(REFUSED_VALUES) - {"fast_dev_run"}):
+        value = REFUSED_VALUES[option]
         error, _ = fit(tmp_path / option, **{option: value})
-        assert error is not None and f"the Trainer has {option}={value}: " in error
+        assert error is not None and f"the Trainer has {option}={value!r}: " in error
     if name == "fast_dev_run":
         assert "--dry-run" in str(error)
 
@@ -182,3 +270,12 @@ def test_a_callback_that_is_taken_acts(lightning: Any, name: str, tmp_path: Path
         assert {"DeviceStatsMonitor": "DeviceStats", "LearningRateMonitor": "lr-Adam"}.get(
             name, "train/samples"
         ) in text
+
+
+def test_the_page_shows_the_tables(lightning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    monkeypatch.syspath_prepend(str(docs / "_site"))
+    made = importlib.import_module("tables").describe_options("lightning")
+    assert made in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8"), (
+        "docs/_site/tables.py writes it"
+    )

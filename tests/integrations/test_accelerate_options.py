@@ -1,0 +1,194 @@
+"""Each option of an Accelerator has its effect in a plain loop to the bit, or is refused, or has no meaning."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+import ports  # noqa: E402
+from event_dicts import read_events  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from tv import import_torchvision  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble import Member, Recipe  # noqa: E402
+from ensemble.train.job import TrainingError  # noqa: E402
+from pipelines import sources  # noqa: E402
+
+pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
+
+EPOCHS, BATCH = 2, 16
+#: Values by accelerate's own classes, and the folder of a run.
+SAME: dict[str, Any] = {
+    "gradient_accumulation_steps": lambda kinds, folder: 3,
+    "gradient_accumulation_plugin": lambda kinds, folder: kinds.utils.GradientAccumulationPlugin(
+        num_steps=2, adjust_scheduler=False
+    ),
+    "step_scheduler_with_optimizer": lambda kinds, folder: False,
+    "kwargs_handlers": lambda kinds, folder: [kinds.utils.AutocastKwargs(enabled=False)],
+    "log_with": lambda kinds, folder: "tensorboard",
+    "project_dir": lambda kinds, folder: folder,
+    "project_config": lambda kinds, folder: kinds.utils.ProjectConfiguration(folder),
+}
+REFUSED = {"mixed_precision", "cpu", "device_placement", "split_batches", "dataloader_config", "dynamo_backend"}
+REFUSED |= {"dynamo_plugin", "deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "torch_tp_plugin"}
+REFUSED |= {"megatron_lm_plugin", "parallelism_config"}
+VOID = {"rng_types": ["torch"]}
+
+
+@pytest.fixture(autouse=True)
+def accelerate(monkeypatch: pytest.MonkeyPatch) -> Any:
+    import_torchvision(monkeypatch)
+    return pytest.importorskip("accelerate")
+
+
+def build(params: dict[str, Any]) -> Any:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def test_every_option_of_an_accelerator_is_placed_once(accelerate: Any) -> None:
+    from ensemble.integrations.accelerate import OPTIONS
+
+    placed = [name for _, names, _ in OPTIONS.rows for name in names]
+    parameters = set(inspect.signature(accelerate.Accelerator.__init__).parameters) - {"self"}
+    assert len(placed) == len(set(placed)) and set(placed) == parameters
+    assert {name: table for table, names, _ in OPTIONS.rows for name in names} == {
+        **dict.fromkeys(SAME, "same effect"),
+        **dict.fromkeys(REFUSED, "refused"),
+        **dict.fromkeys(VOID, "no meaning here"),
+    }
+
+
+def train_epochs(
+    report: Any, accelerator: Any, model: Any, optimizer: Any, schedule: Any, batches: Any, validation: Any
+) -> list[Any]:
+    """Train as scripts do; what is found in each epoch."""
+    found = []
+    for _ in range(EPOCHS):
+        stepped = []
+        for x, label in batches:
+            with accelerator.accumulate(model):
+                accelerator.backward(F.cross_entropy(model(x), label))
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+            stepped.append(accelerator.sync_gradients)
+        with torch.no_grad():
+            losses = [
+                accelerator.gather_for_metrics(F.cross_entropy(model(x), label).repeat(BATCH))
+                for x, label in validation
+            ]
+        report(accuracy=1.0)
+        found.append((stepped, float(torch.cat(losses).mean()), schedule.get_last_lr()))
+    return found
+
+
+def test_options_have_the_effect_that_they_have_in_a_plain_loop(accelerate: Any, tmp_path: Path) -> None:
+    from ensemble.integrations.accelerate import prepare
+
+    makers: dict[str, Any] = {name: {name: make} for name, make in SAME.items()}
+    makers["none"] = {name: lambda kinds, folder, value=value: value for name, value in VOID.items()}
+    makers["log_with"]["project_dir"] = SAME["project_dir"]
+    trained: dict[str, Any] = {}
+
+    def make(name: str, side: str) -> dict[str, Any]:
+        return {key: value(accelerate, str(tmp_path / side)) for key, value in makers[name].items()}
+
+    def parts(model: Any) -> tuple[Any, Any]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+
+    def train(member: Any) -> None:
+        name = member.params["option"]
+        model = build({})
+        optimizer, schedule = parts(model)
+        accelerator, model, optimizer, batches, validation, schedule = prepare(
+            member, model, optimizer, schedule, fields=("x", "label"), **make(name, "ours")
+        )
+        found = train_epochs(member.report, accelerator, model, optimizer, schedule, batches, validation)
+        trained[name] = found, {key: value.clone() for key, value in model.state_dict().items()}
+        member.predict_all(lambda model, batch: model(batch["x"]).softmax(1))
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(92, 8)).astype(np.float32)
+    label = (x[:, :3].sum(axis=1) > 0).astype(np.int64)
+    split = (slice(72), slice(72, 92))
+    recipe = Recipe(model=build, train=train, objective="accuracy")
+    declared = ports.declare(
+        recipe,
+        [sources.arrays(x=x[part], label=label[part]) for part in split],
+        members=[Member({"option": name}) for name in makers],
+        epochs=EPOCHS,
+        batch_size=BATCH,
+    )
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    assert [event["error"] for event in events if event["type"] == "failed"] == [] and len(trained) == len(makers)
+    orders = [[b["index"] for b in declared.train.loader(BATCH, epochs=range(e, e + 1))] for e in range(EPOCHS)]
+    differences = []
+    for name in makers:
+        epochs = iter(orders)
+
+        class Order:
+            def __len__(self) -> int:
+                return len(orders[0])
+
+            def __iter__(self) -> Any:
+                return iter(next(epochs))  # noqa: B023
+
+        data = [torch.utils.data.TensorDataset(torch.tensor(x[p]), torch.tensor(label[p])) for p in split]
+        model = build({})
+        optimizer, schedule = parts(model)
+        accelerator = accelerate.Accelerator(cpu=True, **make(name, "plain"))
+        loaders = [
+            torch.utils.data.DataLoader(data[0], batch_sampler=Order()),
+            torch.utils.data.DataLoader(data[1], batch_size=BATCH),
+        ]
+        model, optimizer, schedule, *loaders = accelerator.prepare(model, optimizer, schedule, *loaders)
+        found, weights = trained[name]
+        if train_epochs(lambda **_: None, accelerator, model, optimizer, schedule, *loaders) != found:
+            differences.append(f"{name}: figures")
+        if any(not torch.equal(value, weights[key]) for key, value in model.state_dict().items()):
+            differences.append(f"{name}: weights")
+    assert differences == []
+
+
+def test_options_without_their_effect_are_refused_by_name_before_training(accelerate: Any, tmp_path: Path) -> None:
+    from ensemble.integrations.accelerate import prepare
+
+    taken: list[str] = []
+
+    def train(member: Any) -> None:
+        model = build({})
+        for name in sorted(REFUSED):
+            try:
+                prepare(member, model, torch.optim.SGD(model.parameters(), 0.1), **{name: "set"})
+            except TrainingError as error:
+                if f"the Accelerator has {name}='set': " in str(error):
+                    continue
+            taken.append(name)
+        raise TrainingError("all are tried")
+
+    recipe = Recipe(model=build, train=train, objective="accuracy")
+    declared = ports.declare(recipe, ports.points(), members=[Member({})], epochs=1)
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    (failed,) = [event for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "failed"]
+    assert "all are tried" in failed["error"] and taken == []
+
+
+def test_the_page_shows_the_tables(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    monkeypatch.syspath_prepend(str(docs / "_site"))
+    made = importlib.import_module("tables").describe_options("accelerate")
+    assert made in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8"), (
+        "docs/_site/tables.py writes it"
+    )

@@ -1,0 +1,518 @@
+"""Each argument and callback of transformers has a Trainer's effect to the bit, is refused, or has no meaning."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+import ports  # noqa: E402
+from event_dicts import read_events  # noqa: E402
+from tv import import_torchvision  # noqa: E402
+
+import ensemble  # noqa: E402
+from ensemble import Member, Recipe  # noqa: E402
+from ensemble.train.job import TrainingError  # noqa: E402
+from pipelines import sources  # noqa: E402
+
+pytestmark = [pytest.mark.more, pytest.mark.filterwarnings("ignore")]
+
+EPOCHS, BATCH = 2, 16
+#: What all runs have, unless the option at hand says otherwise; and what an option needs beside it.
+BASE = {"learning_rate": 0.01, "logging_steps": 1, "eval_strategy": "epoch", "save_strategy": "no"}
+BASE |= {"report_to": "none", "lr_scheduler_type": "cosine"}
+BEST = {"save_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "accuracy"}
+SAME: dict[str, tuple[Any, dict[str, Any]]] = {
+    "learning_rate": (0.02, {}),
+    "lr_scheduler_type": ("polynomial", {}),
+    "lr_scheduler_kwargs": ({"num_cycles": 2}, {"lr_scheduler_type": "cosine_with_restarts"}),
+    "warmup_steps": (3, {}),
+    "optim": ("adafactor", {}),
+    "optim_args": ("alpha=0.5", {"optim": "rmsprop"}),
+    "optim_target_modules": (["attention"], {}),
+    "weight_decay": (0.1, {}),
+    "adam_beta1": (0.5, {}),
+    "adam_beta2": (0.9, {}),
+    "adam_epsilon": (0.01, {}),
+    "max_grad_norm": (0.05, {}),
+    "gradient_accumulation_steps": (2, {}),
+    "label_smoothing_factor": (0.3, {}),
+    "label_names": (["labels"], {}),
+    "neftune_noise_alpha": (5.0, {}),
+    "use_cache": (True, {}),
+    "activation_checkpointing": (True, {}),
+    "activation_checkpointing_kwargs": ({"use_reentrant": False}, {"activation_checkpointing": True}),
+    "gradient_checkpointing": (True, {}),
+    "gradient_checkpointing_kwargs": ({"use_reentrant": False}, {"gradient_checkpointing": True}),
+    "torch_empty_cache_steps": (1, {}),
+    "full_determinism": (True, {}),
+    "tf32": (False, {}),
+    "debug": ("underflow_overflow", {}),
+    "skip_memory_metrics": (False, {}),
+    "include_num_input_tokens_seen": ("all", {}),
+    "log_level": ("error", {}),
+    "logging_strategy": ("epoch", {}),
+    "logging_steps": (3, {}),
+    "logging_first_step": (True, {"logging_steps": 4}),
+    "logging_nan_inf_filter": (False, {}),
+    "report_to": (["tensorboard"], {}),
+    "run_name": ("named", {}),
+    "project": ("ours", {}),
+    "trackio_space_id": ("space", {}),
+    "trackio_bucket_id": ("bucket", {}),
+    "trackio_static_space_id": ("static", {}),
+    "eval_strategy": ("no", {}),
+    "eval_steps": (20, {"eval_strategy": "steps"}),
+    "eval_delay": (2, {}),
+    "eval_on_start": (True, {}),
+    "prediction_loss_only": (True, {}),
+    "eval_do_concat_batches": (False, {}),
+    "eval_use_gather_object": (True, {}),
+    "eval_accumulation_steps": (1, {}),
+    "include_for_metrics": (["inputs", "loss"], {}),
+    "batch_eval_metrics": (True, {}),
+    "save_strategy": ("epoch", {}),
+    "save_steps": (4, {"save_strategy": "steps"}),
+    "save_total_limit": (1, {"save_strategy": "epoch"}),
+    "save_only_model": (True, {"save_strategy": "epoch"}),
+    "load_best_model_at_end": (True, BEST),
+    "metric_for_best_model": ("loss", BEST),
+    "greater_is_better": (False, BEST),
+}
+#: Those that change no weights and no figures here are set in one run.
+TOGETHER = {"label_names", "use_cache", "torch_empty_cache_steps", "tf32", "log_level", "run_name", "project"}
+TOGETHER |= {"trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "optim_target_modules"}
+REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "num_train_epochs": (7, {}),
+    "max_steps": (5, {}),
+    "per_device_train_batch_size": (8, {}),
+    "per_device_eval_batch_size": (8, {}),
+    "auto_find_batch_size": (True, {}),
+    "seed": (42, {}),
+    "data_seed": (1, {}),
+    "dataloader_drop_last": (True, {}),
+    "dataloader_num_workers": (2, {}),
+    "dataloader_persistent_workers": (True, {}),
+    "dataloader_prefetch_factor": (2, {"dataloader_num_workers": 1}),
+    "dataloader_multiprocessing_context": ("fork", {}),
+    "dataloader_in_order": (False, {}),
+    "train_sampling_strategy": ("sequential", {}),
+    "length_column_name": ("size", {}),
+    "accelerator_config": ({"split_batches": True}, {}),
+    "bf16": (True, {"use_cpu": True}),
+    "bf16_full_eval": (True, {"use_cpu": True}),
+    "fp16_full_eval": (True, {"use_cpu": True}),
+    "torch_compile": (True, {}),
+    "torch_compile_mode": ("default", {}),
+    "torch_compile_backend": ("eager", {}),
+    "liger_kernel_config": ({"rope": True}, {}),
+    "enable_jit_checkpoint": (True, {}),
+    "push_to_hub": (True, {}),
+    "hub_token": ("secret", {}),
+    "hub_private_repo": (True, {}),
+    "hub_model_id": ("ours/model", {}),
+    "hub_strategy": ("end", {}),
+    "hub_always_push": (True, {}),
+    "hub_revision": ("main", {}),
+}
+#: Refused by their names; transformers wants packages, a GPU or several processes to let them be set.
+NEEDS_MORE = {"fp16", "use_cpu", "use_liger_kernel", "fsdp", "fsdp_config", "deepspeed"}
+NEEDS_MORE |= {"parallelism_config", "ddp_backend"}
+VOID = {
+    "output_dir": "elsewhere",
+    "disable_tqdm": True,
+    "remove_unused_columns": False,
+    "dataloader_pin_memory": False,
+    "ignore_data_skip": True,
+    "restore_callback_states_from_checkpoint": True,
+    "resume_from_checkpoint": "there",
+    "do_train": True,
+    "do_eval": True,
+    "do_predict": True,
+    "local_rank": 0,
+    "ddp_find_unused_parameters": True,
+    "ddp_bucket_cap_mb": 10,
+    "ddp_broadcast_buffers": True,
+    "ddp_static_graph": True,
+    "ddp_timeout": 60,
+    "average_tokens_across_devices": False,
+    "save_on_each_node": True,
+    "log_on_each_node": False,
+    "log_level_replica": "error",
+}
+TIMES = ("_runtime", "_per_second", "_preparation_time", "_delta")
+
+
+@pytest.fixture(autouse=True)
+def transformers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    import_torchvision(monkeypatch)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # full_determinism sets it, and more
+    package = pytest.importorskip("transformers")
+    yield package
+    torch.use_deterministic_algorithms(False)
+    package.utils.logging.set_verbosity_warning()
+
+
+def subclasses(kind: type) -> set[type]:
+    return {kind, *(each for one in kind.__subclasses__() for each in subclasses(one))}
+
+
+def test_every_argument_and_callback_of_transformers_is_placed_once(transformers: Any) -> None:
+    from ensemble.integrations.transformers import ARGUMENTS, CALLBACKS
+
+    placed = [name for _, names, _ in ARGUMENTS.rows for name in names]
+    fields = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    assert len(placed) == len(set(placed)) and set(placed) == fields
+    tables: dict[str, set[str]] = {}
+    for table, names, _ in ARGUMENTS.rows:
+        tables.setdefault(table, set()).update(names)
+    assert tables["same effect"] == set(SAME) and tables["no meaning here"] == set(VOID)
+    assert tables["refused"] == set(REFUSED) | NEEDS_MORE
+    for name in ("integrations", "trainer_jit_checkpoint", "utils.notebook"):
+        importlib.import_module(f"transformers.{name}")
+    kinds = subclasses(transformers.TrainerCallback) - {transformers.TrainerCallback}
+    ours = {kind.__name__ for kind in kinds if kind.__module__.startswith("transformers.")} - {"CallbackHandler"}
+    placed = [name for _, names, _ in CALLBACKS.rows for name in names]
+    assert len(placed) == len(set(placed)) and set(placed) == ours
+
+
+def make_data() -> tuple[dict[str, Any], dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(5, 50, (92, 6))
+    label = (np.isin(ids, range(7, 20)).sum(axis=1) > 1).astype(np.int64)
+    columns = {"input_ids": ids, "attention_mask": np.ones_like(ids), "label": label}
+    return tuple({name: values[part] for name, values in columns.items()} for part in (slice(72), slice(72, 92)))
+
+
+def compute_metrics(found: Any, compute_result: bool = True) -> dict[str, float]:
+    """Also of batches, and of a batch at a time."""
+    predictions, labels = found.predictions, found.label_ids
+    if isinstance(predictions, list):
+        predictions, labels = np.concatenate(predictions), np.concatenate(labels)
+    right = (torch.as_tensor(predictions).argmax(-1) == torch.as_tensor(labels)).float().mean()
+    shown = {} if found.inputs is None else {"words": float(np.asarray(found.inputs).mean())}
+    return {"accuracy": float(right), **shown, **({} if found.losses is None else {"most": found.losses.max()})}
+
+
+def read_figures(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    shown = [{k: v for k, v in each.items() if not k.endswith(TIMES) and "_mem_" not in k} for each in history]
+    return [{k: str(v) if v != v else v for k, v in each.items()} for each in shown]
+
+
+def list_files(folder: str) -> set[str]:
+    return {str(file.relative_to(folder)) for file in Path(folder).glob("checkpoint-*/*")}
+
+
+def run(path: Path, train: Any, members: list[Any], **options: Any) -> Any:
+    train_columns, valid_columns = make_data()
+    recipe = Recipe(model=ports.bert, train=train, predict=ports.predict, objective="eval_loss", mode="min")
+    parts = [sources.arrays(**train_columns), sources.arrays(**valid_columns)]
+    declared = ports.declare(recipe, parts, members=members, **{"epochs": EPOCHS, "batch_size": BATCH, **options})
+    result = ensemble.submit(declared, path, "inline").wait()
+    return declared, result
+
+
+def order_of(declared: Any) -> list[list[list[int]]]:
+    """The indices in each batch of each epoch."""
+    epochs = declared.epochs
+    return [
+        [batch["index"].tolist() for batch in declared.train.loader(BATCH, epochs=range(epoch, epoch + 1))]
+        for epoch in range(epochs)
+    ]
+
+
+def train_plain(
+    transformers: Any, orders: list[list[list[int]]], seed: int, folder: Path, options: dict[str, Any]
+) -> Any:
+    """A plain Trainer with Datasets of its own, the same order of the samples, and the same seeds."""
+
+    class Order:
+        def __init__(self) -> None:
+            self.epochs = iter(orders)
+
+        def __len__(self) -> int:
+            return len(orders[0])
+
+        def __iter__(self) -> Any:
+            return iter(next(self.epochs))
+
+    train_part, valid_part = (
+        [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        for columns in make_data()
+    )
+
+    class Plain(transformers.Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            loader = torch.utils.data.DataLoader(train_part, batch_sampler=Order(), collate_fn=self.data_collator)
+            return self.accelerator.prepare(loader)
+
+    sizes = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH, "use_cpu": True}
+    given = {"num_train_epochs": len(orders), "seed": seed, **options}
+    callbacks = given.pop("callbacks", list)()
+    args = transformers.TrainingArguments(**{"output_dir": str(folder), **sizes, **given})
+    trainer = Plain(
+        model=build(),
+        args=args,
+        train_dataset=train_part,
+        eval_dataset=valid_part,
+        compute_metrics=compute_metrics,
+        callbacks=[make_seeds(transformers), *callbacks],
+    )
+    trainer.train()
+    return trainer
+
+
+def build() -> Any:
+    torch.manual_seed(3)
+    return ports.bert({"width": 8})
+
+
+def make_seeds(transformers: Any) -> Any:
+    class Seeds(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            torch.manual_seed(state.global_step)  # of dropout and noise
+
+    return Seeds()
+
+
+def compare(
+    path: Path, transformers: Any, options: dict[str, dict[str, Any]], epochs: int = EPOCHS
+) -> dict[str, Any]:
+    """What differs between a member with options and a plain Trainer with them, by their names."""
+    from ensemble.integrations.transformers import MemberTrainer
+
+    trained: dict[str, Any] = {}
+
+    def train(member: Any) -> None:
+        name = member.params["option"]
+        given = {**BASE, **options[name]}
+        callbacks = given.pop("callbacks", list)()
+        trainer = MemberTrainer(
+            member,
+            build(),
+            transformers.TrainingArguments(**given),
+            fields=ports.TEXT_FIELDS,
+            compute_metrics=compute_metrics,
+            callbacks=[make_seeds(transformers), *callbacks],
+        )
+        trainer.train()
+        trained[name] = trainer, {k: v.clone() for k, v in trainer.model.state_dict().items()}
+        member.predict_all()
+
+    declared, _ = run(path / "run", train, [Member({"option": name}) for name in options], epochs=epochs)
+    failed = [event["error"] for event in read_events(path / "run" / "events.jsonl") if event["type"] == "failed"]
+    assert failed == [] and len(trained) == len(options)
+    differences: dict[str, Any] = {}
+    for name, given in options.items():
+        ours, weights = trained[name]
+        given = {k: v for k, v in given.items() if k not in VOID}
+        theirs = train_plain(transformers, order_of(declared), ours.args.seed, path / name, {**BASE, **given})
+        if any(not torch.equal(value, weights[key]) for key, value in theirs.model.state_dict().items()):
+            differences[name] = "weights"
+        history = read_figures(ours.state.log_history)
+        expected = read_figures(theirs.state.log_history)
+        if history[: len(expected)] != expected:  # a member that was never evaluated is so at the end
+            differences[f"{name}: figures"] = history, expected
+        if list_files(ours.args.output_dir) != list_files(theirs.args.output_dir):
+            differences[f"{name}: files"] = list_files(ours.args.output_dir), list_files(theirs.args.output_dir)
+        given.pop("callbacks", None)
+        if other := [k for k in given if getattr(ours.args, k) != getattr(theirs.args, k)]:
+            differences[f"{name}: arguments"] = other
+    return differences
+
+
+def test_arguments_have_the_effect_that_they_have_in_a_plain_trainer(transformers: Any, tmp_path: Path) -> None:
+    options = {name: {**beside, name: value} for name, (value, beside) in SAME.items() if name not in TOGETHER}
+    options["together"] = {name: SAME[name][0] for name in TOGETHER}
+    assert compare(tmp_path, transformers, options) == {}
+
+
+def test_early_stopping_ends_a_member_where_it_ends_a_plain_trainer(transformers: Any, tmp_path: Path) -> None:
+    def stop() -> list[Any]:
+        return [transformers.EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=9.0)]
+
+    options = {"epoch": {**BEST, "callbacks": stop}}
+    options["steps"] = {**BEST, "eval_strategy": "steps", "save_strategy": "steps", "callbacks": stop}
+    options["steps"] |= {"eval_steps": 5, "save_steps": 5}
+    assert compare(tmp_path, transformers, options, epochs=4) == {}
+    epochs = [
+        event["epoch"] for event in read_events(tmp_path / "run" / "events.jsonl") if event["type"] == "finished"
+    ]
+    assert epochs == [2, 2]
+
+
+def test_early_stopping_within_an_epoch_is_refused_before_training(transformers: Any, tmp_path: Path) -> None:
+    from ensemble.integrations.transformers import MemberTrainer
+
+    def train(member: Any) -> None:
+        beside = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 3, "save_steps": 3}
+        args = transformers.TrainingArguments(**{**BASE, **BEST, **beside})
+        stop = transformers.EarlyStoppingCallback()
+        MemberTrainer(member, build(), args, fields=ports.TEXT_FIELDS, callbacks=[stop]).train()
+
+    run(tmp_path / "run", train, [Member({"width": 8})])
+    (failed,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"]
+    assert "EarlyStoppingCallback with eval_steps=3" in failed["error"] and "multiple of 5" in failed["error"]
+
+
+def test_trials_that_were_never_evaluated_are_so_at_their_end(transformers: Any, tmp_path: Path) -> None:
+    search = ensemble.Search({"lr": ensemble.loguniform(1e-4, 1e-2), "width": 8}, trials=2, pruner="median")
+    declared = ports.transformers(args={"eval_strategy": "no"}, search=search, epochs=1)
+    result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    assert [row["state"] for row in result.members] == ["finished"] * 2
+    assert result.best is not None and result.best["metric"] == max(row["metric"] for row in result.members) > 0
+
+
+def test_arguments_without_meaning_change_nothing(transformers: Any, tmp_path: Path) -> None:
+    assert compare(tmp_path, transformers, {"all": dict(VOID)}) == {}
+    log = (tmp_path / "run" / "members" / "member-0" / "log.txt").read_text()
+    assert [name for name in VOID if f"{name}=" not in log] == []
+
+
+def test_arguments_without_their_effect_are_refused_by_name_before_training(
+    transformers: Any, tmp_path: Path
+) -> None:
+    from ensemble.integrations.transformers import ARGUMENTS, MemberTrainer
+
+    taken: list[str] = []
+
+    def train(member: Any) -> None:
+        for name, (value, beside) in REFUSED.items():
+            args = transformers.TrainingArguments(**beside, **{name: value})
+            try:
+                MemberTrainer(member, build(), args, fields=ports.TEXT_FIELDS)
+            except TrainingError as error:
+                if f"{name}=" in str(error) and "secret" not in str(error):
+                    continue
+            taken.append(name)
+        parsed = transformers.HfArgumentParser(transformers.TrainingArguments).parse_args_into_dataclasses([])[0]
+        with pytest.raises(TrainingError, match="per_device_train_batch_size=8") as refused:
+            MemberTrainer(member, build(), parsed, fields=ports.TEXT_FIELDS)
+        assert "seed" not in str(refused.value)
+        raise TrainingError("all are tried")
+
+    run(tmp_path / "run", train, [Member({"width": 8})])
+    (failed,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"]
+    assert "all are tried" in failed["error"] and taken == []
+    for name in NEEDS_MORE:
+        with pytest.raises(TrainingError, match=f"TrainingArguments has {name}="):
+            ARGUMENTS.check(print, {name: "set"}, {})
+
+
+def test_a_plain_trainer_in_the_function_is_noticed_at_its_first_step(transformers: Any, tmp_path: Path) -> None:
+    stepped: list[int] = []
+
+    def train(member: Any) -> None:
+        class Steps(transformers.TrainerCallback):  # type: ignore[misc]
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                stepped.append(state.global_step)
+
+        rows = [dict(zip(make_data()[0], row, strict=True)) for row in zip(*make_data()[0].values(), strict=True)]
+        args = transformers.TrainingArguments(str(tmp_path / "plain"), use_cpu=True, report_to="none")
+        transformers.Trainer(build(), args, train_dataset=rows, callbacks=[Steps()]).train()
+
+    run(tmp_path / "run", train, [Member({"width": 8})])
+    (failed,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"]
+    assert "MemberTrainer(member, model, ...)" in failed["error"] and stepped == []
+
+
+def test_a_model_init_makes_the_model_once(transformers: Any, tmp_path: Path) -> None:
+    from ensemble.integrations.transformers import MemberTrainer
+
+    made: list[Any] = []
+
+    def init() -> Any:
+        made.append(ports.bert({"width": 8}))
+        return made[-1]
+
+    def train(member: Any) -> None:
+        args = transformers.TrainingArguments(**BASE)
+        trainer = MemberTrainer(member, args=args, fields=ports.TEXT_FIELDS, model_init=init)
+        torch.manual_seed(trainer.args.seed)
+        first = ports.bert({"width": 8})
+        assert all(map(torch.equal, first.state_dict().values(), trainer.model.state_dict().values()))
+        trainer.train()
+        assert trainer.model is made[0]
+        member.predict_all()
+
+    _, result = run(tmp_path / "run", train, [Member({"width": 8})])
+    assert [row["state"] for row in result.members] == ["finished"] and len(made) == 1
+
+
+def test_samples_of_unlike_length_without_a_collator_are_refused_by_field(
+    transformers: Any, tmp_path: Path
+) -> None:
+    from ensemble.integrations.transformers import MemberTrainer
+    from pipelines import Pipeline, stages
+
+    def train(member: Any) -> None:
+        MemberTrainer(member, build(), fields=ports.TEXT_FIELDS).train()
+
+    parts = [
+        Pipeline(sources.arrays(**columns)).map(shorten).map(stages.ragged("input_ids", most=6))
+        for columns in make_data()
+    ]
+    recipe = Recipe(model=ports.bert, train=train, predict=ports.predict, objective="eval_loss", mode="min")
+    declared = ensemble.Ensemble(
+        name="ragged",
+        recipe=recipe,
+        train=parts[0],
+        valid=parts[1],
+        members=[Member({"width": 8})],
+        batch_size=BATCH,
+    )
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    (failed,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"]
+    assert "unlike length in input_ids" in failed["error"] and "Recipe(collate=" in failed["error"]
+
+
+def shorten(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "input_ids": sample["input_ids"][: 3 + int(sample["label"])]}
+
+
+def test_evaluations_and_predictions_of_datasets_and_splits_are_those_of_a_trainer(
+    transformers: Any, tmp_path: Path
+) -> None:
+    from ensemble.integrations.transformers import MemberTrainer
+
+    columns = {name: values[:7] for name, values in make_data()[1].items()}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    found: list[Any] = []
+
+    def train(member: Any) -> None:
+        trainer = MemberTrainer(
+            member,
+            build(),
+            transformers.TrainingArguments(**BASE),
+            fields=ports.TEXT_FIELDS,
+            compute_metrics=compute_metrics,
+        )
+        trainer.train()
+        args = transformers.TrainingArguments(str(tmp_path / "plain"), use_cpu=True, report_to="none")
+        plain = transformers.Trainer(trainer.model, args, compute_metrics=compute_metrics)
+        found.append((trainer.evaluate(rows), plain.evaluate(rows)))
+        found.append((trainer.predict(rows).metrics, plain.predict(rows).metrics))
+        found.append((trainer.evaluate(), trainer.predict("valid", metric_key_prefix="eval").metrics))
+        member.predict_all()
+
+    _, result = run(tmp_path / "run", train, [Member({"width": 8})])
+    assert [row["state"] for row in result.members] == ["finished"] and len(found) == 3
+    for pair in found:
+        one, other = read_figures(list(pair))
+        one.pop("epoch", None)
+        assert one == {name: value for name, value in other.items() if name != "epoch"} and one
+
+
+def test_the_page_shows_the_tables(transformers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    monkeypatch.syspath_prepend(str(docs / "_site"))
+    made = importlib.import_module("tables").describe_options("transformers")
+    assert made in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8"), (
+        "docs/_site/tables.py writes it"
+    )
