@@ -19,6 +19,7 @@ from tv import import_torchvision  # noqa: E402
 import ensemble  # noqa: E402
 from ensemble import Member, Recipe  # noqa: E402
 from ensemble.integrations.lightning import CALLBACKS, OPTIONS  # noqa: E402
+from ensemble.train.job import TrainingError  # noqa: E402
 from pipelines import sources  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -279,3 +280,32 @@ def test_the_page_shows_the_tables(lightning: Any, monkeypatch: pytest.MonkeyPat
     assert made in (docs / "how-to" / "frameworks.md").read_text(encoding="utf-8"), (
         "docs/_site/tables.py writes it"
     )
+
+
+@pytest.mark.more
+def test_a_trainer_of_ones_own_is_checked_by_what_it_shows(lightning: Any, tmp_path: Path) -> None:
+    from ensemble.integrations.lightning import fit as fit_member
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    given = {"max_epochs": 9, "limit_train_batches": 1, "overfit_batches": 2, "fast_dev_run": True}
+    refused: list[str] = []
+
+    def train(member: Any) -> None:
+        for name, value in given.items():
+            trainer = lightning.Trainer(**{**quiet, "max_epochs": 2, name: value})
+            try:
+                fit_member(
+                    member, ports.lightning_module({"width": 8, "lr": 0.01}), trainer, fields=("x", "label")
+                )
+            except TrainingError as error:
+                if f"the Trainer has {name}={value!r}: " in str(error):
+                    refused.append(name)
+        trainer = lightning.Trainer(**quiet, max_epochs=2)
+        fit_member(member, ports.lightning_module({"width": 8, "lr": 0.01}), trainer, fields=("x", "label"))
+
+    recipe = Recipe(
+        model=lambda params: ports.lightning_module({"width": 8, "lr": 0.01}), train=train, objective="accuracy"
+    )
+    declared = ports.declare(recipe, ports.points(), members=[Member({"width": 8})], epochs=2)
+    result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    assert [row["state"] for row in result.members] == ["finished"] and refused == list(given)
