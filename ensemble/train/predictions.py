@@ -39,7 +39,8 @@ def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predi
         why = find_first(state.comm, why)
         if why is not None:
             line = f"no predictions on {split!r} are saved: {why}"
-            state.remark(f"{UNCOMBINED}: {line}") if split == "valid" else state.reporter.log(line)
+            is_known = split != "valid" or any(text.startswith(UNCOMBINED) for text in state.remarked)
+            state.reporter.log(line) if is_known else state.remark(f"{UNCOMBINED}: {line}")
             return
         evaluator.save_rows(split, task, rows)
 

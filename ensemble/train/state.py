@@ -45,6 +45,7 @@ class TrainState:
         saved_at: epoch and step of the checkpoint that has the weights that count; None where none has.
         gpu_busy: measures how long its GPU is busy; None on the CPU.
         is_looked_at: whether `ensemble.train.first_look` has seen a batch.
+        remarked: the remarks so far.
     """
 
     def __init__(self, job: Job, ensemble: Ensemble, comm: Communicator, effects: Effects, inbox: Inbox) -> None:
@@ -53,7 +54,7 @@ class TrainState:
         self.steps_per_epoch = effects.steps_per_epoch
         declared: Any = ensemble.recipe
         recipe = declared if isinstance(declared, Recipe) else Recipe(model=declared, train=declared)
-        self.recipe, self._remarked = recipe, set[str]()
+        self.recipe, self.remarked = recipe, set[str]()
         self.device = torch.device(job.device)
         self.precision = MixedPrecision(job.identity.precision, self.device, job.identity.loss_scale)
         self.observer = Observer(recipe, comm)
@@ -110,8 +111,8 @@ class TrainState:
 
     def remark(self, text: str) -> None:
         """Let the run's status and page show a line about the member, once."""
-        if text not in self._remarked:
-            self._remarked.add(text)
+        if text not in self.remarked:
+            self.remarked.add(text)
             self.reporter.log(text)
             self.reporter.event("remark", text=text)
 
