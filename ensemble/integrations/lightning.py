@@ -285,7 +285,7 @@ def _make_callback(
 
     class MemberCallback(lightning.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.is_trained = self.is_validated = False
+            self.is_trained = self.is_validated = self.has_loss = False
             self.evaluating = contextlib.ExitStack()
 
         def setup(self, trainer: Any, module: Any, stage: str) -> None:
@@ -300,7 +300,12 @@ def _make_callback(
             self.evaluating.close()
             self.is_validated = self.is_validated or not trainer.sanity_checking
 
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
+            self.has_loss = self.has_loss or bool(outputs) or not module.automatic_optimization
+
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            if not self.has_loss:
+                raise TrainingError("training_step returned no loss in a whole epoch, so nothing was trained")
             self.is_trained = True
             shown.param_groups[0]["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
 

@@ -135,6 +135,21 @@ def test_what_cannot_predict_is_named_and_ranked(tmp_path: Path, forward: str) -
     assert not list((tmp_path / "run").rglob("*predictions*valid*"))
 
 
+def test_a_training_step_that_returns_no_loss_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    build = encoder(None)
+
+    def train(member: Any) -> None:
+        module = build({})
+        type(module).training_step = lambda self, batch, index: None
+        fit(member, lambda params: module)
+
+    declared = ports.declare(Recipe(model=build, train=train, objective="accuracy"), ports.points())
+    result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    assert {row["state"] for row in result.members} == {"failed"}
+    assert all("returned no loss" in row["error"] for row in result.members)
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("framework", ["transformers", "accelerate"])
 def test_logits_predict_without_a_function_and_without_labels(tmp_path: Path, framework: str) -> None:
