@@ -216,19 +216,26 @@ class Malicious:
         return os.mkdir, (str(self.path),)
 
 
+def find_root(files: dict[str, bytes]) -> str:
+    """The folder in the archive that holds all."""
+    [root] = {name.partition("/")[0] for name in files}
+    return root
+
+
 def put_sample_inputs(files: dict[str, bytes], pickled: bytes) -> None:
-    files["model/data/sample_inputs/model.pt"] = pickled
+    files[f"{find_root(files)}/data/sample_inputs/model.pt"] = pickled
 
 
 def put_weight(files: dict[str, bytes], pickled: bytes) -> None:
-    name = "model/data/weights/model_weights_config.json"
+    folder = f"{find_root(files)}/data/weights"
+    name = f"{folder}/model_weights_config.json"
     config = json.loads(files[name])
     next(iter(config["config"].values()))["use_pickle"] = True
-    files[name], files["model/data/weights/weight_0"] = json.dumps(config).encode(), pickled
+    files[name], files[f"{folder}/weight_0"] = json.dumps(config).encode(), pickled
 
 
 def put_constant(files: dict[str, bytes], pickled: bytes) -> None:
-    files["model/data/constants/opaque_obj_0"] = pickled
+    files[f"{find_root(files)}/data/constants/opaque_obj_0"] = pickled
 
 
 def put_old_format(files: dict[str, bytes], pickled: bytes) -> None:

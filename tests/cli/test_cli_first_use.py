@@ -41,8 +41,8 @@ CALLS = []
 
 
 def interrupted(values):
-    CALLS.append(1)
-    if len(CALLS) == 1:
+    CALLS.append(values.shape[1] > 4)  # it is tried with four samples before
+    if CALLS[-1] and sum(CALLS) == 1:
         os.kill(os.getpid(), signal.SIGINT)
     return values.mean(0)
 

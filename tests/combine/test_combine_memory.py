@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> tuple[RunDir, Any]:
     run_dir, rng = RunDir(tmp_path), np.random.default_rng(0)
     target = rng.integers(0, CLASSES, N)
     members = {
-        f"{number:03d}": SimpleNamespace(id=f"{number:03d}", identity={}, predictions={})
+        f"{number:03d}": SimpleNamespace(id=f"{number:03d}", identity={}, predictions={}, outdated=None)
         for number in range(MEMBERS)
     }
     for name, member in members.items():

@@ -77,6 +77,7 @@ def run(path: Path, task: Task, members: int, shape: tuple[int, ...]) -> tuple[R
             predictions={"valid": digest},
             metrics={},
             is_checkpoint_removed=False,
+            outdated=None,
         )
     return run_dir, SimpleNamespace(members=known, ended=None)
 
