@@ -116,8 +116,10 @@ DAYS = np.datetime64("2024-01-01") + hours((0, 120), (150, 270))
     ("times", "options", "said"),
     [
         (hours((0, 120), (150, 270)), {"time": "t"}, "from 119 to 150"),
+        (hours((0, 120), (150, 270)), {}, "from 119 to 150"),  # a field that counts
         (DAYS, {}, "from 2024-04-29 to 2024-05-30"),
         (np.array([f"{day}T00:00" for day in DAYS]), {}, "from 2024-04-29T00:00"),
+        (hours((0, 120), (0, 120)), {}, "from 119 to 0 .*if 't' is no time"),  # as nobody said that it is time
         (hours((0, 120), (0, 120)), {"time": "t", "series": "plant"}, None),
     ],
 )
@@ -132,15 +134,24 @@ EVENTS = np.random.default_rng(0).exponential(1000, 240).cumsum().astype(int)
 
 
 @pytest.mark.parametrize("times", [np.repeat(DAYS[:10], 24), np.repeat(DAYS[:10], 24).astype(str), EVENTS])
-def test_irregular_steps_have_no_gaps(times: Any) -> None:
+def test_irregular_steps_have_no_gaps_unless_they_are_far_longer(times: Any) -> None:
+    def count(options: dict[str, Any], steps: Any = times) -> int:
+        return len(forecast(table(240, t=steps), **options))
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert len(forecast(table(240, t=times), time="t")) == 235
+        assert [count(options) for options in ({}, {"time": "t"})] == [235, 235]
+    if times is EVENTS:
+        late = times + 200_000 * (np.arange(240) >= 120)
+        with pytest.warns(UserWarning, match="1 gaps in 't'.*unless gaps=False"):
+            assert count({"time": "t"}, late) == 230
+        assert count({"time": "t", "gaps": False}, late) == 235
 
 
 def test_rows_that_a_split_left_out_are_a_gap() -> None:
     early, _ = table(60).split(0.9, seed=3)
-    made = sources.windows(early, 3, 1, inputs=["load"], target="load")
+    with pytest.warns(UserWarning, match=r"gaps where the split of the table left rows out.*split it by time"):
+        made = sources.windows(early, 3, 1, inputs=["load"], target="load")
     assert all(record["target"][0] == record["x"][0, 0] + 3 for record in made)
 
 
@@ -160,6 +171,8 @@ def test_what_looks_like_another_series_is_said() -> None:
     rng = np.random.default_rng(0)
     load = rng.normal(size=600).cumsum()
     load[300:] += 500
+    with pytest.warns(UserWarning, match=r"changes of 'plant' .*row 300.*give series='plant'"):
+        forecast(sources.arrays(load=load, plant=np.repeat(["a", "b"], 300)))
     with pytest.warns(UserWarning, match=r"jump that looks like another series.*row 300.*series="):
         forecast(sources.arrays(load=load))
     load[300:] -= 500
