@@ -24,19 +24,28 @@ _DECODE = (
     "cv2.IMREAD_IGNORE_ORIENTATION)[:, :, ::-1].transpose(2, 0, 1)"
 )
 _RESIZE = (
-    "sample[{field!r}] = cv2.resize(np.ascontiguousarray(sample[{field!r}].transpose(1, 2, 0)), {size}, "
-    "interpolation=cv2.INTER_{method}).transpose(2, 0, 1)"
+    "sample[{field!r}] = cv2.resize(np.ascontiguousarray(sample[{field!r}].transpose(1, 2, 0)), "
+    "({width}, {height}), interpolation=cv2.INTER_{method}).reshape({height}, {width}, -1).transpose(2, 0, 1)"
 )
 _TABLE = """\
 with open({file!r}, encoding="utf-8") as file:
     blocks = json.load(file)["stages"]["of_caller"][{place}]["record"]["values"]["blocks"]
+def as_category(value):  # of numbers and booleans
+    if value is None or value != value or not str(value).strip():
+        return None
+    try:
+        number = float(str(value))
+    except ValueError:
+        return str(value).lower() if str(value).lower() in ("true", "false") else str(value)
+    return str(int(number)) if number.is_integer() else repr(number)
 made = []
-for columns, _, steps in blocks:
-    values = [sample[name] for name in columns]
+for columns, kinds, steps in blocks:
+    values = [as_category(sample[name]) if kind == "value" else sample[name] for name, kind in zip(columns, kinds)]
     for step, first, second in steps:
         if step == "impute":
-            shown = [float(values[column] is None) for column in second]
-            values = [fill if value is None else value for value, fill in zip(values, first)] + shown
+            absent = [value is None or value == "" or value != value for value in values]
+            values = [fill if gone else value for value, gone, fill in zip(values, absent, first)]
+            values += [float(absent[column]) for column in second]
         elif step == "scale":
             values = [(value - low) / by for value, low, by in zip(values, first, second)]
         else:
@@ -83,7 +92,7 @@ def _write_stage(stage: Any, places: Mapping[str, int]) -> str | None:
         return _DECODE.format(field=stage.field) if is_usual and not getattr(stage, "min_size", None) else None
     if isinstance(stage, type(stages.resize("a", 1))) and stage.size is not None:
         height, width = stage.size
-        return _RESIZE.format(field=stage.field, size=(width, height), method=stage.interpolation.upper())
+        return _RESIZE.format(field=stage.field, width=width, height=height, method=stage.interpolation.upper())
     if isinstance(stage, Table):
         steps = [step for _, _, steps in stage.blocks for step in steps]
         if all(step[0] in ("impute", "scale") or step[::2] == ("one_hot", "ignore") for step in steps):

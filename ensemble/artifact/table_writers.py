@@ -34,11 +34,7 @@ class _Lines:
         if self._csv is None:
             for row in table.to_pylist():
                 probabilities = row.get("probabilities")
-                if (
-                    self._classes
-                    and probabilities is not None
-                    and np.shape(probabilities) == (len(self._classes),)
-                ):
+                if self._classes and np.shape(probabilities) == (len(self._classes),):
                     row["probabilities"] = dict(zip(self._classes, probabilities, strict=True))
                 self._file.write(json.dumps(_to_json(row), ensure_ascii=False) + "\n")
             return
@@ -67,7 +63,7 @@ def open_writer(file: BinaryIO, suffix: str, schema: Any, classes: list[str]) ->
     import pyarrow.parquet
 
     if suffix in LINES:
-        return _Lines(file, suffix, classes)
+        return _Lines(file, suffix, classes if len(set(classes)) == len(classes) else [])
     return pyarrow.parquet.ParquetWriter(file, schema.with_metadata({MARK: b"1", b"classes": json.dumps(classes)}))
 
 

@@ -172,7 +172,9 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             rest = explain_rest(state, checked)
             if rest is None and (
                 explain_changed_splits(state, ensemble)
-                or explain_evaluated_again(state, find_code_change(state, code, run_dir))
+                or explain_evaluated_again(
+                    state, find_code_change(state, code, run_dir), ensemble.keep_predictions_gb
+                )
             ):
                 rest = "it goes on"  # the controller says why
             if rest is None and is_combined_otherwise(state, ensemble):

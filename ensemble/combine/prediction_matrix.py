@@ -86,8 +86,10 @@ class PredictionMatrix:
         if at is None:
             return self
         distinct = {id(own): own for own in self.values}  # members of one configuration have the same array
-        parts = {key: take_positions(own, at, find_math(self.task).tail) for key, own in distinct.items()}
-        target = None if self.target is None else take_positions(self.target, at, 0)
+        target, tail = self.target, find_math(self.task).tail
+        parts = {key: take_positions(own, at, tail) for key, own in distinct.items()}
+        if target is not None and target.shape == shape[: len(shape) - tail]:  # else it is refused later
+            target = take_positions(target, at, 0)
         part = (
             "weights, calibration and figures of uncertainty and of classes are of "
             f"{len(at):,} positions of each sample, drawn from its {count_positions(self.task, shape):,}"
@@ -126,6 +128,8 @@ def read_prediction_matrix(
         else:
             why = next((text for text in known.remarks if f"no predictions on {split!r}" in text), "")
             left_out[member] = f"{UNSAVED} {split} predictions{why and ': '}{why.partition('saved: ')[2]}"
+            if known.outdated is not None:
+                left_out[member] = f"could not be evaluated again: {known.outdated}"
     return align(split, saved, left_out)
 
 
@@ -161,6 +165,12 @@ def align(
             index, target = own_index, own_target
         else:
             _check_same_samples(split, members[0], index, member, own_index)
+            if not np.array_equal(_list_kept(saved[members[0]]), _list_kept(one)):
+                raise CombineError(
+                    f"{members[0]} and {member} keep other positions of the {split} samples: they were evaluated "
+                    "with another Ensemble.keep_predictions_gb, or other splits; a change of it evaluates all "
+                    "again"
+                )
             _check_same_targets(split, members[0], target, member, own_target, index)
         if any(math.normalise(chunk) is not chunk for chunk in chunks):
             rows = math.normalise(rows)
@@ -201,6 +211,10 @@ def _sort_by_index(one: Predictions) -> tuple[Array, Array | None, Array]:
         return index, target, values
     order = np.argsort(index, kind="stable")
     return index[order], None if target is None else target[order], values[order]
+
+
+def _list_kept(one: Predictions) -> Array:
+    return np.empty(0, np.int64) if one.positions is None else np.asarray(one.positions)
 
 
 def _find_common_task(split: str, tasks: Mapping[str, Task]) -> Task:

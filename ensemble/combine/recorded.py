@@ -45,12 +45,14 @@ def combine_again(
         return None
     if method == "stack":
         candidates = combined.candidates or []
-        if valid.target is None or not set(candidates) <= set(valid.members):
+        if not set(candidates) <= set(valid.members):
             return None
         known = valid.select(candidates).thin()  # as in the run
+        if known.target is None:
+            return None
         if is_valid and known.part != valid.part:  # of the others nothing is known out of fold
             return None
-        stack, held_out = fit_stack(task_math, known.values, valid.target, known.groups)
+        stack, held_out = fit_stack(task_math, known.values, known.target, known.groups)
         values = held_out if is_valid else stack.predict(shown.select(candidates).values)
     elif method == FUNCTION and function is not None:
         values = call_function(function, shown.select(list(weights)).values, shown.task)

@@ -204,7 +204,7 @@ def combine_samples(
         "temperature": combination.temperature if calibration["method"] == "temperature" else 1.0,
         "out_of_fold": valid.groups is not None,
         "split": "valid" if report is valid and not is_fitted else "test",
-        "note": "; ".join(filter(None, (note, report.part, *notes, why, why_not))) or None,
+        "note": "; ".join(filter(None, (note, report.part or valid.part, *notes, why, why_not))) or None,
         **measured,
         "decision": decision,
         **sureness,

@@ -201,21 +201,27 @@ def explain_changed_splits(state: RunState, ensemble: Ensemble) -> str | None:
     return explain_evaluation(changed) if changed else None
 
 
-def list_evaluated_again(state: RunState, changed: Mapping[str, str], change: Change | None) -> list[str]:
-    """The finished members that are evaluated again: all, with changed data (`describe_changed_splits`) or where
-    the change of the code is one of how members predict; after any other change those without usable predictions;
-    always those whose last evaluation failed.
+def list_evaluated_again(
+    state: RunState, changed: Mapping[str, str], change: Change | None, keep_gb: float | None = None
+) -> list[str]:
+    """The finished members that are evaluated again: all, with changed data (`describe_changed_splits`), or where
+    the change of the code is one of how members predict, or less or more of predictions is kept; after any other
+    change those without usable predictions; always those whose last evaluation failed.
+
+    Args:
+        keep_gb: `Ensemble.keep_predictions_gb`, where it may be another one.
     """
     finished = [member for member in state.members.values() if member.state == "finished" and member.checkpoint]
-    if changed or (change is not None and change.predicts):
+    is_kept_otherwise = keep_gb is not None and keep_gb != state.header.keep_predictions_gb
+    if changed or is_kept_otherwise or (change is not None and change.predicts):
         return [member.id for member in finished]
     unused = (state.combined or NOT_COMBINED).left_out if change is not None else {}
     return [member.id for member in finished if member.id in unused or member.outdated is not None]
 
 
-def explain_evaluated_again(state: RunState, change: Change | None) -> str | None:
+def explain_evaluated_again(state: RunState, change: Change | None, keep_gb: float | None = None) -> str | None:
     """Which finished members predict again with the same data; None where none does."""
-    members = list_evaluated_again(state, {}, change)
+    members = list_evaluated_again(state, {}, change, keep_gb)
     return f"{abbreviate(members)} will predict again, without training" if members else None
 
 

@@ -228,10 +228,10 @@ class Controller:
         if not any(member.checkpoint for member in self.state.members.values()):
             return {}, []
         found = describe_changed_splits(self.state.header.data, training_data(self.ensemble), self.ensemble)
-        members = list_evaluated_again(self.state, found, change)
-        for why in filter(
-            None, (found and explain_evaluation(found), explain_evaluated_again(self.state, change))
-        ):
+        keep_gb = self.ensemble.keep_predictions_gb
+        members = list_evaluated_again(self.state, found, change, keep_gb)
+        predicted = explain_evaluated_again(self.state, change, keep_gb)
+        for why in filter(None, (found and explain_evaluation(found), predicted)):
             log.warning("%s: %s", self.run_dir.path, why)
         if found or members:
             evaluate_again(self.state, members, self._events.read_clock())

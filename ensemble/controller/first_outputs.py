@@ -21,8 +21,9 @@ class FirstOutputs:
     """What the first member has predicted, with which the others' predictions are compared."""
 
     def __init__(self, ensemble: Ensemble) -> None:
-        self._function: Any = ensemble.combine if callable(ensemble.combine) else None
-        self._is_stack, self._members = ensemble.combine == "stack", len(ensemble.members or ()) or 2
+        is_tried = callable(ensemble.combine) and ensemble.search is None  # of a search the number is open
+        self._function: Any = ensemble.combine if is_tried else None
+        self._is_stack, self._members = ensemble.combine == "stack", len(ensemble.members or ())
         self._has_thresholds = ensemble.thresholds is not None
         self._first: tuple[str, Predictions] | None = None
 

@@ -127,6 +127,7 @@ def describe_start(
         "budget": ensemble.search.budget if ensemble.search else None,
         "epochs": ensemble.epochs,
         "limits": dict(ensemble.limits),
+        "keep_predictions_gb": ensemble.keep_predictions_gb,
         "members": members,
         "data": training_data(ensemble),
         "overlap": ensemble.list_overlaps(),

@@ -77,6 +77,7 @@ class RunStarted(Event):
         second_objective: the only one of these, minimized, in logs of earlier versions.
         budget: of a search: `trials`, `hours`, `cpu_hours`, `energy_kj`, those that are limited.
         limits: `gpus`, `cpus`, those that are limited.
+        keep_predictions_gb: see `Ensemble`.
     """
 
     name: str = ""
@@ -105,6 +106,7 @@ class RunStarted(Event):
     evaluated_again: list[str] = []
     accepts_data: bool = False
     limits: Json = {}
+    keep_predictions_gb: float = 1.0
     budget: Json | None = None
 
 

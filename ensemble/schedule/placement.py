@@ -35,8 +35,7 @@ class ClusterSnapshot:
         tenants: most members at one time on one GPU, by its model, learnt from their interference.
         next_cohort: the number of the next new cohort.
         streaming: trials of a search: all in cohort `next_cohort`, placed as soon as they fit.
-        is_gated: whether a place waits for others, so that more members share a feeder; not where there is none,
-            and not while other runs of the cluster wait for what this one holds.
+        is_gated: whether a place waits for others, so that more members share a feeder; not where there is none.
         free: free capacity beside the running members, kept by the caller; None: computed when needed.
     """
 

@@ -75,7 +75,8 @@ def count_bytes(ensemble: Ensemble, task: Task, row: Sequence[int]) -> int:
 
 def take_positions(array: Any, positions: Any, tail: int) -> Any:
     """[n, k, ...] of these k positions (a slice, or integers) of [n, ...], whose last `tail` axes stay."""
-    return array.reshape(len(array), -1, *array.shape[array.ndim - tail :])[:, positions]
+    end = array.ndim - tail
+    return array.reshape(len(array), math.prod(array.shape[1:end]), *array.shape[end:])[:, positions]
 
 
 def list_pieces(task: Task, shape: Sequence[int]) -> list[tuple[slice, slice]]:

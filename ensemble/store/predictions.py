@@ -131,7 +131,7 @@ class PredictedRows:
 
     def __init__(self, directory: Path) -> None:
         self.positions: npt.NDArray[np.int64] | None = None
-        self.tail = 0
+        self.tail, self._whole = 0, 0  # how many positions a sample has
         self._directory, self._values, self._target = directory, _Spool(directory), _Spool(directory)
         self._indices: list[npt.NDArray[np.int64]] = []
         self.has_target = False
@@ -153,6 +153,9 @@ class PredictedRows:
         rows, order = np.asarray(values, dtype=np.float32), np.asarray(index, dtype=np.int64)
         if rows.ndim < 1 or order.shape != rows.shape[:1]:
             raise ValueError(f"predictions [n, ...] and index [n] have shapes {rows.shape} and {order.shape}")
+        if self.positions is not None:
+            positions = math.prod(rows.shape[1 : rows.ndim - self.tail])
+            self._whole = self._whole if positions == len(self.positions) else positions
         rows = self._keep(rows, self.tail)
         try:
             self._values.add(rows)
@@ -163,9 +166,11 @@ class PredictedRows:
         self._indices.append(order.copy())
 
     def _keep(self, rows: npt.NDArray[Any], tail: int) -> npt.NDArray[Any]:
-        """Rows [k, ...] of the positions that are kept; those of another rank have no others any more."""
-        is_whole = self.positions is None or math.prod(rows.shape[1 : rows.ndim - tail]) == len(self.positions)
-        return rows if is_whole else take_positions(rows, self.positions, tail)
+        """Rows [k, ...] of the positions that are kept; what has not all of them stays: rows of another rank, and
+        targets of another kind than the values.
+        """
+        is_whole = self.positions is not None and math.prod(rows.shape[1 : rows.ndim - tail]) == self._whole
+        return take_positions(rows, self.positions, tail) if is_whole else rows
 
     def _add_target(self, target: Any, rows: int) -> None:
         truth = np.asarray(target)

@@ -24,7 +24,7 @@ from ensemble.spec.task import IGNORED, LABELS, Task, find_known
 from ensemble.spec.validation import unknown_name
 from ensemble.train.call import find_target
 from ensemble.train.gather import gather_json
-from ensemble.train.job import SharingDiffers, TrainingError, UnusableData
+from ensemble.train.job import SharingDiffers, StopTraining, TrainingError, UnusableData
 from ensemble.train.node_checks import NODE_DIRECTORY, NodeChecks, first_on_node, make_checker_address
 from ensemble.train.split_checks import REMEDY, SplitChecks
 from pipelines.verification.reader import Finding, Verification
@@ -162,7 +162,11 @@ class Data:
                     late.append(split)
             except (SampleError, TooManySkipped) as error:
                 checks.bad[split] = str(error)
-        with first_on_node("splits-read") if early else contextlib.nullcontext(False) as is_first:
+        with (
+            first_on_node("splits-read", on_wait=self.on_resident_wait)
+            if early
+            else contextlib.nullcontext(False) as is_first
+        ):
             for _ in self._read(early if is_first else ()):
                 pass
             if why := checks.explain():
@@ -392,7 +396,11 @@ class Data:
         try:
             yield from batches
         except (SampleError, TooManySkipped) as error:  # before whoever reads all of it has come so far
-            raise UnusableData(f"{WHAT_IS_BAD}, and what was trained is kept: {split}: {error}{REMEDY}") from None
+            why = f"{WHAT_IS_BAD}, and what was trained is kept: {split}: {error}{REMEDY}"
+            if self._comm.world > 1:  # the others would wait for this rank
+                raise UnusableData(why) from None
+            self.on_unusable(why)
+            raise StopTraining("stopped", is_unsaved=True) from None
 
     def has_read(self, name: str) -> bool:
         """Whether batches of a resident split were read."""
@@ -409,11 +417,16 @@ class Data:
         return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
 
     def peek(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
-        """The first samples of a split as a batch, on the member's device, prepared here, and no others."""
+        """The first samples of a split as a batch, on the member's device, prepared here, and no others.
+
+        Raises:
+            StopIteration: there is none.
+        """
         from pipelines.loader.resident import StreamedSet
 
         few = StreamedSet(self.pipeline(name).without_randomness()).loader(samples)
-        return next(self._on_device(self._apply_collate(iter(few), collate, is_training=False)))
+        batches = self._on_device(self._apply_collate(iter(few), collate, is_training=False))
+        return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
 
     def _apply_collate(
         self,

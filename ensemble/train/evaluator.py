@@ -219,7 +219,9 @@ class Evaluator:
             self._save(split, what, rows)
             return
         with contextlib.closing(state.effects.make_rows()) as together:
-            together.positions, together.tail = rows.positions, rows.tail
+            kept = find_first(state.comm, None if rows.positions is None else [rows.tail, rows.positions.tolist()])
+            if kept is not None:
+                together.tail, together.positions = kept[0], torch.tensor(kept[1]).numpy()
             pieces = rows.pieces()
             for _ in range(max(gather_json(state.comm, rows.count_pieces()))):
                 parts = next(pieces, (None, None, None))

@@ -48,8 +48,8 @@ ENDS = {
 SHOWN, MOST_SHOWN = 4, 2**14
 #: Standard deviation above which a network learns numbers badly, and below which its inputs hardly differ.
 WIDE, NARROW = 100.0, 0.02
-#: By which factor inputs may spread more in one split than in another, and how many values show it.
-UNLIKE, MANY = 3.0, 256
+#: By which factor inputs may spread more in one split than in another, and how many values show it, at most.
+UNLIKE, MANY, MOST = 8.0, 256, 2**18
 
 
 def look(state: TrainState, batch: Batch) -> None:
@@ -57,10 +57,25 @@ def look(state: TrainState, batch: Batch) -> None:
     if state.comm.rank or state.is_looked_at or not len(batch["index"]):
         return
     state.is_looked_at = True
+    try:
+        _look(state, batch)
+    except Exception as error:  # whatever it may be, the member trains
+        state.reporter.log(f"the first batch could not be looked at: {type(error).__name__}: {error}")
+
+
+def _look(state: TrainState, batch: Batch) -> None:
+    from pipelines.errors import PipelineError
+
+    few: dict[str, Batch] = {}
+    for split in state.effects.splits:
+        with contextlib.suppress(PipelineError, StopIteration):  # bad records are named elsewhere
+            few[split] = state.data.peek(split, SHOWN, state.collate)
+    predicted: list[tuple[Task, Tensor]] = []
     with undisturbed(state) as model, state.precision.autocast():
-        predicted: list[tuple[Task, Tensor]] = []
-        for text in _list_remarks(state, model, batch, predicted):
+        for text in _list_remarks(state, model, batch, few, predicted):
             state.remark(text)
+    for text in _explain_inputs(batch, few.get("valid"), state.observer.find(batch)):
+        state.remark(text)
     for task, values in predicted:
         most = values.shape[-1] - 1 if task.kind == "classification" else 1
         is_read = task.kind in LABELS and state.collate is None
@@ -98,9 +113,17 @@ def try_offered(state: TrainState, batch: Batch) -> None:
 
 
 def _list_remarks(
-    state: TrainState, model: nn.Module, batch: Batch, predicted: list[tuple[Task, Tensor]]
+    state: TrainState,
+    model: nn.Module,
+    batch: Batch,
+    few: Mapping[str, Batch],
+    predicted: list[tuple[Task, Tensor]],
 ) -> Iterator[str]:
-    """Yield the remarks; what is predicted, and its task, is put into a list."""
+    """Yield the remarks; what is predicted, and its task, is put into a list.
+
+    Args:
+        few: the first samples of each split on which the member is evaluated.
+    """
     recipe, target, first = state.recipe, find_target(batch, state.recipe.target), FirstCall()
     named = "the first batch"
     # Of several workers a loss may need all at once.
@@ -129,17 +152,15 @@ def _list_remarks(
             kept, why = choose_kept(state.ensemble, task, values.shape[1:])
             if why:
                 yield why if kept is not None else f"{UNCOMBINED}: {why}"
-        for split in state.effects.splits if predicted else ():
+        for split, samples in few.items() if predicted else ():
             named = f"samples of Ensemble.{split}"  # predicted at the end, when a difference would fail the member
-            compute_values(recipe, model, state.data.peek(split, SHOWN, state.collate), replace(seen, task=task))
+            compute_values(recipe, model, samples, replace(seen, task=task))
     except OutputError as error:
         yield f"{UNCOMBINED}: {error}"
     except Exception as error:  # it is raised again where it matters, with a message of its own
         yield f"{UNCOMBINED} unless it passes: predicting {named} raised {type(error).__name__}: {error}"
     if task is not None and task.kind in NUMBERS and not state.is_own_loop and target is not None:
         yield from _explain_spread(recipe, target)
-    if seen.call is not None:
-        yield from _explain_inputs(state, batch, seen.call.fields)
 
 
 def explain_values(task: Task | None, values: Any, target: Tensor | None) -> str | None:
@@ -234,6 +255,8 @@ def _explain_scores(seen: Observation, outputs: Any) -> Iterator[str]:
 def _compare_with_half(recipe: Recipe, model: nn.Module, batch: Batch, target: Tensor | None) -> Iterator[str]:
     """A loss of a sample that changes with its neighbours, as where [b] is subtracted from [b, 1]."""
     whole, half = recipe.loss(model, batch).float(), recipe.loss(model, split_batch(batch, 2)[0]).float()
+    if not torch.equal(whole, recipe.loss(model, batch).float()):  # it draws random numbers
+        return
     changes = (whole[: len(half)] - half).abs().max() > ROUNDING * whole.abs().max()
     if whole.shape[:1] == batch["index"].shape and half.shape[1:] == whole.shape[1:] and bool(changes):
         shape = "" if target is None else f" (the target is {list(target.shape)})"
@@ -244,16 +267,14 @@ def _compare_with_half(recipe: Recipe, model: nn.Module, batch: Batch, target: T
         )
 
 
-def _explain_inputs(state: TrainState, batch: Batch, fields: list[str]) -> Iterator[str]:
+def _explain_inputs(batch: Batch, valid: Batch | None, seen: Observation) -> Iterator[str]:
     """Inputs to which one split has other stages than the other, and images that were scaled twice."""
-    splits = {"train": batch}
-    if "valid" in state.effects.splits:
-        splits["valid"] = state.data.read_first("valid", len(batch["index"]), state.collate)
-    for name in fields:
-        values = {split: value for split, each in splits.items() if isinstance(value := each.get(name), Tensor)}
-        if any(value.numel() < MANY or value.is_complex() for value in values.values()):
+    splits = {"train": batch} if valid is None else {"train": batch, "valid": valid}
+    for name in [] if seen.call is None else seen.call.fields:
+        values: dict[str, Any] = {split: samples.get(name) for split, samples in splits.items()}
+        if not all(map(_is_plain, values.values())):
             continue
-        spreads = [float(value.double().std()) for value in values.values()]
+        spreads = [float(value.flatten()[:MOST].double().std()) for value in values.values()]
         kinds = {value.dtype for value in values.values()}
         rows = zip(values.items(), spreads, strict=True)
         shown = " and ".join(f"{value.dtype} ± {spread:.2g} in {split}" for (split, value), spread in rows)
@@ -265,6 +286,12 @@ def _explain_inputs(state: TrainState, batch: Batch, fields: list[str]) -> Itera
                 f"images of the field {name!r} hardly differ ({shown}): they may be scaled twice, or by means "
                 "of 0 to 255, where stages.scale takes those of 0 to 1"
             )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a dense tensor of numbers, enough to judge how they spread."""
+    is_dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+    return is_dense and not value.is_complex() and value.numel() >= MANY
 
 
 def _explain_spread(recipe: Recipe, target: Tensor) -> Iterator[str]:

@@ -116,17 +116,18 @@ def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str 
     kept = state.get("network")
     if kept is None:
         raise NotKept(f"{file} has no network beside the weights")
+    try:
+        check_code(run, file)
+    except (StoreError, OSError) as error:
+        raise NotKept(str(error)) from None
     if kept["python"] != PYTHON or (code is not None and kept["code"] != code):
         raise NotKept(f"the network in {file} is of other code, or of another Python")
     weights = state["model"]
     try:
-        check_code(run, file)
         model: nn.Module = join_tensors(
             kept["pickle"].numpy().tobytes(), list(_restore_tensors(kept["tensors"], weights))
         )
         model.load_state_dict(weights)
-    except (StoreError, OSError) as error:
-        raise NotKept(str(error)) from None
     except (pickle.UnpicklingError, ImportError, AttributeError, KeyError, TypeError, RuntimeError) as error:
         raise NotKept(f"the network in {file} cannot be built: {error}") from None
     return model

@@ -99,19 +99,26 @@ class NodeChecks:
 
 
 @contextlib.contextmanager
-def first_on_node(what: str, limit_s: float = FIRST_S, *, counts_failure: bool = False) -> Iterator[bool]:
+def first_on_node(
+    what: str,
+    limit_s: float = FIRST_S,
+    *,
+    counts_failure: bool = False,
+    on_wait: Callable[[], None] | None = None,
+) -> Iterator[bool]:
     """Yield whether no member of this node has run the block `what` yet. Others wait while the first one does: no
     more than that once, not when its process is gone (flock(2)), and not for ever.
 
     Args:
         counts_failure: whether the block has run also where it has raised.
+        on_wait: called again and again while others are waited for.
     """
     directory = os.environ.get(NODE_DIRECTORY)
     if directory is None:
         yield True
         return
     with open(Path(directory, what), "ab", buffering=0) as file:  # empty until the block has run
-        is_locked = _wait_for_lock(file, limit_s)
+        is_locked = _wait_for_lock(file, limit_s, on_wait)
         is_first = is_locked and not os.fstat(file.fileno()).st_size
         if is_locked and not is_first:
             fcntl.flock(file, fcntl.LOCK_UN)
@@ -125,7 +132,7 @@ def first_on_node(what: str, limit_s: float = FIRST_S, *, counts_failure: bool =
                 fcntl.flock(file, fcntl.LOCK_UN)  # a process that the block has forked has the file, too
 
 
-def _wait_for_lock(file: IO[bytes], limit_s: float) -> bool:
+def _wait_for_lock(file: IO[bytes], limit_s: float, on_wait: Callable[[], None] | None) -> bool:
     """Whether the lock was got within so many seconds."""
     until = time.monotonic() + limit_s
     while True:
@@ -134,6 +141,8 @@ def _wait_for_lock(file: IO[bytes], limit_s: float) -> bool:
         except BlockingIOError:
             if time.monotonic() >= until:
                 return False
+            if on_wait is not None:
+                on_wait()
             time.sleep(0.02)
         else:
             return True

@@ -88,6 +88,11 @@ def to_plain(value: Any, where: str = "the state") -> Any:
             f"a checkpoint cannot hold {where}, a {type(value).__name__} that cannot be pickled: {error}; "
             "state_dict(), or a hook such as on_save_checkpoint, puts it there"
         ) from None
+    if b"cloudpickle" in content:  # the class would come back as it was, whatever the code has become
+        raise TrainingError(
+            f"a checkpoint cannot hold {where}: it has an object of a class or function of the run's own code; let"
+            " state_dict(), or the hook, give plain values and tensors, or import it from a package"
+        )
     return {_PICKLE: torch.frombuffer(bytearray(content), dtype=torch.uint8), "tensors": tensors}
 
 

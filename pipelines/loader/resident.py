@@ -83,7 +83,7 @@ class Resident:
         try:
             preparer = Preparer(pipeline, warn_skipped if pipeline.on_error == "skip" else None)
             columns = ring.map_writable(fd, layout)
-            parts = min(_CHECKS, 1 + layout.nbytes // LEAST_CHECKED)
+            parts = min(_CHECKS, 1 + max(layout.nbytes // LEAST_CHECKED, n // TRIED))
             for first in range(0, n, step := -(-n // parts)):
                 check(layout.nbytes * (n - first) // n)
                 preparer.fill(columns, first, 0, first, min(first + step, n))

@@ -21,6 +21,8 @@ from pipelines.sources._file_records import FileRecords
 from pipelines.sources._files import File
 
 _CHUNK = 8 << 20
+_COUNTED = 2**16  # bytes whose line breaks are counted at a time: what is read again for each bad row
+_MOST_COUNTED = 2**28  # bytes that are read to know the line of a row
 _NEWLINE, _RETURN = ord("\n"), ord("\r")
 _BOM = b"\xef\xbb\xbf"
 # First bytes of compressed files, of which no row can be read without all that come before it.
@@ -141,22 +143,22 @@ def find_rows(file: File, delimiter: bytes = b",", quote: bytes | None = None) -
     return rows
 
 
-def count_lines(file: File, end: int, known: list[int]) -> int:
+def count_lines(file: File, end: int, counted: list[int]) -> int:
     """The number of line breaks before a byte with which a row begins.
 
     Args:
-        known: the numbers before each chunk of the file, as far as they are counted, beginning with 0: goes on.
+        counted: the numbers before each part of the file, as far as they are counted, beginning with 0: goes on.
     """
     with file.open() as handle:
-        for chunk in itertools.count(min(len(known) - 1, end // _CHUNK)):
-            start = chunk * _CHUNK
+        for part in itertools.count(min(len(counted) - 1, end // _COUNTED)):
+            start = part * _COUNTED
             handle.seek(start)
-            data = handle.read(min(_CHUNK, end - start) + 1)  # a byte more: a "\r" may be half of a line break
-            found = data.count(b"\n", 0, _CHUNK) + data.count(b"\r", 0, _CHUNK) - data.count(b"\r\n")
-            if start + _CHUNK > end:
+            data = handle.read(min(_COUNTED, end - start) + 1)  # a byte more: a "\r" may be half of a line break
+            breaks = data.count(b"\n", 0, _COUNTED) + data.count(b"\r", 0, _COUNTED) - data.count(b"\r\n")
+            if start + _COUNTED > end:
                 break
-            known[chunk + 1 :] = [known[chunk] + found]
-    return known[chunk] + found
+            counted[part + 1 :] = [counted[part] + breaks]
+    return counted[part] + breaks
 
 
 def skip_mark(handle: BinaryIO) -> int:
@@ -216,6 +218,8 @@ class TextRows(FileRecords):
         """The file, and the line as an editor counts it: from 1, headers and line breaks in quotes included."""
         number, start, _ = self._locate(index)
         counts = list(self._line_counts.get(number, (0,)))
+        if start > len(counts) * _COUNTED + _MOST_COUNTED:  # not for the name of a row alone
+            return super().where(index)
         try:
             line = 1 + count_lines(self.files[number], start, counts)
         except (OSError, PipelineError):  # the file is gone

@@ -337,6 +337,7 @@ def test_lines_are_counted_as_an_editor_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, chunk: int
 ) -> None:
     monkeypatch.setattr(_rows, "_CHUNK", chunk)
+    monkeypatch.setattr(_rows, "_COUNTED", chunk)
     text = 'x,note|1,"two|lines"||2,plain|bad,"a||b"|4,|'.replace("|", end)
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
     source = sources.csv(tmp_path / "a.csv", {"x": "int64", "note": "str"})

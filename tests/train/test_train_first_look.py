@@ -22,6 +22,7 @@ from ensemble.reporting import RunProjection  # noqa: E402
 from ensemble.reporting.sections.notices import collect_notices  # noqa: E402
 from ensemble.reporting.sections.quality import describe_failed_combination  # noqa: E402
 from ensemble.reporting.status import status_notes  # noqa: E402
+from ensemble.spec.task import IGNORED  # noqa: E402
 from ensemble.store import RunDir, read_events  # noqa: E402
 from pipelines import Pipeline, sources  # noqa: E402
 
@@ -70,7 +71,7 @@ def entropy(take: Any = lambda outputs: outputs) -> Any:
 
 
 def ignoring(model: Any, batch: Any) -> Any:
-    return F.cross_entropy(model(batch["x"]), batch["label"], ignore_index=-1, reduction="none")
+    return F.cross_entropy(model(batch["x"]), batch["label"], ignore_index=IGNORED, reduction="none")
 
 
 def scores(params: Any) -> Any:
@@ -135,7 +136,7 @@ def test_the_first_batch_shows_it(tmp_path: Path, recipe: Recipe, label: Any, sa
         (predicting(lambda s: s.softmax(-1)), LABEL),
         (Recipe(model=lambda params: Parts(lambda s, x: s.log_softmax(-1)), loss=entropy()), LABEL),
         (Recipe(model=one, loss="mse"), NUMBER),
-        (Recipe(model=scores, loss=ignoring), np.where(np.arange(60) % 5, LABEL, -1)),
+        (Recipe(model=scores, loss=ignoring), np.where(np.arange(60) % 5, LABEL, IGNORED)),
         (Recipe(model=lambda p: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)),
                 loss="cross_entropy"), LABEL),
     ],

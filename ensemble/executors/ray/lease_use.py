@@ -12,9 +12,6 @@ from ensemble.schedule.needs import UNITS
 
 _EPSILON = 1e-6  # cores, and GiB
 
-#: Of each member on a node: its placement, and its ranks there.
-PlacedThere = Sequence[tuple[Placement, list[int]]]
-
 
 class Use(NamedTuple):
     """What members take of a node: the ids of GPUs, cores, GiB."""
