@@ -35,7 +35,7 @@ def failure(outcome: str, events: Events) -> str:
 def test_what_is_told_of_a_training(tmp_path: Path) -> None:
     outcome, events = train(tmp_path)
     assert outcome == "finished"
-    told = [e["type"] for e in events if e["type"] not in ("usage", "progress", "first_outputs")]
+    told = [e["type"] for e in events if e["type"] not in ("usage", "progress", "first_outputs", "remark")]
     assert told == ["started", *["epoch", "checkpoint"] * 3, "finished"]
     (started,) = of(events, "started")
     assert (started["epoch"], started["step"], started["first_epoch"]) == (0, 0, 0)
