@@ -2,7 +2,8 @@
 
 One safetensors file: `values` float32 [n, ...] as `ensemble.spec.task` lays them out for the task, which its
 header names; `index` int64 [n]; `target` [n, ...] where there is one; `positions` int64 [k] where some are
-kept. Rows are kept in the order of `index`, so that those of two members stand side by side.
+kept. Rows are kept in the order of `index`, so that those of two members stand side by side. Where a collate
+function pads batches to unlike lengths, all rows have the longest: what was added has a target that takes no part.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -23,10 +24,10 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from ensemble.spec.positions import take_positions
+from ensemble.spec.positions import take_positions, widen
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.digests import open_checked
-from ensemble.store.errors import DamagedError, StoreError, explain_format
+from ensemble.store.errors import DamagedError, StoreError, UnlikeRows, explain_format
 from ensemble.store.files import make_directory, make_write_error, write_atomically
 
 VERSION = 3
@@ -34,6 +35,11 @@ _KEY = "ensemble.predictions"
 LENGTH_BYTES = 8  # at the start of a safetensors file: how long its header is
 _DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
 _WRITTEN = ("I64", "F64", "F32")  # the order of dtypes in a file
+#: What to do where batches are of unlike length, and cannot be filled up.
+PAD = (
+    "only positions with a target, of classes or numbers, are filled up, by a target that takes no part: pad all "
+    'batches to one length, as by padding="max_length"'
+)
 _SPOOL_BYTES, _PIECE_BYTES = 2**24, 2**22  # of rows: in memory at most; read at a time
 
 
@@ -112,6 +118,14 @@ class _Spool:
             some = self.read(first, step) if rows is None or order is None else rows[order[first : first + step]]
             file.write(some.tobytes())
 
+    def widen(self, lengths: Sequence[int], *, is_target: bool) -> _Spool:
+        """A spool of the same rows with these lengths (`ensemble.spec.positions.widen`); this one is closed."""
+        made, step = _Spool(self._directory), max(1, _PIECE_BYTES // max(1, self.row_bytes))
+        for first in range(0, self.rows, step):
+            made.add(widen(self.read(first, step), lengths, is_target=is_target))
+        self.close()
+        return made
+
     def close(self) -> None:
         self._file.close()
 
@@ -126,12 +140,14 @@ class PredictedRows:
         index: of the rows so far.
         has_target: whether they have one.
         positions: which ones of each sample are kept (`ensemble.spec.positions`); None: all.
-        tail: how many axes of values come after those of positions.
+        tail: how many axes of values come after those of positions; None: a sample cannot be divided.
+        shape: of the values of a sample, with all of its positions; None before the first.
     """
 
     def __init__(self, directory: Path) -> None:
         self.positions: npt.NDArray[np.int64] | None = None
-        self.tail = 0
+        self.tail: int | None = None
+        self.shape: tuple[int, ...] | None = None
         self._directory, self._values, self._target = directory, _Spool(directory), _Spool(directory)
         self._indices: list[npt.NDArray[np.int64]] = []
         self.has_target = False
@@ -148,16 +164,21 @@ class PredictedRows:
 
         Raises:
             ValueError: shapes do not fit.
+            UnlikeRows: samples have other positions than before, and no target that takes no part there.
             WriteError: the disk is full.
         """
         rows, order = np.asarray(values, dtype=np.float32), np.asarray(index, dtype=np.int64)
         if rows.ndim < 1 or order.shape != rows.shape[:1]:
             raise ValueError(f"predictions [n, ...] and index [n] have shapes {rows.shape} and {order.shape}")
-        rows = self._keep(rows, self.tail)
+        truth, shape = None if target is None else _read_target(target, len(order)), rows.shape[1:]
         try:
-            self._values.add(rows)
-            if target is not None:
-                self._add_target(target, len(order))
+            wide = self.widen(shape)
+            if shape != wide:
+                lengths = wide[: len(shape) - (self.tail or 0)]
+                rows, truth = widen(rows, lengths), widen(truth, lengths, is_target=True)
+            self._values.add(self._keep(rows, self.tail or 0))
+            if truth is not None:
+                self._add_target(truth)
         except OSError as error:
             raise make_write_error(self._directory / "predictions", error) from None
         self._indices.append(order.copy())
@@ -167,19 +188,36 @@ class PredictedRows:
         is_whole = self.positions is None or math.prod(rows.shape[1 : rows.ndim - tail]) == len(self.positions)
         return rows if is_whole else take_positions(rows, self.positions, tail)
 
-    def _add_target(self, target: Any, rows: int) -> None:
-        truth = np.asarray(target)
-        if truth.shape[:1] != (rows,):
-            raise ValueError(f"target must have {rows} rows, got the shape {truth.shape}")
-        self.has_target, truth = True, self._keep(truth, 0)
-        self._target.add(truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64))
+    def widen(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Give all rows at least the positions of a sample of this shape; returns the shape that they have then.
+
+        Raises:
+            UnlikeRows: see `add`.
+        """
+        own, shape = self.shape, tuple(shape)
+        if own is None or shape == own:
+            self.shape = shape
+            return shape
+        axes = len(own) - (self.tail or 0)
+        is_paddable = self.tail is not None and self.has_target and self.positions is None
+        if not is_paddable or len(shape) != len(own) or shape[axes:] != own[axes:]:
+            raise UnlikeRows(f"a sample has predictions of shape {list(shape)}, one before {list(own)}; {PAD}")
+        self.shape = (*map(max, shape[:axes], own[:axes]), *own[axes:])
+        if self.shape != own:
+            self._values = self._values.widen(self.shape[:axes], is_target=False)
+            self._target = self._target.widen(self.shape[:axes], is_target=True)
+        return self.shape
+
+    def _add_target(self, truth: npt.NDArray[Any]) -> None:
+        self.has_target = True
+        self._target.add(self._keep(truth, 0))
 
     def replace_target(self, target: Any | None) -> None:
         """Take another target for all rows, in the order in which they were added; None: none."""
         self._target.close()
         self._target, self.has_target = _Spool(self._directory), False
         if target is not None:
-            self._add_target(target, len(self))
+            self._add_target(_read_target(target, len(self)))
 
     def count_pieces(self) -> int:
         """How many there are of `pieces`."""
@@ -249,6 +287,13 @@ class PredictedRows:
         """Free the memory and the files; what `arrays` gave stays."""
         self._values.close()
         self._target.close()
+
+
+def _read_target(target: Any, rows: int) -> npt.NDArray[Any]:
+    truth = np.asarray(target)
+    if truth.shape[:1] != (rows,):
+        raise ValueError(f"target must have {rows} rows, got the shape {truth.shape}")
+    return truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64)
 
 
 def _make_header(shapes: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:

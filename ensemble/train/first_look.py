@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
-from ensemble.spec.positions import choose_kept, count_bytes
+from ensemble.spec.positions import TAILS, choose_kept, count_bytes
 from ensemble.spec.task import LABELS, NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
+from ensemble.store.predictions import PAD
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target
 from ensemble.train.infer_task import PREDICT, OutputError, describe, find_class_axis, fit_points, take_logits
@@ -131,7 +132,7 @@ def _list_remarks(
                 yield why if kept is not None else f"{UNCOMBINED}: {why}"
         for split in state.effects.splits if predicted else ():
             named = f"samples of Ensemble.{split}"  # predicted at the end, when a difference would fail the member
-            compute_values(recipe, model, state.data.peek(split, SHOWN, state.collate), replace(seen, task=task))
+            yield from _explain_lengths(state, model, split, replace(seen, task=task))
     except OutputError as error:
         yield f"{UNCOMBINED}: {error}"
     except Exception as error:  # it is raised again where it matters, with a message of its own
@@ -140,6 +141,26 @@ def _list_remarks(
         yield from _explain_spread(recipe, target)
     if seen.call is not None:
         yield from _explain_inputs(state, batch, seen.call.fields)
+
+
+def _explain_lengths(state: TrainState, model: nn.Module, split: str, seen: Observation) -> Iterator[str]:
+    """Predict samples of a split; of batches of unlike length what is not kept, or has padding that counts."""
+    kind, shapes, counts = "free" if seen.task is None else seen.task.kind, set(), True
+    for samples in (SHOWN, 2, 4 * SHOWN):  # the longest are hardly the same
+        few = state.data.peek(split, samples, state.collate)
+        values, target = compute_values(state.recipe, model, few, seen), find_target(few, state.recipe.target)
+        is_paddable = kind in TAILS and target is not None
+        counts &= target is None or (kind in NUMBERS and target.dim() > 1 and bool(find_known(target).all()))
+        if is_paddable and (not counts or state.collate is None):
+            return
+        shapes.add(tuple(values.shape[1:]))
+    if len(shapes) > 1:
+        what = f"of samples of Ensemble.{split} predictions have the shapes {', '.join(map(str, sorted(shapes)))}"
+        yield (
+            f"{what}, and the target of what batches are padded by counts: pad it by NaN"
+            if is_paddable
+            else (f"{UNCOMBINED}: {what}; {PAD}")
+        )
 
 
 def explain_values(task: Task | None, values: Any, target: Tensor | None) -> str | None:
