@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from event_dicts import fold, read_events
@@ -129,6 +130,19 @@ def test_members_have_the_figures_that_they_have_with_all_batches_of_one_length(
     for of, metrics in whole.metrics.items():
         assert longest.metrics[of] == pytest.approx(metrics, rel=1e-3, nan_ok=True)
     loaded = ensemble.load(tmp_path / "longest")
+    batches = []
+    for suffix in ("parquet", "csv"):
+        assert (
+            ensemble.predict(tmp_path / "longest", out=tmp_path / f"of.{suffix}", split="valid", batch_size=4)
+            == 20
+        )
+    for row in pyarrow.parquet.read_table(tmp_path / "of.parquet").to_pylist():
+        found = row["probabilities" if task == "classification" else "prediction"]
+        assert len(found) == LENGTHS[40:60].reshape(5, 4).max(axis=1)[row["index"] // 4]
+        batches.append(np.array(found)[: LENGTHS[40 + row["index"]]])
+    for found, words, length in zip(batches, WORDS[40:60], LENGTHS[40:60], strict=True):
+        made = loaded({"words": torch.tensor(words[None, :length])})[0]
+        np.testing.assert_allclose(found, made.detach().numpy(), atol=1e-5)
     alone, wide = (loaded({"words": torch.tensor(WORDS[:2, :length])}) for length in (3, 5))
     assert alone.shape[:2] == (2, 3) and torch.allclose(alone, wide[:, :3], atol=1e-5)
 
