@@ -155,12 +155,10 @@ def _explain_lengths(state: TrainState, model: nn.Module, split: str, seen: Obse
             return
         shapes.add(tuple(values.shape[1:]))
     if len(shapes) > 1:
-        what = f"of samples of Ensemble.{split} predictions have the shapes {', '.join(map(str, sorted(shapes)))}"
-        yield (
-            f"{what}, and the target of what batches are padded by counts: pad it by NaN"
-            if is_paddable
-            else (f"{UNCOMBINED}: {what}; {PAD}")
-        )
+        what = f"samples of Ensemble.{split} have predictions of the shapes {', '.join(map(str, sorted(shapes)))}"
+        lost = UNCOMBINED if split == "valid" else f"no predictions on {split!r} are saved"
+        zeros = "no target is NaN, so that what a batch is padded by counts as one: pad targets by NaN"
+        yield f"{what}, and {zeros}" if is_paddable else f"{lost}: {what}; {PAD}"
 
 
 def explain_values(task: Task | None, values: Any, target: Tensor | None) -> str | None:

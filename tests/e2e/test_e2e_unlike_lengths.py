@@ -132,10 +132,8 @@ def test_members_have_the_figures_that_they_have_with_all_batches_of_one_length(
     loaded = ensemble.load(tmp_path / "longest")
     batches = []
     for suffix in ("parquet", "csv"):
-        assert (
-            ensemble.predict(tmp_path / "longest", out=tmp_path / f"of.{suffix}", split="valid", batch_size=4)
-            == 20
-        )
+        options = {"split": "valid", "batch_size": 4, "uncertainty": True}
+        assert ensemble.predict(tmp_path / "longest", out=tmp_path / f"of.{suffix}", **options) == 20
     for row in pyarrow.parquet.read_table(tmp_path / "of.parquet").to_pylist():
         found = row["probabilities" if task == "classification" else "prediction"]
         assert len(found) == LENGTHS[40:60].reshape(5, 4).max(axis=1)[row["index"] // 4]
@@ -148,7 +146,7 @@ def test_members_have_the_figures_that_they_have_with_all_batches_of_one_length(
 
 
 @pytest.mark.parametrize(
-    ("task", "says"), [("free", 'padding="max_length"'), ("padded by 0", "what batches are padded by counts")]
+    ("task", "says"), [("free", 'padding="max_length"'), ("padded by 0", "pad targets by NaN")]
 )
 def test_what_cannot_be_kept_is_said_at_the_first_batch_and_members_end_once(
     tmp_path: Path, task: str, says: str
