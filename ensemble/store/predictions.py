@@ -63,22 +63,29 @@ class Predictions:
 
 
 class _Spool:
-    """Rows of one shape in the order in which they come: in memory while few, else in a file without a name."""
+    """Rows in the order in which they come, to be read once `widen` has given all one shape: in memory while few,
+    else in a file without a name.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._memory: io.BytesIO | None = io.BytesIO()
         self._file: BinaryIO = self._memory
         self.rows, self.dtype, self.shape = 0, np.dtype(np.float32), ()
+        self._shapes: list[tuple[int, tuple[int, ...]]] = []  # how many rows that follow each other have which
+        self._size = 0  # in bytes
 
-    def add(self, rows: npt.NDArray[Any]) -> None:
+    def add(self, rows: npt.NDArray[Any], *, may_differ: bool = False) -> None:
         now = rows.dtype, rows.shape[1:]
         if not self.rows:
             self.dtype, self.shape = now
-        if now != (self.dtype, self.shape):
+        if now != (self.dtype, self.shape) and not (may_differ and now[0] == self.dtype):
             raise ValueError(f"rows of {now[0]} {list(now[1])} follow rows of {self.dtype} {list(self.shape)}")
-        self.rows += len(rows)
-        if self._memory is not None and self.rows * self.row_bytes > _SPOOL_BYTES:
+        if not self._shapes or self._shapes[-1][1] != now[1]:
+            self._shapes.append((0, now[1]))
+        self._shapes[-1] = self._shapes[-1][0] + len(rows), now[1]
+        self.rows, self._size = self.rows + len(rows), self._size + rows.nbytes
+        if self._memory is not None and self._size > _SPOOL_BYTES:
             make_directory(self._directory)
             nameless = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - `close` closes it
             self._file = cast(BinaryIO, nameless)
@@ -119,10 +126,18 @@ class _Spool:
             file.write(some.tobytes())
 
     def widen(self, lengths: Sequence[int], *, is_target: bool) -> _Spool:
-        """A spool of the same rows with these lengths (`ensemble.spec.positions.widen`); this one is closed."""
-        made, step = _Spool(self._directory), max(1, _PIECE_BYTES // max(1, self.row_bytes))
-        for first in range(0, self.rows, step):
-            made.add(widen(self.read(first, step), lengths, is_target=is_target))
+        """A spool of the same rows with these lengths, instead of this one; this one, where they have them."""
+        if all(shape[: len(lengths)] == tuple(lengths) for _, shape in self._shapes):
+            return self
+        made = _Spool(self._directory)
+        self._file.seek(0)
+        for rows, shape in self._shapes:
+            size = self.dtype.itemsize * math.prod(shape)
+            step = max(1, _PIECE_BYTES // max(1, size))
+            for first in range(0, rows, step):
+                count = min(step, rows - first)
+                some = np.frombuffer(self._file.read(count * size), self.dtype).reshape(count, *shape)
+                made.add(widen(some, lengths, is_target=is_target))
         self.close()
         return made
 
@@ -170,13 +185,10 @@ class PredictedRows:
         rows, order = np.asarray(values, dtype=np.float32), np.asarray(index, dtype=np.int64)
         if rows.ndim < 1 or order.shape != rows.shape[:1]:
             raise ValueError(f"predictions [n, ...] and index [n] have shapes {rows.shape} and {order.shape}")
-        truth, shape = None if target is None else _read_target(target, len(order)), rows.shape[1:]
+        truth = None if target is None else _read_target(target, len(order))
         try:
-            wide = self.widen(shape)
-            if shape != wide:
-                lengths = wide[: len(shape) - (self.tail or 0)]
-                rows, truth = widen(rows, lengths), widen(truth, lengths, is_target=True)
-            self._values.add(self._keep(rows, self.tail or 0))
+            self.widen(rows.shape[1:])
+            self._values.add(self._keep(rows, self.tail or 0), may_differ=self.tail is not None)
             if truth is not None:
                 self._add_target(truth)
         except OSError as error:
@@ -188,8 +200,8 @@ class PredictedRows:
         is_whole = self.positions is None or math.prod(rows.shape[1 : rows.ndim - tail]) == len(self.positions)
         return rows if is_whole else take_positions(rows, self.positions, tail)
 
-    def widen(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Give all rows at least the positions of a sample of this shape; returns the shape that they have then.
+    def widen(self, shape: Sequence[int]) -> None:
+        """Let all rows have at least the positions of a sample of this shape, once they are read.
 
         Raises:
             UnlikeRows: see `add`.
@@ -197,20 +209,23 @@ class PredictedRows:
         own, shape = self.shape, tuple(shape)
         if own is None or shape == own:
             self.shape = shape
-            return shape
+            return
         axes = len(own) - (self.tail or 0)
         is_paddable = self.tail is not None and self.has_target and self.positions is None
         if not is_paddable or len(shape) != len(own) or shape[axes:] != own[axes:]:
             raise UnlikeRows(f"a sample has predictions of shape {list(shape)}, one before {list(own)}; {PAD}")
         self.shape = (*map(max, shape[:axes], own[:axes]), *own[axes:])
-        if self.shape != own:
-            self._values = self._values.widen(self.shape[:axes], is_target=False)
-            self._target = self._target.widen(self.shape[:axes], is_target=True)
-        return self.shape
+
+    def _fill_up(self) -> None:
+        """Give all rows the positions of the longest: once, as of samples by their length each is longer."""
+        if self.shape is not None and self.tail is not None and self.positions is None:
+            lengths = self.shape[: len(self.shape) - self.tail]
+            self._values = self._values.widen(lengths, is_target=False)
+            self._target = self._target.widen(lengths, is_target=True)
 
     def _add_target(self, truth: npt.NDArray[Any]) -> None:
         self.has_target = True
-        self._target.add(self._keep(truth, 0))
+        self._target.add(self._keep(truth, 0), may_differ=self.tail is not None)
 
     def replace_target(self, target: Any | None) -> None:
         """Take another target for all rows, in the order in which they were added; None: none."""
@@ -221,6 +236,7 @@ class PredictedRows:
 
     def count_pieces(self) -> int:
         """How many there are of `pieces`."""
+        self._fill_up()
         return -(-len(self) // self._piece_rows)
 
     @property
@@ -229,6 +245,7 @@ class PredictedRows:
 
     def pieces(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]]:
         """Values, index and target of some rows at a time."""
+        self._fill_up()
         index, step = self.index, self._piece_rows
         for first in range(0, len(self), step):
             target = self._target.read(first, step) if self.has_target else None
@@ -236,6 +253,7 @@ class PredictedRows:
 
     def arrays(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]:
         """Values, index and target of all rows by ascending index; mapped from the file where there is one."""
+        self._fill_up()
         index, parts = self.index, [self._values.map(), self._target.map() if self.has_target else None]
         if (index[1:] < index[:-1]).any():
             order = index.argsort(kind="stable")
@@ -254,6 +272,7 @@ class PredictedRows:
             ValueError: shapes do not fit, or an index is there twice.
             WriteError: the file cannot be written.
         """
+        self._fill_up()
         index, values, target = self.index, self._values, self._target
         if task == CLASSIFICATION and not values.shape:
             raise ValueError(f"{path}: probabilities [n, ..., C] have shape {(len(self), *values.shape)}")
