@@ -120,6 +120,17 @@ def to_arrow(values: Array, unknown: Array | None = None) -> Any:
     return _fold(pyarrow.array(flat, mask=None if unknown is None else unknown.reshape(-1)), values.shape)
 
 
+def loosen(table: pyarrow.Table, positions: int) -> pyarrow.Table:
+    """A table whose lists of positions, along so many axes, may be longer or shorter in that of another batch."""
+    import pyarrow
+
+    def change(kind: Any, axes: int) -> Any:
+        is_fixed = axes and pyarrow.types.is_fixed_size_list(kind)
+        return pyarrow.list_(change(kind.value_type, axes - 1)) if is_fixed else kind
+
+    return table.cast(pyarrow.schema([(each.name, change(each.type, positions)) for each in table.schema]))
+
+
 def _fold(column: Any, shape: Sequence[int]) -> Any:
     """A column of b * ... numbers as one of b lists of equal lengths."""
     import pyarrow

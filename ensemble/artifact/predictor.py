@@ -19,6 +19,7 @@ from ensemble.artifact.preparation import prepare_for_program, prepare_for_run
 from ensemble.artifact.table_writers import MARK, OTHER_FORMATS, open_writer
 from ensemble.combine.conformal import Conformal, load_conformal
 from ensemble.events import NOT_COMBINED
+from ensemble.spec.positions import TAILS
 from ensemble.spec.task import Task
 from pipelines.environment.library_settings import keeps_settings
 from pipelines.errors import as_utf8
@@ -311,7 +312,7 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
     import pyarrow
     import torch
 
-    from ensemble.artifact.columns import find_lost, make_columns
+    from ensemble.artifact.columns import find_lost, loosen, make_columns
     from ensemble.combine import CombineError
     from pipelines.loader.collate import make_collator
 
@@ -331,6 +332,8 @@ def _compute(predictor: Predictor, batch_size: int) -> Iterator[tuple[Any, int]]
         order = index.argsort(kind="stable")  # a collate function may order samples otherwise
         index, arrays = index[order], {name: value[order] for name, value in arrays.items()}
         table = make_columns(index, arrays, predictor.task, predictor.classes, predictor.conformal)
+        if predictor.collate is not None and predictor.task.kind in TAILS:
+            table = loosen(table, arrays["values"].ndim - 1 - TAILS[predictor.task.kind])
         if predictor.source is not None:
             names = [as_utf8(predictor.source.where(each)) for each in index.tolist()]
             table = table.add_column(1, "file", pyarrow.array(names, pyarrow.string()))

@@ -12,7 +12,7 @@ from ensemble.combine.conformal_scores import list_chunks
 from ensemble.combine.methods import list_representatives
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import find_math
-from ensemble.spec.positions import choose_positions, count_positions, take_positions
+from ensemble.spec.positions import TAILS, choose_positions, count_positions, take_positions, widen
 from ensemble.spec.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
@@ -183,6 +183,24 @@ def align(
     kept = [one.positions for one in saved.values() if one.positions is not None]
     part = f"all figures are of the {len(kept[0]):,} positions of each sample that are kept" if kept else ""
     return PredictionMatrix(members, values, index, target, left_out, task, part=part)
+
+
+def widen_alike(saved: Sequence[Predictions]) -> list[Predictions]:
+    """Those of samples that are of unlike length, filled up as in `PredictedRows`; others as they are."""
+    tail, axes = TAILS.get(saved[0].task.kind), {each.values.ndim for each in saved}
+    if tail is None or len(axes) > 1 or any(each.positions is not None for each in saved):
+        return list(saved)
+    lengths = [
+        max(sizes) for sizes in zip(*(each.values.shape[1 : max(axes) - tail] for each in saved), strict=True)
+    ]
+    return [
+        replace(
+            each,
+            values=widen(each.values, lengths),
+            target=None if each.target is None else widen(each.target, lengths, is_target=True),
+        )
+        for each in saved
+    ]
 
 
 def are_equal(first: Array, second: Array) -> bool:

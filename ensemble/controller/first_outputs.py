@@ -8,7 +8,7 @@ import numpy as np
 
 from ensemble.combine.combination import call_function
 from ensemble.combine.metrics import CombineError
-from ensemble.combine.prediction_matrix import align
+from ensemble.combine.prediction_matrix import align, widen_alike
 from ensemble.combine.tasks import find_math
 from ensemble.events import Report
 from ensemble.spec import Ensemble
@@ -24,6 +24,7 @@ class FirstOutputs:
         is_tried = callable(ensemble.combine) and ensemble.search is None  # of a search the number is open
         self._function: Any = ensemble.combine if is_tried else None
         self._is_stack, self._members = ensemble.combine == "stack", len(ensemble.members or ())
+        self._has_collate = getattr(ensemble.recipe, "collate", "of a function") is not None
         self._has_thresholds = ensemble.thresholds is not None
         self._first: tuple[str, Predictions] | None = None
 
@@ -42,7 +43,10 @@ class FirstOutputs:
                     return f"combine='stack' is not for these members: {why}"
             if self._has_thresholds and own.task.kind not in LABELS:
                 raise CombineError(f"thresholds are of classes and labels; the task is {own.task.kind}")
-            align("training", dict([self._first, (event["member"], own)]))
+            pair = [self._first[1], own]
+            if self._has_collate and pair[0].task == own.task:  # two batches may be of unlike length
+                pair = widen_alike(pair)
+            align("training", dict(zip((self._first[0], event["member"]), pair, strict=True)))
         except CombineError as error:
             return f"{UNCOMBINED}: {error}"
         return None

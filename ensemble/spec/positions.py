@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.spec.task import Kind, Task
+from ensemble.spec.task import IGNORED, Kind, Task
 
 if TYPE_CHECKING:
     from ensemble.spec.ensemble import Ensemble
@@ -77,6 +77,17 @@ def take_positions(array: Any, positions: Any, tail: int) -> Any:
     """[n, k, ...] of these k positions (a slice, or integers) of [n, ...], whose last `tail` axes stay."""
     end = array.ndim - tail
     return array.reshape(len(array), math.prod(array.shape[1:end]), *array.shape[end:])[:, positions]
+
+
+def widen(array: Any, lengths: Sequence[int], *, is_target: bool = False) -> Any:
+    """[n, ...] with these lengths along the next axes: a target takes no part there, values repeat the last."""
+    wider = [(0, length - own) for length, own in zip(lengths, array.shape[1:], strict=False)]
+    if not any(more for _, more in wider):
+        return array
+    pads = [(0, 0), *wider, *[(0, 0)] * (array.ndim - 1 - len(wider))]
+    if is_target:
+        return np.pad(array, pads, constant_values=np.nan if array.dtype.kind == "f" else IGNORED)
+    return np.pad(array, pads, mode="edge")
 
 
 def list_pieces(task: Task, shape: Sequence[int]) -> list[tuple[slice, slice]]:

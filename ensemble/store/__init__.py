@@ -4,7 +4,7 @@ Importing this loads neither torch nor Optuna.
 """
 
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
-from ensemble.store.errors import DamagedError, OtherPythonError, StoreError, WriteError
+from ensemble.store.errors import DamagedError, OtherPythonError, StoreError, UnlikeRows, WriteError
 from ensemble.store.event_handlers import apply_event, fold
 from ensemble.store.event_log import EventLog, is_locked
 from ensemble.store.files import format_command
@@ -39,6 +39,7 @@ __all__ = [
     "Span",
     "RunStatus",
     "StoreError",
+    "UnlikeRows",
     "WriteError",
     "apply_event",
     "end_of_events",

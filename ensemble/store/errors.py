@@ -23,6 +23,10 @@ class WriteError(StoreError):
     is_for_room = False
 
 
+class UnlikeRows(StoreError):
+    """Predictions of a batch do not have the shape of those before, and cannot be filled up to it."""
+
+
 class DamagedError(StoreError):
     """A file is not what the log says that was written, or is gone."""
 

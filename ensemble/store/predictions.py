@@ -2,7 +2,8 @@
 
 One safetensors file: `values` float32 [n, ...] as `ensemble.spec.task` lays them out for the task, which its
 header names; `index` int64 [n]; `target` [n, ...] where there is one; `positions` int64 [k] where some are
-kept. Rows are kept in the order of `index`, so that those of two members stand side by side.
+kept. Rows are kept in the order of `index`, so that those of two members stand side by side. Where a collate
+function pads batches to unlike lengths, all rows have the longest: what was added has a target that takes no part.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -23,10 +24,10 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from ensemble.spec.positions import take_positions
+from ensemble.spec.positions import take_positions, widen
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.digests import open_checked
-from ensemble.store.errors import DamagedError, StoreError, explain_format
+from ensemble.store.errors import DamagedError, StoreError, UnlikeRows, explain_format
 from ensemble.store.files import make_directory, make_write_error, write_atomically
 
 VERSION = 3
@@ -34,6 +35,11 @@ _KEY = "ensemble.predictions"
 LENGTH_BYTES = 8  # at the start of a safetensors file: how long its header is
 _DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
 _WRITTEN = ("I64", "F64", "F32")  # the order of dtypes in a file
+#: What to do where batches are of unlike length, and cannot be filled up.
+PAD = (
+    "only positions with a target, of classes or numbers, are filled up, by a target that takes no part: pad all "
+    'batches to one length, as by padding="max_length"'
+)
 _SPOOL_BYTES, _PIECE_BYTES = 2**24, 2**22  # of rows: in memory at most; read at a time
 
 
@@ -57,22 +63,29 @@ class Predictions:
 
 
 class _Spool:
-    """Rows of one shape in the order in which they come: in memory while few, else in a file without a name."""
+    """Rows in the order in which they come, to be read once `widen` has given all one shape: in memory while few,
+    else in a file without a name.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._memory: io.BytesIO | None = io.BytesIO()
         self._file: BinaryIO = self._memory
         self.rows, self.dtype, self.shape = 0, np.dtype(np.float32), ()
+        self._shapes: list[tuple[int, tuple[int, ...]]] = []  # how many rows that follow each other have which
+        self._size = 0  # in bytes
 
-    def add(self, rows: npt.NDArray[Any]) -> None:
+    def add(self, rows: npt.NDArray[Any], *, may_differ: bool = False) -> None:
         now = rows.dtype, rows.shape[1:]
         if not self.rows:
             self.dtype, self.shape = now
-        if now != (self.dtype, self.shape):
+        if now != (self.dtype, self.shape) and not (may_differ and now[0] == self.dtype):
             raise ValueError(f"rows of {now[0]} {list(now[1])} follow rows of {self.dtype} {list(self.shape)}")
-        self.rows += len(rows)
-        if self._memory is not None and self.rows * self.row_bytes > _SPOOL_BYTES:
+        if not self._shapes or self._shapes[-1][1] != now[1]:
+            self._shapes.append((0, now[1]))
+        self._shapes[-1] = self._shapes[-1][0] + len(rows), now[1]
+        self.rows, self._size = self.rows + len(rows), self._size + rows.nbytes
+        if self._memory is not None and self._size > _SPOOL_BYTES:
             make_directory(self._directory)
             nameless = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - `close` closes it
             self._file = cast(BinaryIO, nameless)
@@ -112,6 +125,22 @@ class _Spool:
             some = self.read(first, step) if rows is None or order is None else rows[order[first : first + step]]
             file.write(some.tobytes())
 
+    def widen(self, lengths: Sequence[int], *, is_target: bool) -> _Spool:
+        """A spool of the same rows with these lengths, instead of this one; this one, where they have them."""
+        if all(shape[: len(lengths)] == tuple(lengths) for _, shape in self._shapes):
+            return self
+        made = _Spool(self._directory)
+        self._file.seek(0)
+        for rows, shape in self._shapes:
+            size = self.dtype.itemsize * math.prod(shape)
+            step = max(1, _PIECE_BYTES // max(1, size))
+            for first in range(0, rows, step):
+                count = min(step, rows - first)
+                some = np.frombuffer(self._file.read(count * size), self.dtype).reshape(count, *shape)
+                made.add(widen(some, lengths, is_target=is_target))
+        self.close()
+        return made
+
     def close(self) -> None:
         self._file.close()
 
@@ -126,12 +155,15 @@ class PredictedRows:
         index: of the rows so far.
         has_target: whether they have one.
         positions: which ones of each sample are kept (`ensemble.spec.positions`); None: all.
-        tail: how many axes of values come after those of positions.
+        tail: how many axes of values come after those of positions; None: a sample cannot be divided.
+        shape: of the values of a sample, with all of its positions; None before the first.
     """
 
     def __init__(self, directory: Path) -> None:
         self.positions: npt.NDArray[np.int64] | None = None
-        self.tail, self._whole = 0, 0  # how many positions a sample has
+        self._whole = 0  # how many positions a sample has
+        self.tail: int | None = None
+        self.shape: tuple[int, ...] | None = None
         self._directory, self._values, self._target = directory, _Spool(directory), _Spool(directory)
         self._indices: list[npt.NDArray[np.int64]] = []
         self.has_target = False
@@ -148,19 +180,21 @@ class PredictedRows:
 
         Raises:
             ValueError: shapes do not fit.
+            UnlikeRows: samples have other positions than before, and no target that takes no part there.
             WriteError: the disk is full.
         """
         rows, order = np.asarray(values, dtype=np.float32), np.asarray(index, dtype=np.int64)
         if rows.ndim < 1 or order.shape != rows.shape[:1]:
             raise ValueError(f"predictions [n, ...] and index [n] have shapes {rows.shape} and {order.shape}")
         if self.positions is not None:
-            positions = math.prod(rows.shape[1 : rows.ndim - self.tail])
+            positions = math.prod(rows.shape[1 : rows.ndim - (self.tail or 0)])
             self._whole = self._whole if positions == len(self.positions) else positions
-        rows = self._keep(rows, self.tail)
+        truth = None if target is None else _read_target(target, len(order))
         try:
-            self._values.add(rows)
-            if target is not None:
-                self._add_target(target, len(order))
+            self.widen(rows.shape[1:])
+            self._values.add(self._keep(rows, self.tail or 0), may_differ=self.tail is not None)
+            if truth is not None:
+                self._add_target(truth)
         except OSError as error:
             raise make_write_error(self._directory / "predictions", error) from None
         self._indices.append(order.copy())
@@ -172,22 +206,43 @@ class PredictedRows:
         is_whole = self.positions is not None and math.prod(rows.shape[1 : rows.ndim - tail]) == self._whole
         return take_positions(rows, self.positions, tail) if is_whole else rows
 
-    def _add_target(self, target: Any, rows: int) -> None:
-        truth = np.asarray(target)
-        if truth.shape[:1] != (rows,):
-            raise ValueError(f"target must have {rows} rows, got the shape {truth.shape}")
-        self.has_target, truth = True, self._keep(truth, 0)
-        self._target.add(truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64))
+    def widen(self, shape: Sequence[int]) -> None:
+        """Let all rows have at least the positions of a sample of this shape, once they are read.
+
+        Raises:
+            UnlikeRows: see `add`.
+        """
+        own, shape = self.shape, tuple(shape)
+        if own is None or shape == own:
+            self.shape = shape
+            return
+        axes = len(own) - (self.tail or 0)
+        is_paddable = self.tail is not None and self.has_target and self.positions is None
+        if not is_paddable or len(shape) != len(own) or shape[axes:] != own[axes:]:
+            raise UnlikeRows(f"a sample has predictions of shape {list(shape)}, one before {list(own)}; {PAD}")
+        self.shape = (*map(max, shape[:axes], own[:axes]), *own[axes:])
+
+    def _fill_up(self) -> None:
+        """Give all rows the positions of the longest: once, as of samples by their length each is longer."""
+        if self.shape is not None and self.tail is not None and self.positions is None:
+            lengths = self.shape[: len(self.shape) - self.tail]
+            self._values = self._values.widen(lengths, is_target=False)
+            self._target = self._target.widen(lengths, is_target=True)
+
+    def _add_target(self, truth: npt.NDArray[Any]) -> None:
+        self.has_target = True
+        self._target.add(self._keep(truth, 0), may_differ=self.tail is not None)
 
     def replace_target(self, target: Any | None) -> None:
         """Take another target for all rows, in the order in which they were added; None: none."""
         self._target.close()
         self._target, self.has_target = _Spool(self._directory), False
         if target is not None:
-            self._add_target(target, len(self))
+            self._add_target(_read_target(target, len(self)))
 
     def count_pieces(self) -> int:
         """How many there are of `pieces`."""
+        self._fill_up()
         return -(-len(self) // self._piece_rows)
 
     @property
@@ -196,6 +251,7 @@ class PredictedRows:
 
     def pieces(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]]:
         """Values, index and target of some rows at a time."""
+        self._fill_up()
         index, step = self.index, self._piece_rows
         for first in range(0, len(self), step):
             target = self._target.read(first, step) if self.has_target else None
@@ -203,6 +259,7 @@ class PredictedRows:
 
     def arrays(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]:
         """Values, index and target of all rows by ascending index; mapped from the file where there is one."""
+        self._fill_up()
         index, parts = self.index, [self._values.map(), self._target.map() if self.has_target else None]
         if (index[1:] < index[:-1]).any():
             order = index.argsort(kind="stable")
@@ -221,6 +278,7 @@ class PredictedRows:
             ValueError: shapes do not fit, or an index is there twice.
             WriteError: the file cannot be written.
         """
+        self._fill_up()
         index, values, target = self.index, self._values, self._target
         if task == CLASSIFICATION and not values.shape:
             raise ValueError(f"{path}: probabilities [n, ..., C] have shape {(len(self), *values.shape)}")
@@ -254,6 +312,13 @@ class PredictedRows:
         """Free the memory and the files; what `arrays` gave stays."""
         self._values.close()
         self._target.close()
+
+
+def _read_target(target: Any, rows: int) -> npt.NDArray[Any]:
+    truth = np.asarray(target)
+    if truth.shape[:1] != (rows,):
+        raise ValueError(f"target must have {rows} rows, got the shape {truth.shape}")
+    return truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64)
 
 
 def _make_header(shapes: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:

@@ -426,7 +426,8 @@ class Data:
 
         few = StreamedSet(self.pipeline(name).without_randomness()).loader(samples)
         batches = self._on_device(self._apply_collate(iter(few), collate, is_training=False))
-        return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
+        with torch.autocast("cpu", enabled=False), torch.autocast(self._device.type, enabled=False):
+            return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
 
     def _apply_collate(
         self,

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
+from ensemble.spec.positions import TAILS
 from ensemble.spec.split_metrics import KNOWN, compute, name_of
 from ensemble.spec.task import NUMBERS, Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.data import as_stored_target, describe_not_finite
-from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows
+from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows, share_lengths
 from ensemble.train.job import LabelError, TrainingError
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import FirstCall, OutputError, explain_label_error, to_scaled_values
@@ -118,6 +119,7 @@ class _SplitRows:
             self._names -= own.keys()
             figures.update(own)
         if self._wanted(figures) and values is not None:
+            self._rows.tail = None if task is None else TAILS.get(task.kind)
             self._rows.add(values.float().cpu(), batch["index"].cpu(), None if kept is None else kept.cpu())
         return figures
 
@@ -214,6 +216,7 @@ class _SplitRows:
             return {}
         if self._missing or self._shape_mismatch:
             raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing or self._shape_mismatch}")
+        share_lengths(member.comm, self._rows)
         parts: tuple[Array | None, ...] = self._rows.arrays() if len(self._rows) else (None, None, None)
         self._rows.close()
         self._rows = member.make_rows()  # the member keeps `measure` until the next evaluation

@@ -21,7 +21,7 @@ from ensemble.store import PredictedRows
 from ensemble.train.averaging import LossProbe
 from ensemble.train.call import Observation
 from ensemble.train.data import as_stored_target
-from ensemble.train.gather import Means, find_first, gather_json, gather_rows
+from ensemble.train.gather import Means, find_first, gather_json, gather_rows, share_lengths
 from ensemble.train.job import StopTraining, TrainingError
 from ensemble.train.seeding import seed_everything, step_seed
 from ensemble.train.state import TrainState
@@ -181,7 +181,7 @@ class Evaluator:
     def bound(self, rows: PredictedRows, task: Task, values: Tensor) -> str:
         """Choose the positions of values [b, ...] that are kept; returns why none are, or ""."""
         rows.positions, why = choose_kept(self._state.ensemble, task, values.shape[1:])
-        rows.tail = TAILS.get(task.kind, 0)
+        rows.tail = TAILS.get(task.kind)
         if rows.positions is None:
             return why
         self._state.remark(why)
@@ -218,6 +218,7 @@ class Evaluator:
         if state.comm.world == 1:
             self._save(split, what, rows)
             return
+        share_lengths(state.comm, rows)
         with contextlib.closing(state.effects.make_rows()) as together:
             kept = find_first(state.comm, None if rows.positions is None else [rows.tail, rows.positions.tolist()])
             if kept is not None:

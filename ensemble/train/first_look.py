@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
-from ensemble.spec.positions import choose_kept, count_bytes
+from ensemble.spec.positions import TAILS, choose_kept, count_bytes
 from ensemble.spec.task import LABELS, NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
+from ensemble.store.predictions import PAD
 from ensemble.train.accumulation import split_batch
 from ensemble.train.call import Observation, find_target
 from ensemble.train.infer_task import PREDICT, OutputError, describe, find_class_axis, fit_points, take_logits
@@ -154,13 +155,33 @@ def _list_remarks(
                 yield why if kept is not None else f"{UNCOMBINED}: {why}"
         for split, samples in few.items() if predicted else ():
             named = f"samples of Ensemble.{split}"  # predicted at the end, when a difference would fail the member
-            compute_values(recipe, model, samples, replace(seen, task=task))
+            yield from _explain_lengths(state, model, split, samples, replace(seen, task=task))
     except OutputError as error:
         yield f"{UNCOMBINED}: {error}"
     except Exception as error:  # it is raised again where it matters, with a message of its own
         yield f"{UNCOMBINED} unless it passes: predicting {named} raised {type(error).__name__}: {error}"
     if task is not None and task.kind in NUMBERS and not state.is_own_loop and target is not None:
         yield from _explain_spread(recipe, target)
+
+
+def _explain_lengths(
+    state: TrainState, model: nn.Module, split: str, first: Batch, seen: Observation
+) -> Iterator[str]:
+    """Predict samples of a split; of batches of unlike length what is not kept, or has padding that counts."""
+    kind, shapes, counts = "free" if seen.task is None else seen.task.kind, set(), True
+    for samples in (SHOWN, 2, 4 * SHOWN):  # the longest are hardly the same
+        few = first if samples == SHOWN else state.data.peek(split, samples, state.collate)
+        values, target = compute_values(state.recipe, model, few, seen), find_target(few, state.recipe.target)
+        is_paddable = kind in TAILS and target is not None
+        counts &= target is None or (kind in NUMBERS and target.dim() > 1 and bool(find_known(target).all()))
+        if is_paddable and (not counts or state.collate is None):
+            return
+        shapes.add(tuple(values.shape[1:]))
+    if len(shapes) > 1:
+        what = f"samples of Ensemble.{split} have predictions of the shapes {', '.join(map(str, sorted(shapes)))}"
+        lost = UNCOMBINED if split == "valid" else f"no predictions on {split!r} are saved"
+        zeros = "no target is NaN, so that what a batch is padded by counts as one: pad targets by NaN"
+        yield f"{what}, and {zeros}" if is_paddable else f"{lost}: {what}; {PAD}"
 
 
 def explain_values(task: Task | None, values: Any, target: Tensor | None) -> str | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ensemble.comm import Communicator
+from ensemble.store import PredictedRows
 from ensemble.train.job import TrainingError
 
 
@@ -36,6 +37,13 @@ def gather_rows(comm: Communicator, rows: Tensor | None) -> Tensor | None:
     if rows is None:
         rows = torch.empty((0, *known[1]), dtype=getattr(torch, known[0].removeprefix("torch.")))
     return torch.cat(comm.all_gather(rows))
+
+
+def share_lengths(comm: Communicator, rows: PredictedRows) -> None:
+    """Give the rows of each rank as many positions as those of all others have."""
+    for shape in gather_json(comm, rows.shape):
+        if shape is not None and rows.shape is not None:
+            rows.widen(shape)
 
 
 def find_first(comm: Communicator, value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ensemble.spec.losses import find_wrong_label
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task, as_task, find_known
-from ensemble.store import PredictedRows
+from ensemble.store import PredictedRows, UnlikeRows
 from ensemble.store.member import UNCOMBINED
 from ensemble.train.call import Observation, find_target
 from ensemble.train.data import as_stored_target
@@ -59,12 +60,13 @@ def _predict_rows(
                 why = explain_shape_mismatch(task, values, target)
                 if why is not None and split == "shifted" and target is not None:
                     is_foreign, why = True, explain_shape_mismatch(task, values, None)
-                if why is None and not len(rows):
+                is_longer = rows.shape is None or math.prod(values.shape[1:]) > math.prod(rows.shape)
+                if why is None and is_longer:
                     why = evaluator.bound(rows, task, values) or None
                 if why is not None:
                     break
                 rows.add(values.float().cpu(), batch["index"].cpu(), None if target is None else target.cpu())
-    except OutputError as error:
+    except (OutputError, UnlikeRows) as error:
         why = str(error)
     if find_first(state.comm, is_foreign or None):
         rows.replace_target(None)

@@ -9,7 +9,14 @@ import torch
 from safetensors.numpy import save
 
 from ensemble.spec.task import Task, quantiles
-from ensemble.store import PredictedRows, StoreError, load_predictions, save_checkpoint, save_predictions
+from ensemble.store import (
+    PredictedRows,
+    StoreError,
+    UnlikeRows,
+    load_predictions,
+    save_checkpoint,
+    save_predictions,
+)
 from ensemble.store.predictions import VERSION
 
 
@@ -43,6 +50,51 @@ def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
         about = {"ensemble.predictions": json.dumps({"v": VERSION, "task": Task("gaussian").as_record()})}
         assert (tmp_path / f"{number}").read_bytes() == save(expected, metadata=about)
     assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize("spool_bytes", [100, 2**20])
+def test_rows_of_unlike_length_have_the_longest_and_what_is_added_takes_no_part(
+    tmp_path: Path, spool_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.store.predictions._SPOOL_BYTES", spool_bytes)
+    values = np.random.default_rng(0).random((12, 5, 4, 3)).astype(np.float32)
+    truth = np.arange(12 * 5 * 4).reshape(12, 5, 4)
+    for dtype, nothing in ((np.int64, -100), (np.float64, np.nan)):
+        rows = PredictedRows(tmp_path / "new")
+        rows.tail = 1
+        batches = [(range(8, 12), 2, 3), (range(4), 5, 2), (range(4, 8), 3, 4)]
+        for at, height, width in batches:
+            rows.add(values[at, :height, :width], list(at), truth[at, :height, :width].astype(dtype))
+        rows.save(tmp_path / "saved", Task("classification"))
+        rows.close()
+        saved = load_predictions(tmp_path / "saved")
+        assert saved.values.shape == values.shape and saved.target is not None
+        for at, height, width in batches:
+            assert np.array_equal(saved.values[at, :height, :width], values[at, :height, :width])
+            expected = np.full((4, 5, 4), nothing, dtype)
+            expected[:, :height, :width] = truth[at, :height, :width]
+            assert np.array_equal(saved.target[at], expected, equal_nan=True)
+            assert np.array_equal(saved.values[at, -1, -1], values[at, height - 1, width - 1])
+    assert not list((tmp_path / "new").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("tail", "target", "positions", "shape"),
+    [
+        (None, True, None, (3, 6, 2)),  # a free task
+        (1, False, None, (3, 6, 2)),
+        (1, True, [0, 3], (3, 6, 2)),  # a part of the positions of other samples
+        (1, True, None, (3, 5, 3)),  # other classes
+    ],
+)
+def test_rows_that_cannot_be_filled_up_are_refused(
+    tmp_path: Path, tail: int | None, target: bool, positions: list[int] | None, shape: tuple[int, ...]
+) -> None:
+    rows = PredictedRows(tmp_path)
+    rows.tail, rows.positions = tail, None if positions is None else np.array(positions)
+    rows.add(np.zeros((3, 5, 2)), [0, 1, 2], np.zeros((3, 5), np.int64) if target else None)
+    with pytest.raises(UnlikeRows, match="pad all batches to one length"):
+        rows.add(np.zeros(shape), [3, 4, 5], np.zeros(shape[:2], np.int64) if target else None)
 
 
 def test_a_split_without_classes_has_no_target(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""Batches that a collate function pads to their longest sample: predictions are kept, or it is said why not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from event_dicts import fold, read_events
+from finished_runs import of_kind
+from torch import nn
+
+import ensemble
+from ensemble import Ensemble, Folds, Member, Recipe, Resources, cross_validated
+from ensemble.store import RunDir, load_predictions
+from pipelines import Pipeline, sources
+
+SAMPLES, LONGEST, MAX = 80, 9, 12
+RNG = np.random.default_rng(0)
+WORDS = RNG.integers(1, 20, (SAMPLES, MAX))
+LENGTHS = RNG.integers(4, LONGEST, SAMPLES)
+LENGTHS[[3, 45, 70]] = LONGEST  # one of each split: of one fold, and of one rank
+IS_PADDING = np.arange(MAX) >= LENGTHS[:, None]
+CLASSES = np.where(IS_PADDING, -100, (WORDS + np.roll(WORDS, 1, axis=1)) // 14)
+NUMBERS = np.where(IS_PADDING, np.nan, WORDS / 20).astype(np.float32)
+
+
+class Tagger(nn.Module):
+    """Says something of each word, by it and those before."""
+
+    def __init__(self, outputs: int, size: int) -> None:
+        super().__init__()
+        self.words, self.line, self.outputs = nn.Embedding(20, size), nn.Linear(2 * size, outputs), outputs
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        own = self.words(words)
+        before = own.cumsum(1) / torch.arange(1, own.shape[1] + 1)[:, None]
+        found: torch.Tensor = self.line(torch.cat([own, before], dim=-1))
+        return found if self.outputs > 1 else found[..., 0]
+
+
+def pad_to_longest(batch: Any) -> dict[str, Any]:
+    longest = int(batch["length"].max())
+    return {"words": batch["words"][:, :longest], "label": batch["label"][:, :longest]}
+
+
+def tag(params: dict[str, Any]) -> nn.Module:
+    return Tagger(3, params["size"])
+
+
+def estimate(params: dict[str, Any]) -> nn.Module:
+    return Tagger(1, params["size"])
+
+
+def squares(model: nn.Module, batch: Any) -> torch.Tensor:
+    return (model(batch["words"]) - batch["label"].nan_to_num()).square().mean(dim=1)
+
+
+def call(model: nn.Module, batch: Any) -> torch.Tensor:
+    values: torch.Tensor = model(batch["words"])
+    return values
+
+
+def declare(collate: Any, task: str, **options: Any) -> Ensemble:
+    """A task is learnt by name; of "free" and "padded by 0" nothing says where a sample ends."""
+    label = CLASSES if task == "classification" else NUMBERS if task == "regression" else np.nan_to_num(NUMBERS)
+    recipe = {
+        "classification": Recipe(
+            model=tag, loss="cross_entropy", collate=collate, inputs=["words"], split_metrics=["f1_macro"]
+        ),
+        "regression": Recipe(model=estimate, loss="mse", collate=collate, inputs=["words"], split_metrics=["r2"]),
+        "padded by 0": Recipe(model=estimate, loss="mse", collate=collate, inputs=["words"]),
+        "free": Recipe(model=estimate, loss=squares, predict=call, task="free", collate=collate),
+    }[task]
+    rows = {"words": WORDS, "label": label, "length": LENGTHS}
+    data = Pipeline(sources.arrays(**rows), seed=0)
+    usual: dict[str, Any] = {
+        "train": data.take(40),
+        "valid": Pipeline(sources.arrays(**{name: values[40:60] for name, values in rows.items()})),
+        "test": Pipeline(sources.arrays(**{name: values[60:] for name, values in rows.items()})),
+        "members": [Member({"size": size, "lr": 0.05}) for size in (4, 8)],
+        "epochs": 4,
+        "batch_size": 6,
+        "allow_overlap": True,
+        "resources": Resources(cpus_per_worker=0.1),
+    }
+    return Ensemble(name="unlike", recipe=recipe, **{**usual, **options})
+
+
+def remarks(path: Path) -> list[str]:
+    members = fold(read_events(path / "events.jsonl")).members.values()
+    assert not [each["error"] for each in of_kind(path, "failed")]
+    assert [(each.state, each.attempts) for each in members] == [("finished", 1)] * len(members)
+    return [text for each in members for text in each.remarks]
+
+
+def assert_same(one: Path, other: Path, members: int = 2) -> None:
+    """Both runs have the same figures and predictions, where there is something to predict."""
+    epochs = [
+        {(each["member"], each["epoch"]): each["metrics"] for each in of_kind(path, "epoch")}
+        for path in (one, other)
+    ]
+    assert epochs[0].keys() == epochs[1].keys()
+    for key, metrics in epochs[0].items():
+        assert metrics == pytest.approx(epochs[1][key], rel=1e-4)
+    for number in range(members):
+        for split in ("valid", "test"):
+            kept = [load_predictions(RunDir(path).predictions(f"member-{number}", split)) for path in (one, other)]
+            assert kept[0].values.shape[1] == kept[0].target.shape[1] < MAX == kept[1].values.shape[1]  # type: ignore[union-attr]
+            targets = [np.nan_to_num(np.asarray(each.target), nan=-100.0) for each in kept]
+            takes_part = [target != -100 for target in targets]
+            assert takes_part[0].sum() == takes_part[1].sum() > 0
+            assert np.array_equal(targets[0][takes_part[0]], targets[1][takes_part[1]])
+            values = [each.values[at] for each, at in zip(kept, takes_part, strict=True)]
+            np.testing.assert_allclose(values[0], values[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_members_have_the_figures_that_they_have_with_all_batches_of_one_length(tmp_path: Path, task: str) -> None:
+    results = {}
+    for name, collate in (("longest", pad_to_longest), ("max", None)):
+        declared = declare(collate, task, combine="greedy")
+        results[name] = ensemble.submit(declared, tmp_path / name, "inline").wait()
+    assert remarks(tmp_path / "longest") == remarks(tmp_path / "max") == []
+    assert_same(tmp_path / "longest", tmp_path / "max")
+    longest, whole = (results[name].combined for name in ("longest", "max"))
+    for of, metrics in whole.metrics.items():
+        assert longest.metrics[of] == pytest.approx(metrics, rel=1e-3, nan_ok=True)
+    loaded = ensemble.load(tmp_path / "longest")
+    batches = []
+    for suffix in ("parquet", "csv"):
+        options = {"split": "valid", "batch_size": 4, "uncertainty": True}
+        assert ensemble.predict(tmp_path / "longest", out=tmp_path / f"of.{suffix}", **options) == 20
+    for row in pyarrow.parquet.read_table(tmp_path / "of.parquet").to_pylist():
+        found = row["probabilities" if task == "classification" else "prediction"]
+        assert len(found) == LENGTHS[40:60].reshape(5, 4).max(axis=1)[row["index"] // 4]
+        batches.append(np.array(found)[: LENGTHS[40 + row["index"]]])
+    for found, words, length in zip(batches, WORDS[40:60], LENGTHS[40:60], strict=True):
+        made = loaded({"words": torch.tensor(words[None, :length])})[0]
+        np.testing.assert_allclose(found, made.detach().numpy(), atol=1e-5)
+    alone, wide = (loaded({"words": torch.tensor(WORDS[:2, :length])}) for length in (3, 5))
+    assert alone.shape[:2] == (2, 3) and torch.allclose(alone, wide[:, :3], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "says"), [("free", 'padding="max_length"'), ("padded by 0", "pad targets by NaN")]
+)
+def test_what_cannot_be_kept_is_said_at_the_first_batch_and_members_end_once(
+    tmp_path: Path, task: str, says: str
+) -> None:
+    declared = declare(pad_to_longest, task)
+    ensemble.submit(declared, tmp_path, "inline").wait()
+    assert any(says in text for text in remarks(tmp_path))
+    events = [each["type"] for each in read_events(tmp_path / "events.jsonl")]
+    assert events.index("remark") < events.index("epoch")
+    is_saved = RunDir(tmp_path).predictions("member-0", "valid").exists()
+    assert is_saved == (task != "free")
+
+
+@pytest.mark.more
+def test_folds_of_unlike_length_are_combined(tmp_path: Path) -> None:
+    runs = {}
+    for name, collate in (("longest", pad_to_longest), ("max", None)):
+        options = {"valid": None, "test": None, "out_of_fold": True}
+        options["members"] = cross_validated([Member({"size": 4, "lr": 0.05})], Folds(3))
+        runs[name] = ensemble.submit(
+            declare(collate, "classification", **options), tmp_path / name, "inline"
+        ).wait()
+    assert remarks(tmp_path / "longest") == []
+    for of, metrics in runs["max"].combined.metrics.items():
+        assert runs["longest"].combined.metrics[of] == pytest.approx(metrics, rel=1e-3, nan_ok=True)
+
+
+@pytest.mark.more
+def test_ranks_of_unlike_length_have_the_predictions_of_one(tmp_path: Path) -> None:
+    for name, collate in (("longest", pad_to_longest), ("max", None)):
+        members = [Member({"size": 4, "lr": 0.05}, workers=2, batch_size=6)]
+        ensemble.submit(declare(collate, "classification", members=members), tmp_path / name, "local").wait()
+    assert remarks(tmp_path / "longest") == []
+    assert_same(tmp_path / "longest", tmp_path / "max", members=1)
