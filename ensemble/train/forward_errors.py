@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensemble.spec import SpecError
+from ensemble.spec import SpecError, unknown_name
 from ensemble.store import StoreError
 from ensemble.train.job import TrainingError
+from pipelines.errors import FieldError
 
 #: Errors that the same step raises each time. Of the other ones some pass: a file that is not there yet.
 _REPEATABLE = (TypeError, LookupError, AttributeError, NameError, NotImplementedError)
@@ -112,6 +113,23 @@ def explain_forward_error(error: BaseException, batch: Mapping[str, Any] | None 
     wanted = f" expects {expected} and" if expected else ""
     remedy = remedy if split == "train" else ""  # training fits the layer
     return f"{which}{wanted} was given {', '.join(parts)}{f'; {remedy}' if remedy else ''}"
+
+
+def explain_missing_field(error: BaseException, batch: Mapping[str, Any]) -> str | None:
+    """Which field a function of the user's missed in the batch that a loaded model was called with; None for
+    another error.
+    """
+    if not isinstance(error, KeyError):
+        return None
+    key, *_ = error.args or (None,)
+    scope = _list_frames(error)[
+        -1
+    ].f_locals.values()  # whose code read the key of a batch, not of a table of its own
+    reads_batch = any(isinstance(value, Mapping) and value.keys() >= batch.keys() for value in scope)
+    if not isinstance(error, FieldError) and (key in batch or not isinstance(key, str) or not reads_batch):
+        return None
+    missing = key if isinstance(error, FieldError) else unknown_name("the batch has no field", key, list(batch))
+    return f"{missing}; give it, or write a Recipe.predict(model, batch) that does without it"
 
 
 def _list_frames(error: BaseException) -> list[FrameType]:
