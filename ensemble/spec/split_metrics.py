@@ -15,7 +15,8 @@ of numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-#: A name of `KNOWN`, or `f(values [n, ...], target [n, ...]) -> float`, reported under the function's name.
+#: A name of `KNOWN`, or `f(values [n, ...], target [n, ...]) -> float`, reported under the function's name;
+#: further arguments without a default are fields of the batch, `f(values, target, user)`.
 SplitMetricLike = str | Callable[..., float]
 
 
@@ -101,6 +103,16 @@ def name_of(metric: SplitMetricLike) -> str:
     return metric if isinstance(metric, str) else str(getattr(metric, "__name__", type(metric).__name__))
 
 
+def list_fields(metric: SplitMetricLike) -> list[str]:
+    """The fields of the batch that a function asks for: arguments after the first two, without a default."""
+    try:
+        parameters = list(inspect.signature(metric).parameters.values()) if callable(metric) else []
+    except ValueError:  # of a builtin it is not known
+        return []
+    fields = (one for one in parameters[2:] if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+    return [one.name for one in fields if one.default is one.empty]
+
+
 def check_split_metrics(where: str, metrics: Iterable[Any], task: Task | None) -> None:
     """Raise SpecError for what is neither a function nor the name of a metric that has a meaning for the task.
 
@@ -134,7 +146,11 @@ def _find(where: str, name: str, task: Task | None) -> SplitMetric:
 
 
 def compute(
-    metrics: Iterable[SplitMetricLike], values: Array, target: Array | None, task: Task
+    metrics: Iterable[SplitMetricLike],
+    values: Array,
+    target: Array | None,
+    task: Task,
+    fields: Mapping[str, Array] | None = None,
 ) -> dict[str, float]:
     """Metrics of the predictions on a whole split.
 
@@ -142,6 +158,7 @@ def compute(
         metrics: names of `KNOWN`, and functions.
         values: float [n, ...], laid out by the task.
         target: [n, ...]; may be None for functions of a free task.
+        fields: [n, ...] each, those that functions ask for (`list_fields`).
 
     Returns:
         The metrics by name, without those that these samples leave undefined: the AUC of one class, the
@@ -161,7 +178,7 @@ def compute(
                 raise SpecError(f"split_metrics: {metric!r} needs a target, and the samples have none")
             value = _compute(metric, np.asarray(values), np.asarray(target), task)
         else:
-            value = _call(metric, values, target)
+            value = _call(metric, values, target, {name: (fields or {})[name] for name in list_fields(metric)})
         if np.isfinite(value):
             found[name_of(metric)] = float(value)
     return found
@@ -182,7 +199,7 @@ def measure_reported(reported: Iterable[str], task: Task, values: Array, target:
     return {name: value for name, value in found.items() if value == value}
 
 
-def _call(metric: Callable[..., float], values: Array, target: Array | None) -> float:
+def _call(metric: Callable[..., float], values: Array, target: Array | None, fields: Mapping[str, Array]) -> float:
     """What a function of the user gives.
 
     Raises:
@@ -192,7 +209,7 @@ def _call(metric: Callable[..., float], values: Array, target: Array | None) -> 
 
     where = f"split_metrics: {name_of(metric)!r}"
     try:
-        found = metric(values, target)
+        found = metric(values, target, **fields)
     except Exception as error:  # whatever a user's function raises
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise SpecError(f"{where} failed for values {list(np.shape(values))}: {why}") from error
