@@ -219,7 +219,9 @@ def _describe_layer(layer: nn.Module, given: Tensor, field: str | None) -> tuple
     """What a layer of torch expects, and what would fit; empty strings where that is not known."""
     if isinstance(layer, nn.Embedding):
         fits = given.dtype in (torch.int32, torch.int64)
-        return f"integers of 0 ... {layer.num_embeddings - 1}", "" if fits else "they are int64"
+        is_read = fits and given.numel() and given.device.type == "cpu"
+        span = f" (they are {int(given.min())} ... {int(given.max())})" if is_read else ""
+        return f"integers of 0 ... {layer.num_embeddings - 1}{span}", "" if fits else "they are int64"
     weight = next((each for each in layer.parameters(recurse=False)), None)
     if weight is None or not _is_of_torch(type(layer)):
         return "", ""
