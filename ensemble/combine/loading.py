@@ -110,6 +110,18 @@ def load(
     return _build_models(run, state, ensemble, seen, replace(combination, task=task), uncertainty)
 
 
+def explain_unloadable(run: RunDir, state: RunState, recipe: Any, members: Sequence[str]) -> str | None:
+    """Why no model of these members that predicts can be loaded, and what to declare; None where one can."""
+    if not isinstance(recipe, Recipe):
+        return "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"
+    if recipe.predict is not None or recipe.loss is not None:
+        return None
+    seen = {name: _read_observation(run, state.members[name]) for name in members}
+    unknown = next((name for name, one in seen.items() if one is None or one.call is None), None)
+    reason = f"it is not known how the train function calls the model of {unknown}: declare Recipe.predict"
+    return None if unknown is None else reason
+
+
 def _find_task(
     run: RunDir, state: RunState, ensemble: Ensemble, observed: Mapping[str, Observation | None]
 ) -> Task:
