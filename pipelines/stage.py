@@ -105,9 +105,7 @@ def make_stage(
         raise PipelineError(f"random must be left out, False, or one of {valid}; got {random!r}")
     known = find_randomness(call)
     if random == "own" and find_seeding(call) is None:
-        raise PipelineError(
-            f"random='own' is for objects with a method {' or '.join(SEEDING_METHODS)}, got {call!r}"
-        )
+        raise PipelineError(f"random='own' is for what has a method {' or '.join(SEEDING_METHODS)}, got {call!r}")
     if random is None:
         random = "numpy" if known is None and has_generator_parameter(call) else known
     elif random not in (False, "numpy") and known is False:

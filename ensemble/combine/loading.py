@@ -114,12 +114,11 @@ def explain_unloadable(run: RunDir, state: RunState, recipe: Any, members: Seque
     """Why no model of these members that predicts can be loaded, and what to declare; None where one can."""
     if not isinstance(recipe, Recipe):
         return "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"
-    if recipe.predict is not None or recipe.loss is not None:
-        return None
-    seen = {name: _read_observation(run, state.members[name]) for name in members}
-    unknown = next((name for name, one in seen.items() if one is None or one.call is None), None)
-    reason = f"it is not known how the train function calls the model of {unknown}: declare Recipe.predict"
-    return None if unknown is None else reason
+    for name in members if recipe.predict is None and recipe.loss is None else ():
+        seen = _read_observation(run, state.members[name])
+        if seen is None or seen.call is None:
+            return f"it is not known how the train function calls the model of {name}: declare Recipe.predict"
+    return None
 
 
 def _find_task(

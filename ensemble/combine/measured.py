@@ -93,9 +93,8 @@ def measure(
 
 
 def list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMetricLike]:
-    """The metrics of the whole split that saved predictions are enough for: those of the recipe, and the objective
-    where it is one that the members' evaluation added, rather than the user's code, which may mean something else
-    by its name.
+    """The metrics of the whole split that need no fields: those of the recipe, and the objective where the
+    members' evaluation added it, rather than the user's code, which may mean something else by its name.
     """
     recipe, objective = ensemble.recipe, str(ensemble.objective)
     more = [metric for metric in getattr(recipe, "split_metrics", ()) if not list_fields(metric)]

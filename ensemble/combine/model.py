@@ -16,7 +16,7 @@ from ensemble.combine.mapped_weights import aligned
 from ensemble.combine.member_calls import MemberCall, WithoutFastPath, has_attention, is_traced
 from ensemble.combine.metrics import CombineError
 from ensemble.combine.torch_math import calibrate, decide, decompose, explain_invalid, make_stack, mix, normalise
-from ensemble.train.forward_errors import explain_forward_error, explain_missing_field, is_repeatable
+from ensemble.train.forward_errors import explain_forward_error, is_repeatable
 from ensemble.train.pickled import join_tensors, split_tensors
 from pipelines.loader.ragged import find_tensors, map_tensors
 from pipelines.samples.structure import advise_image_size
@@ -151,8 +151,7 @@ class EnsembleModel(nn.Module):
         try:
             return call.compute_values(model, batch)
         except Exception as error:
-            why = explain_missing_field(error, batch)
-            why = explain_forward_error(error, batch) if why is None and is_repeatable(error) else why
+            why = explain_forward_error(error, batch) if is_repeatable(error) else None
             if why is None:
                 raise
             raise CombineError(f"{name} cannot predict this batch: {why}{self._explain_sizes(batch)}") from error

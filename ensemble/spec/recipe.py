@@ -46,8 +46,7 @@ class Recipe:
             is undefined for some predictions is NaN. An `objective` that is such a name need not be repeated here.
             Further arguments of a function without a default are fields of the batch: `recall(values, target,
             user)`; the combined model is not measured by such a one.
-        valid_loss: whether the loss is computed on the validation split, too; False where it has no meaning there,
-            as that of negatives within a batch. Members are then not ranked by it.
+        valid_loss: False: no loss on the validation split, where one of negatives within a batch means nothing.
         predict: `predict(model, batch) -> values`, laid out by the task (`ensemble.spec.task`); unless given, they
             follow from what the model returned inside `loss`: for a classification, by the softmax.
         target: the field that holds what is to be predicted, used for metrics, selection and calibration.

@@ -15,6 +15,7 @@ of numbers.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -113,6 +114,16 @@ def list_fields(metric: SplitMetricLike) -> list[str]:
     return [one.name for one in fields if one.default is one.empty]
 
 
+def bind_fields(metric: SplitMetricLike, fields: Mapping[str, Array]) -> SplitMetricLike:
+    """The function of values and target alone, with the fields [n, ...] that it asks for."""
+    asked = {name: fields[name] for name in list_fields(metric)}
+    if isinstance(metric, str) or not asked:
+        return metric
+    bound = functools.partial(metric, **asked)
+    bound.__name__ = name_of(metric)  # type: ignore[attr-defined]
+    return bound
+
+
 def check_split_metrics(where: str, metrics: Iterable[Any], task: Task | None) -> None:
     """Raise SpecError for what is neither a function nor the name of a metric that has a meaning for the task.
 
@@ -146,11 +157,7 @@ def _find(where: str, name: str, task: Task | None) -> SplitMetric:
 
 
 def compute(
-    metrics: Iterable[SplitMetricLike],
-    values: Array,
-    target: Array | None,
-    task: Task,
-    fields: Mapping[str, Array] | None = None,
+    metrics: Iterable[SplitMetricLike], values: Array, target: Array | None, task: Task
 ) -> dict[str, float]:
     """Metrics of the predictions on a whole split.
 
@@ -158,7 +165,6 @@ def compute(
         metrics: names of `KNOWN`, and functions.
         values: float [n, ...], laid out by the task.
         target: [n, ...]; may be None for functions of a free task.
-        fields: [n, ...] each, those that functions ask for (`list_fields`).
 
     Returns:
         The metrics by name, without those that these samples leave undefined: the AUC of one class, the
@@ -178,7 +184,7 @@ def compute(
                 raise SpecError(f"split_metrics: {metric!r} needs a target, and the samples have none")
             value = _compute(metric, np.asarray(values), np.asarray(target), task)
         else:
-            value = _call(metric, values, target, {name: (fields or {})[name] for name in list_fields(metric)})
+            value = _call(metric, values, target)
         if np.isfinite(value):
             found[name_of(metric)] = float(value)
     return found
@@ -199,7 +205,7 @@ def measure_reported(reported: Iterable[str], task: Task, values: Array, target:
     return {name: value for name, value in found.items() if value == value}
 
 
-def _call(metric: Callable[..., float], values: Array, target: Array | None, fields: Mapping[str, Array]) -> float:
+def _call(metric: Callable[..., float], values: Array, target: Array | None) -> float:
     """What a function of the user gives.
 
     Raises:
@@ -209,7 +215,7 @@ def _call(metric: Callable[..., float], values: Array, target: Array | None, fie
 
     where = f"split_metrics: {name_of(metric)!r}"
     try:
-        found = metric(values, target, **fields)
+        found = metric(values, target)
     except Exception as error:  # whatever a user's function raises
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise SpecError(f"{where} failed for values {list(np.shape(values))}: {why}") from error

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ensemble.spec import Recipe, SpecError, unknown_name
+from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
-from ensemble.spec.split_metrics import KNOWN, compute, list_fields, name_of
+from ensemble.spec.split_metrics import KNOWN, bind_fields, compute, list_fields, name_of
 from ensemble.spec.task import NUMBERS, Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.data import as_stored_target, describe_not_finite
@@ -126,7 +126,7 @@ class _SplitRows:
             figures.update(own)
         if self._wanted(figures) and values is not None:
             for name, rows in self._fields.items():
-                rows.append(self._take(batch, name).cpu())
+                rows.append(batch[name].cpu())
             self._rows.add(values.float().cpu(), batch["index"].cpu(), None if kept is None else kept.cpu())
         return figures
 
@@ -213,14 +213,6 @@ class _SplitRows:
             wanted.append(objective)
         return wanted
 
-    def _take(self, batch: Batch, field: str) -> Tensor:
-        value = batch.get(field)
-        if isinstance(value, Tensor):
-            return value
-        metric = next(metric for metric in self._recipe.split_metrics if field in list_fields(metric))
-        asks = f"split_metrics: {name_of(metric)!r} asks for a field that is no tensor of the batch,"
-        raise SpecError(unknown_name(asks, field, [name for name in batch if isinstance(batch[name], Tensor)]))
-
     def split_metrics(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The metrics of the whole split, from the predictions of all ranks; all ranks call it together.
 
@@ -231,12 +223,11 @@ class _SplitRows:
             return {}
         if self._missing or self._shape_mismatch:
             raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing or self._shape_mismatch}")
-        names = list(self._fields)
         parts: tuple[Array | None, ...] = self._rows.arrays() if len(self._rows) else (None, None, None)
         parts += tuple(torch.cat(rows).numpy() if rows else None for rows in self._fields.values())
         self._rows.close()
         self._rows = member.make_rows()  # the member keeps `measure` until the next evaluation
-        self._fields = {name: [] for name in names}
+        self._fields = {name: [] for name in self._fields}
         if member.comm.world > 1:
             shares = (None if part is None else torch.from_numpy(part.copy()) for part in parts)
             gathered = [gather_rows(member.comm, share) for share in shares]
@@ -247,8 +238,11 @@ class _SplitRows:
             seen = member.observer.seen
             assert values is not None and index is not None and seen is not None and seen.task is not None
             order = index.argsort() if member.comm.world > 1 else slice(None)  # the same for any number of ranks
-            fields = {name: part[order] for name, part in zip(names, asked, strict=True) if part is not None}
-            return compute(wanted, values[order], None if target is None else target[order], seen.task, fields)
+            fields = {
+                name: part[order] for name, part in zip(self._fields, asked, strict=True) if part is not None
+            }
+            bound = [bind_fields(metric, fields) for metric in wanted]
+            return compute(bound, values[order], None if target is None else target[order], seen.task)
 
         found: dict[str, float] = compute_once(member.comm, compute_metrics)
         return {name: found.get(name, math.nan) for name in map(name_of, wanted)}

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from ensemble.spec import SpecError, unknown_name
 from ensemble.store import StoreError
 from ensemble.train.job import TrainingError
-from pipelines.errors import FieldError
 
 #: Errors that the same step raises each time. Of the other ones some pass: a file that is not there yet.
 _REPEATABLE = (TypeError, LookupError, AttributeError, NameError, NotImplementedError)
@@ -84,6 +83,9 @@ def explain_forward_error(error: BaseException, batch: Mapping[str, Any] | None 
         None where the error was not raised in one, or nothing is known of its tensors.
     """
     frames = _list_frames(error)
+    if batch is not None and _reads_missing_field(error, batch, frames[-1]):
+        missing = unknown_name("the batch has no field", error.args[0], list(batch))
+        return f"{missing}; give it, or write a Recipe.predict(model, batch) that does without it"
     layers = [frame for frame in frames if _is_forward(frame)]
     call = next((frame for frame in reversed(frames) if frame in layers or _is_function(frame)), None)
     if call is None:
@@ -115,21 +117,10 @@ def explain_forward_error(error: BaseException, batch: Mapping[str, Any] | None 
     return f"{which}{wanted} was given {', '.join(parts)}{f'; {remedy}' if remedy else ''}"
 
 
-def explain_missing_field(error: BaseException, batch: Mapping[str, Any]) -> str | None:
-    """Which field a function of the user's missed in the batch that a loaded model was called with; None for
-    another error.
-    """
-    if not isinstance(error, KeyError):
-        return None
-    key, *_ = error.args or (None,)
-    scope = _list_frames(error)[
-        -1
-    ].f_locals.values()  # whose code read the key of a batch, not of a table of its own
-    reads_batch = any(isinstance(value, Mapping) and value.keys() >= batch.keys() for value in scope)
-    if not isinstance(error, FieldError) and (key in batch or not isinstance(key, str) or not reads_batch):
-        return None
-    missing = key if isinstance(error, FieldError) else unknown_name("the batch has no field", key, list(batch))
-    return f"{missing}; give it, or write a Recipe.predict(model, batch) that does without it"
+def _reads_missing_field(error: BaseException, batch: Mapping[str, Any], frame: FrameType) -> bool:
+    if not isinstance(error, KeyError) or not isinstance(error.args[0], str) or error.args[0] in batch:
+        return False
+    return any(isinstance(value, Mapping) and value.keys() >= batch.keys() for value in frame.f_locals.values())
 
 
 def _list_frames(error: BaseException) -> list[FrameType]:

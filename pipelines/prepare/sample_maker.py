@@ -98,9 +98,7 @@ class SampleMaker:
                     value = call(value, self._generators.at(epoch, index, position, place))
                 elif random == "own":
                     seed = int(self._generators.at(epoch, index, position, place).integers(1 << 32))
-                    seed_generators = find_seeding(call)
-                    assert seed_generators is not None  # as `make_stage` has seen
-                    seed_generators(seed)
+                    find_seeding(call)(seed)  # type: ignore[misc]
                     value = call(value)
                 else:
                     seed_for_sample(random, self._generators.at(epoch, index, position, place))

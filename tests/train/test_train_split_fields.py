@@ -79,7 +79,7 @@ def test_a_field_that_no_batch_has_is_named(tmp_path: Path) -> None:
 
     declared = declare(split_metrics=[recall], objective="recall")
     (row, _) = ensemble.submit(declared, tmp_path, "inline").wait().members
-    assert "'recall' asks for a field that is no tensor of the batch, 'users'; did you mean 'user'" in row["error"]
+    assert "the batch has no field 'users'; did you mean 'user'?" in row["error"]
     assert row["attempts"] == 1
 
 
