@@ -104,7 +104,8 @@ class PipelineDescription(ABC):
                 with its boxes or masks see `stages.tv_transform`.
             random: what it draws from, seeded before each call: `"numpy"` (its parameter `rng`), `"torch"`,
                 `"python"` (`random`, numpy's global generator), `"global"` (all three), `"own"` (it has
-                `set_random_seed`). Found for `rng`, torchvision, kornia and `"own"`. `False`: nothing.
+                `set_random_seed` or `set_random_state`). Found for `rng`, `"own"`, known libraries.
+                `False`: nothing.
             fields: name -> (shape, dtype) of all fields after this stage, if it is the last one. Unless given, a
                 sample is prepared to find out.
             id: identifies the stage in fingerprints instead of its code and all that is bound to it.

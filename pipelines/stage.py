@@ -15,7 +15,7 @@ from pipelines.errors import PipelineError
 from pipelines.samples.nested import Slot
 from pipelines.stages._pictures import Albumentation, adapt
 from pipelines.stages._sample import Transform
-from pipelines.stages._transforms import find_randomness
+from pipelines.stages._transforms import SEEDING_METHODS, find_randomness, find_seeding
 
 Randomness = Literal["numpy", "torch", "python", "global", "own"]
 _RANDOMNESS: dict[Any, str] = {
@@ -23,7 +23,7 @@ _RANDOMNESS: dict[Any, str] = {
     "torch": "it draws from torch's global generator",
     "python": "from Python's `random` or numpy's global generator",
     "global": "from any of these three",
-    "own": "it has a method set_random_seed(seed)",
+    "own": f"it has a method {' or '.join(SEEDING_METHODS)}, which takes a seed",
 }
 
 
@@ -104,8 +104,8 @@ def make_stage(
         valid = "; ".join(f"{name!r}: {meaning}" for name, meaning in _RANDOMNESS.items())
         raise PipelineError(f"random must be left out, False, or one of {valid}; got {random!r}")
     known = find_randomness(call)
-    if random == "own" and not hasattr(call, "set_random_seed"):
-        raise PipelineError(f"random='own' is for objects with a method set_random_seed(seed), got {call!r}")
+    if random == "own" and find_seeding(call) is None:
+        raise PipelineError(f"random='own' is for what has a method {' or '.join(SEEDING_METHODS)}, got {call!r}")
     if random is None:
         random = "numpy" if known is None and has_generator_parameter(call) else known
     elif random not in (False, "numpy") and known is False:

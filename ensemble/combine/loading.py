@@ -110,6 +110,17 @@ def load(
     return _build_models(run, state, ensemble, seen, replace(combination, task=task), uncertainty)
 
 
+def explain_unloadable(run: RunDir, state: RunState, recipe: Any, members: Sequence[str]) -> str | None:
+    """Why no model of these members that predicts can be loaded, and what to declare; None where one can."""
+    if not isinstance(recipe, Recipe):
+        return "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"
+    for name in members if recipe.predict is None and recipe.loss is None else ():
+        seen = _read_observation(run, state.members[name])
+        if seen is None or seen.call is None:
+            return f"it is not known how the train function calls the model of {name}: declare Recipe.predict"
+    return None
+
+
 def _find_task(
     run: RunDir, state: RunState, ensemble: Ensemble, observed: Mapping[str, Observation | None]
 ) -> Task:

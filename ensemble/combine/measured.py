@@ -16,7 +16,7 @@ from ensemble.combine.quantify import Quantified
 from ensemble.combine.tasks import Statistic, TaskMath
 from ensemble.combine.tasks.base import Model
 from ensemble.spec.recipe import Recipe, has_own_loop, reported_metrics
-from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, name_of
+from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, list_fields, name_of
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -93,11 +93,11 @@ def measure(
 
 
 def list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMetricLike]:
-    """The metrics of the whole split: those of the recipe, and the objective where it is one that the members'
-    evaluation added, rather than the user's code, which may mean something else by its name.
+    """The metrics of the whole split that need no fields: those of the recipe, and the objective where the
+    members' evaluation added it, rather than the user's code, which may mean something else by its name.
     """
     recipe, objective = ensemble.recipe, str(ensemble.objective)
-    more: list[SplitMetricLike] = list(getattr(recipe, "split_metrics", ()))
+    more = [metric for metric in getattr(recipe, "split_metrics", ()) if not list_fields(metric)]
     known = KNOWN.get(objective)
     if (
         known is None

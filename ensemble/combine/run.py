@@ -23,6 +23,7 @@ from ensemble.combine.combination import (
     fit_held_out,
     is_enough,
 )
+from ensemble.combine.loading import explain_unloadable
 from ensemble.combine.measured import UNMEASURED, list_split_metrics, measure
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.prediction_matrix import PredictionMatrix, explain_left_out, read_prediction_matrix
@@ -92,7 +93,7 @@ def combine_samples(
         - `uncertainty`, `conformal`, `selective`, `shifted`: how sure it is, see `quantify.describe`.
         - `shifted_metrics`: how good it and the best member are on shifted samples, see `shifted.measure_change`;
           None without shifted samples, or where `note` says why.
-        - `left_out`: member -> why it took no part.
+        - `left_out`: member -> why it took no part; `unloadable`: why `load` cannot predict with them, else None.
 
         When nothing says how the outputs are combined, or nothing finished, there is nothing to combine: `metrics`
         is None, `members` is empty and `reason` says why. That is an answer, not an error.
@@ -210,6 +211,7 @@ def combine_samples(
         **sureness,
         "shifted_metrics": change,
         "left_out": left_out,
+        "unloadable": explain_unloadable(run_dir, state, ensemble.recipe, list(weights)),
     }
     return fields, samples
 

@@ -172,6 +172,7 @@ class Combined(Event):
         shifted_metrics: *metric*: `ensemble`, `best` on the shifted samples, `ensemble_change`, `best_change`.
         left_out: *member*: why.
         failed: whether an error, which `reason` names, prevented it.
+        unloadable: why `ensemble.load` cannot predict with them, and what to declare; None where it can.
         out_of_fold: whether `valid` are the training samples, predicted by members that have not learnt from
             them.
     """
@@ -201,6 +202,7 @@ class Combined(Event):
     code: str | None = None
     left_out: dict[str, str] = {}
     failed: bool = False
+    unloadable: str | None = None
     out_of_fold: bool = False
     note: str | None = None
     reason: str | None = None

@@ -105,10 +105,13 @@ def _next_steps(state: RunState, where: str) -> Iterator[Line]:
     """Where the model of a run that has ended lies, and what can be done next."""
     if state.ended is None or not isinstance(state.ended, RunFinished):
         return
-    if (state.combined or NOT_COMBINED).members:
+    combined = state.combined or NOT_COMBINED
+    if combined.members:
         load = f'`ensemble.load("{where}")` in Python gives the combined model'
-        export = f"{format_command('export', where, 'OUT')} exports it"
-        yield "model", f"in {os.path.join(where, 'members')}; {load}, {export}"
+        usage = f"{load}, {format_command('export', where, 'OUT')} exports it"
+        if combined.unloadable is not None:
+            usage = f"it cannot be loaded as one model: {combined.unloadable}"
+        yield "model", f"in {os.path.join(where, 'members')}; {usage}"
     states = {member.state for member in state.members.values()}
     page = f"{format_command('dashboard', where)} shows the run in a browser"
     if "failed" in states:

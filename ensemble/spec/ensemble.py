@@ -268,8 +268,8 @@ class Ensemble(MemberPipelines):
         check_ranking("Ensemble", self)
         for name, value in zip(("objective", "mode"), resolve_ranking(self, self.recipe), strict=True):
             object.__setattr__(self, name, value)
-        if isinstance(self.recipe, Recipe) and self.valid is not None and self.has_declared_objective:
-            check_objective(self.recipe, str(self.objective))
+        if self.valid is not None and isinstance(self.recipe, Recipe):
+            check_objective(self.recipe, str(self.objective), is_declared=self.has_declared_objective)
         check_direction(str(self.objective), str(self.mode))
         if self.members is not None:
             object.__setattr__(self, "members", tuple(as_member(i, m) for i, m in enumerate(self.members)))

@@ -44,6 +44,9 @@ class Recipe:
             "r2" ...), or functions `f(values [n, ...], target [n, ...]) -> float` of numpy arrays, which report
             under their own name; targets are as they are saved: int64 of classes and labels, else float64. What
             is undefined for some predictions is NaN. An `objective` that is such a name need not be repeated here.
+            Further arguments of a function without a default are fields of the batch: `recall(values, target,
+            user)`; the combined model is not measured by such a one.
+        valid_loss: False: no loss on the validation split, where one of negatives within a batch means nothing.
         predict: `predict(model, batch) -> values`, laid out by the task (`ensemble.spec.task`); unless given, they
             follow from what the model returned inside `loss`: for a classification, by the softmax.
         target: the field that holds what is to be predicted, used for metrics, selection and calibration.
@@ -87,6 +90,7 @@ class Recipe:
     label_smoothing: float | None = None
     target_scale: tuple[float, float] | None = None
     collate: Callable[..., Any] | None = None
+    valid_loss: bool = True
 
     def __post_init__(self) -> None:
         self._resolve_loss()
@@ -167,17 +171,17 @@ def reported_metrics(recipe: Recipe) -> frozenset[str] | None:
     """
     task = as_task("Recipe.task", recipe.task)
     figures = REPORTED["classification" if task is None else task.kind]
-    always = frozenset(("loss", *figures, *map(name_of, recipe.split_metrics)))
+    always = frozenset((*(["loss"] if recipe.valid_loss else []), *figures, *map(name_of, recipe.split_metrics)))
     if recipe.metrics is None:
         return always
     names = _returned_keys(recipe.metrics)
     return None if names is None else names | always
 
 
-def check_objective(recipe: Recipe, objective: str) -> None:
+def check_objective(recipe: Recipe, objective: str, *, is_declared: bool = True) -> None:
     """Raise SpecError for a metric that is to rank members, and that the built-in loop cannot report."""
     reported = None if has_own_loop(recipe) else reported_metrics(recipe)
-    if reported is None or objective in reported:
+    if reported is None or objective in reported or not (is_declared or objective == "loss"):
         return
     if objective in KNOWN:  # then it is computed
         check_split_metrics("Ensemble.objective", [objective], recipe.task)  # type: ignore[arg-type]

@@ -15,7 +15,9 @@ of numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-#: A name of `KNOWN`, or `f(values [n, ...], target [n, ...]) -> float`, reported under the function's name.
+#: A name of `KNOWN`, or `f(values [n, ...], target [n, ...]) -> float`, reported under the function's name;
+#: further arguments without a default are fields of the batch, `f(values, target, user)`.
 SplitMetricLike = str | Callable[..., float]
 
 
@@ -99,6 +102,26 @@ EPSILON = 1e-12
 def name_of(metric: SplitMetricLike) -> str:
     """The name under which a metric is reported."""
     return metric if isinstance(metric, str) else str(getattr(metric, "__name__", type(metric).__name__))
+
+
+def list_fields(metric: SplitMetricLike) -> list[str]:
+    """The fields of the batch that a function asks for: arguments after the first two, without a default."""
+    try:
+        parameters = list(inspect.signature(metric).parameters.values()) if callable(metric) else []
+    except ValueError:  # of a builtin it is not known
+        return []
+    fields = (one for one in parameters[2:] if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+    return [one.name for one in fields if one.default is one.empty]
+
+
+def bind_fields(metric: SplitMetricLike, fields: Mapping[str, Array]) -> SplitMetricLike:
+    """The function of values and target alone, with the fields [n, ...] that it asks for."""
+    asked = {name: fields[name] for name in list_fields(metric)}
+    if isinstance(metric, str) or not asked:
+        return metric
+    bound = functools.partial(metric, **asked)
+    bound.__name__ = name_of(metric)  # type: ignore[attr-defined]
+    return bound
 
 
 def check_split_metrics(where: str, metrics: Iterable[Any], task: Task | None) -> None:

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
 from ensemble.spec.positions import TAILS
-from ensemble.spec.split_metrics import KNOWN, compute, name_of
+from ensemble.spec.split_metrics import KNOWN, bind_fields, compute, list_fields, name_of
 from ensemble.spec.task import NUMBERS, Task, find_known
 from ensemble.train.call import find_target
 from ensemble.train.data import as_stored_target, describe_not_finite
 from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows, share_lengths
 from ensemble.train.job import LabelError, TrainingError
 from ensemble.train.member import TrainContext
-from ensemble.train.outputs import FirstCall, OutputError, explain_label_error, to_scaled_values
+from ensemble.train.outputs import FirstCall, OutputError, compute_outputs, explain_label_error, to_scaled_values
 from ensemble.train.predictions import (
     explain_labels,
     explain_layout,
@@ -88,6 +88,10 @@ class _SplitRows:
     def __init__(self, recipe: Recipe, member: TrainContext) -> None:
         self._recipe, self._member = recipe, member
         self._rows = member.make_rows()
+        #: Those that metrics of the split ask for, of the same samples; the names are those of all ranks.
+        self._fields: dict[str, list[Tensor]] = {
+            field: [] for metric in recipe.split_metrics for field in list_fields(metric)
+        }
         self._is_measured, self._missing = False, ""  # whether some batch has predictions; why some has none
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
@@ -101,9 +105,12 @@ class _SplitRows:
             observer.watching(model, batch) as first,
             explaining_label_errors(recipe, self._member, model, batch, "valid"),
         ):
-            losses = recipe.loss(model, batch)
+            if recipe.valid_loss:
+                losses = recipe.loss(model, batch)
+            elif recipe.predict is None or recipe.metrics is not None:
+                compute_outputs(recipe, model, batch, observer.seen)  # which the hook of `first` keeps
         target = find_target(batch, recipe.target)
-        figures: dict[str, Any] = {"loss": average_losses(recipe, losses, target)}
+        figures: dict[str, Any] = {"loss": average_losses(recipe, losses, target)} if recipe.valid_loss else {}
         values, task = self._predict(model, batch, first)
         kept = None if target is None or task is None else as_stored_target(task, target)
         if values is not None and task is not None:
@@ -120,6 +127,8 @@ class _SplitRows:
             figures.update(own)
         if self._wanted(figures) and values is not None:
             self._rows.tail = None if task is None else TAILS.get(task.kind)
+            for name, rows in self._fields.items():
+                rows.append(batch[name].cpu())
             self._rows.add(values.float().cpu(), batch["index"].cpu(), None if kept is None else kept.cpu())
         return figures
 
@@ -212,27 +221,31 @@ class _SplitRows:
         Those that these predictions leave undefined are NaN.
         """
         wanted, member = self._wanted(figures), self._member
-        if not wanted or not figures:
+        if not wanted or "valid" not in member.splits:
             return {}
         if self._missing or self._shape_mismatch:
             raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing or self._shape_mismatch}")
         share_lengths(member.comm, self._rows)
         parts: tuple[Array | None, ...] = self._rows.arrays() if len(self._rows) else (None, None, None)
+        parts += tuple(torch.cat(rows).numpy() if rows else None for rows in self._fields.values())
         self._rows.close()
         self._rows = member.make_rows()  # the member keeps `measure` until the next evaluation
+        self._fields = {name: [] for name in self._fields}
         if member.comm.world > 1:
             shares = (None if part is None else torch.from_numpy(part.copy()) for part in parts)
             gathered = [gather_rows(member.comm, share) for share in shares]
             parts = tuple(None if part is None else part.numpy() for part in gathered)
 
         def compute_metrics() -> dict[str, float]:
-            values, index, target = parts
+            values, index, target, *asked = parts
             seen = member.observer.seen
             assert values is not None and index is not None and seen is not None and seen.task is not None
-            if member.comm.world > 1:
-                order = index.argsort()  # the same for any number of ranks
-                values, target = values[order], None if target is None else target[order]
-            return compute(wanted, values, target, seen.task)
+            order = index.argsort() if member.comm.world > 1 else slice(None)  # the same for any number of ranks
+            fields = {
+                name: part[order] for name, part in zip(self._fields, asked, strict=True) if part is not None
+            }
+            bound = [bind_fields(metric, fields) for metric in wanted]
+            return compute(bound, values[order], None if target is None else target[order], seen.task)
 
         found: dict[str, float] = compute_once(member.comm, compute_metrics)
         return {name: found.get(name, math.nan) for name in map(name_of, wanted)}

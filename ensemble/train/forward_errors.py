@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ensemble.spec import SpecError
+from ensemble.spec import SpecError, unknown_name
 from ensemble.store import StoreError
 from ensemble.train.job import TrainingError
 
@@ -83,6 +83,9 @@ def explain_forward_error(error: BaseException, batch: Mapping[str, Any] | None 
         None where the error was not raised in one, or nothing is known of its tensors.
     """
     frames = _list_frames(error)
+    if batch is not None and _reads_missing_field(error, batch, frames[-1]):
+        missing = unknown_name("the batch has no field", error.args[0], list(batch))
+        return f"{missing}; give it, or write a Recipe.predict(model, batch) that does without it"
     layers = [frame for frame in frames if _is_forward(frame)]
     call = next((frame for frame in reversed(frames) if frame in layers or _is_function(frame)), None)
     if call is None:
@@ -112,6 +115,12 @@ def explain_forward_error(error: BaseException, batch: Mapping[str, Any] | None 
     wanted = f" expects {expected} and" if expected else ""
     remedy = remedy if split == "train" else ""  # training fits the layer
     return f"{which}{wanted} was given {', '.join(parts)}{f'; {remedy}' if remedy else ''}"
+
+
+def _reads_missing_field(error: BaseException, batch: Mapping[str, Any], frame: FrameType) -> bool:
+    if not isinstance(error, KeyError) or not isinstance(error.args[0], str) or error.args[0] in batch:
+        return False
+    return any(isinstance(value, Mapping) and value.keys() >= batch.keys() for value in frame.f_locals.values())
 
 
 def _list_frames(error: BaseException) -> list[FrameType]:
@@ -201,7 +210,9 @@ def _describe_layer(layer: nn.Module, given: Tensor, field: str | None) -> tuple
     """What a layer of torch expects, and what would fit; empty strings where that is not known."""
     if isinstance(layer, nn.Embedding):
         fits = given.dtype in (torch.int32, torch.int64)
-        return f"integers of 0 ... {layer.num_embeddings - 1}", "" if fits else "they are int64"
+        is_read = fits and given.numel() and given.device.type == "cpu"
+        span = f" (they are {int(given.min())} ... {int(given.max())})" if is_read else ""
+        return f"integers of 0 ... {layer.num_embeddings - 1}{span}", "" if fits else "they are int64"
     weight = next((each for each in layer.parameters(recurse=False)), None)
     if weight is None or not _is_of_torch(type(layer)):
         return "", ""

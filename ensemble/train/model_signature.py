@@ -111,6 +111,7 @@ def _describe_optimizer(recipe: Recipe, model: nn.Module, identity: Identity) ->
     """The kind of the optimizer, its options as far as they matter, and how many tensors each group has."""
     try:
         made = make_recipe_optimizer(recipe, identity, model, dict(identity.params))
+        parameter_groups = made.param_groups
     except Exception as error:  # it fails without memory, or always, which its steps will show
         raise _Incomparable(str(error)) from None
     groups = [
@@ -118,6 +119,6 @@ def _describe_optimizer(recipe: Recipe, model: nn.Module, identity: Identity) ->
             name: len(value) if name == "params" else _describe_surely(mask_magnitude(value))
             for name, value in group.items()
         }
-        for group in made.param_groups
+        for group in parameter_groups
     ]
     return [*_describe_class(type(made)), groups]

@@ -12,6 +12,7 @@ from pipelines.prepare.global_generators import seed_for_sample
 from pipelines.prepare.transient import Outages
 from pipelines.samples.memory_order import normalize_sample
 from pipelines.samples.nested import find_path, get_at, set_at
+from pipelines.stages._transforms import find_seeding
 
 
 class SampleMaker:
@@ -97,7 +98,7 @@ class SampleMaker:
                     value = call(value, self._generators.at(epoch, index, position, place))
                 elif random == "own":
                     seed = int(self._generators.at(epoch, index, position, place).integers(1 << 32))
-                    call.set_random_seed(seed)  # type: ignore[attr-defined]
+                    find_seeding(call)(seed)  # type: ignore[misc]
                     value = call(value)
                 else:
                     seed_for_sample(random, self._generators.at(epoch, index, position, place))

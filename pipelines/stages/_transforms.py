@@ -1,8 +1,8 @@
 """What is known of other libraries' transforms: which generators they draw from, and what they take.
 
-torchvision's and kornia's draw from torch's global generator; `RandomChoice` and `RandomOrder` of torchvision's
-first version also from Python's. albumentations' have generators of their own and a method that seeds them. Of
-functions and objects from elsewhere nothing is known: what they draw is found when they are called.
+torchvision's, kornia's and torchio's draw from torch's global generator; `RandomChoice` and `RandomOrder` of
+torchvision's first version also from Python's. albumentations' and MONAI's have generators of their own and a
+method that seeds them. Of what is from elsewhere nothing is known: what it draws is found when it is called.
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ _TO_TENSOR = frozenset(("ToTensor", "PILToTensor", "ToImage", "to_tensor", "pil_
 _FROM_TENSOR = frozenset(("ToImage", "to_image"))  # from a PIL image, too, which is a detour
 _FROM_ARRAY = frozenset(("ToTensor", "ToImage", "ToPILImage", "to_tensor", "to_image", "to_pil_image"))
 
+#: Methods of albumentations and of MONAI that seed the generators of an object, and of all in it.
+SEEDING_METHODS = ("set_random_seed", "set_random_state")
+
 Library = Literal["torchvision", "albumentations", "kornia"]
 _LIBRARIES: tuple[Library, ...] = ("torchvision", "albumentations", "kornia")
 
@@ -74,15 +77,26 @@ def is_all_torchvision(call: Any) -> bool:
     )
 
 
+def find_seeding(call: Any) -> Callable[[int], Any] | None:
+    """How an object that has generators of its own is seeded; None for one that cannot be."""
+    return next((seed for name in SEEDING_METHODS if callable(seed := getattr(call, name, None))), None)
+
+
 def find_randomness(call: Any) -> Literal["torch", "global", "own", False] | None:
     """What a transform draws from, as `Pipeline.map(random=...)` names it.
 
     Returns:
         False if it certainly draws nothing, None if that is not known.
     """
-    if callable(getattr(call, "set_random_seed", None)):
-        return False if all(map(_is_still_albumentation, _iterate_parts(call))) else "own"
-    found = {_classify(part) for part in _iterate_parts(call)}
+    parts = list(_iterate_parts(call))
+    if find_seeding(call) is not None:
+        if all(map(_is_still_albumentation, parts)):
+            return False
+        # The generator of MONAI's Compose is for nothing but the seeds of those in it.
+        seedable = [part for part in parts if find_seeding(part) is not None]
+        if any(type(part).__name__ != "Compose" or hasattr(part, "set_random_seed") for part in seedable):
+            return "own"
+    found = {_classify(part) for part in parts}
     for kind in ("global", "torch", None):
         if kind in found:
             return kind
@@ -135,7 +149,7 @@ def _classify(part: Any) -> Literal["torch", "global", False] | None:
     """Of one transform, without those in it."""
     if _top_level(type(part)) == "pipelines":  # an adapter of ours: what it adapts is another part
         return False if callable(getattr(part, "transform", None)) else None
-    theirs = [cls for cls in type(part).__mro__ if _top_level(cls) in ("torchvision", "kornia")]
+    theirs = [cls for cls in type(part).__mro__ if _top_level(cls) in ("torchvision", "kornia", "torchio")]
     names = [cls.__name__ for cls in theirs]
     is_first_version = all(cls.__module__.startswith("torchvision.transforms.transforms") for cls in theirs)
     if is_first_version and any(name in _DRAWING_FROM_PYTHON for name in names):

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from artifact_runs import CROP, NAMES, SCALE, declare, make_images, train
+from torch.nn.functional import cross_entropy
 
 import ensemble
 from ensemble.artifact import ArtifactError, predict
@@ -410,3 +411,37 @@ def test_images_of_another_size_are_named_with_both_sizes_and_the_remedy(tmp_pat
     record = {"fields": fields, "stages": {"of_caller": []}}
     with pytest.raises(ArtifactError, match=r"large\.npz:row 0: .*3, 16, 8.*3, 8, 8.*resize the images to 8 x 8"):
         prepare_for_program(record, functools.partial(open_source, tmp_path / "large.npz"))
+
+
+class Weighed(torch.nn.Module):
+    """Takes a batch whole, and reads more of it than its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(4, 3)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.body(batch["x"]) * batch["label"].ne(-1)[:, None]  # type: ignore[no-any-return]
+
+
+def read_the_label(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch).softmax(dim=-1)  # type: ignore[no-any-return]
+
+
+def test_a_field_that_the_users_code_reads_and_the_records_lack_is_named_with_the_remedy(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pipe = Pipeline(sources.arrays(x=rng.random((16, 4), np.float32), label=rng.integers(0, 3, 16)))
+    recipe = ensemble.Recipe(
+        model=lambda params: Weighed(),
+        loss=lambda model, batch: cross_entropy(model(batch), batch["label"], reduction="none"),
+        predict=read_the_label,
+    )
+    declared = ensemble.Ensemble(
+        name="m", recipe=recipe, members=[{"lr": 0.1}], train=pipe, valid=pipe, batch_size=8, epochs=1
+    )
+    ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    np.savez(tmp_path / "new.npz", x=rng.random((5, 4), np.float32))
+    with pytest.raises(
+        ArtifactError, match=r"new\.npz:row 0: .* the batch has no field 'label' .*write a Recipe\.predict"
+    ):
+        predict(tmp_path / "run", tmp_path / "new.npz", tmp_path / "p.csv")

@@ -268,6 +268,17 @@ def test_members_whose_first_steps_fail_are_named_once_for_all_architectures(
     assert shown == ["member-0 and 1 more fail in the first steps: ValueError: no model of this width"]
 
 
+def make_two(model: Any, params: dict[str, Any]) -> Any:
+    return [torch.optim.SGD([weight], lr=0.1) for weight in model.parameters()]
+
+
+def test_of_a_list_of_optimizers_the_dry_run_says_what_the_run_says(tmp_path: Path) -> None:
+    recipe = Recipe(model=inspected_runs.build_model, loss="cross_entropy", optimizer=make_two)
+    declared = inspected_runs.declare(recipe=recipe, optimizer=None)
+    found = ensemble.dry_run(declared, tmp_path / "run", executor="inline")
+    assert all("a member has one optimizer, maybe of several groups" in row["error"] for row in found.members)
+
+
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert main(arguments) == 2
     return capsys.readouterr().err

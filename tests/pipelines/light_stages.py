@@ -40,3 +40,52 @@ class Seedable:
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         return {**sample, "x": sample["x"] + self.parts[0]["rng"].random()}
+
+
+class Randomizable:
+    """MONAI's interface of a transform that draws: a generator `R`, and `set_random_state`."""
+
+    def __init__(self) -> None:
+        self.R = np.random.RandomState()
+
+    def set_random_state(
+        self, seed: int | None = None, state: np.random.RandomState | None = None
+    ) -> Randomizable:
+        self.R = np.random.RandomState(seed) if state is None else state
+        return self
+
+
+class RandShiftd(Randomizable):
+    """As MONAI's random transforms of a dict."""
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "x": sample["x"] + self.R.rand()}
+
+
+class Scaled:
+    """As MONAI's transforms that draw nothing."""
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "x": sample["x"] * 2}
+
+
+class Compose(Randomizable):
+    """As MONAI's: it has `set_random_state` whatever is in it, and seeds what can be seeded."""
+
+    def __init__(self, *transforms: Any) -> None:
+        super().__init__()
+        self.transforms = transforms
+
+    def set_random_state(
+        self, seed: int | None = None, state: np.random.RandomState | None = None
+    ) -> Randomizable:
+        super().set_random_state(seed, state)
+        for transform in self.transforms:
+            if isinstance(transform, Randomizable):
+                transform.set_random_state(int(self.R.randint(1 << 32, dtype="uint32")))
+        return self
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        for transform in self.transforms:
+            sample = transform(sample)
+        return sample

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from light_stages import Seedable, late, shifted
+from light_stages import Compose, RandShiftd, Scaled, Seedable, late, shifted
 from tv import import_torchvision
 
 from pipelines import Feeder, Pipeline, PipelineError, attach, sources, stages
 from pipelines.errors import ForeignRandomness
+from pipelines.stages._transforms import find_randomness
 
 v2 = import_torchvision()
 from torchvision import transforms as v1  # noqa: E402
@@ -322,16 +323,32 @@ def test_generators_of_modules_and_unseeded_ones_are_found() -> None:
         numbers(fresh).fields  # noqa: B018
 
 
-def test_an_object_that_can_be_seeded_is_seeded_for_each_sample() -> None:
-    mapped = numbers(Seedable())
+@pytest.mark.parametrize(
+    "make",
+    [Seedable, RandShiftd, lambda: Compose(Scaled(), Compose(RandShiftd()))],
+    ids=["set_random_seed", "set_random_state", "a sequence"],
+)
+def test_an_object_that_can_be_seeded_is_seeded_for_each_sample(make: Callable[[], Any]) -> None:
+    mapped = numbers(make())
     assert mapped.stages[0].random == "own"
     once = values(mapped)
     assert once == values(mapped, 5) and len({round(x - i, 9) for i, x in once.items()}) == 16
     with Feeder(mapped, workers=2, threads=True) as feeder:
         loader = attach(feeder.address, mapped, batch_size=4, epochs=1)
         assert by_index(loader, "x") == once and loader.stats()["private_batches"] == 0
-    with pytest.raises(PipelineError, match=r"random='own' is for objects with a method set_random_seed"):
+    with pytest.raises(PipelineError, match=r"random='own' is for what has a method set_random_seed"):
         numbers(shifted, random="own")
+
+
+def test_a_sequence_that_could_be_seeded_and_draws_nothing_is_prepared_once() -> None:
+    mapped = numbers(Compose(Scaled()))
+    assert mapped.stages[0].random is None
+    assert values(mapped) == {i: 2.0 * i for i in range(16)}
+
+
+def test_torchios_transforms_draw_from_torchs_generator() -> None:
+    transform = type("RandomFlip", (Scaled,), {"__module__": "torchio.transforms"})()
+    assert find_randomness(transform) == "torch"
 
 
 # Draws that only some samples show

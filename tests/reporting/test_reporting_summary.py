@@ -140,6 +140,9 @@ def test_a_run_that_has_ended_says_what_can_be_done_next_and_where_the_model_lie
     well += [e | {"member": "member-6"} for e in well if e["type"] == "finished"][:1]
     more = "next `ensemble resume runs/digits --epochs N` trains the members on, to N epochs in all"
     assert last_lines(well)[1:] == [more, page]
+    why = "its recipe is a train function alone"
+    alone = [e | {"unloadable": why} if e["type"] == "combined" else e for e in events]
+    assert last_lines(alone)[0] == f"model in runs/digits/members; it cannot be loaded as one model: {why}"
     none = [e for e in events if e["type"] in ("run_started", "run_finished", "member")]
     assert last_lines(none) == [f"next {page}"]
     assert any(line.split() == ["samples", "none", "were", "prepared"] for line in wide(none))

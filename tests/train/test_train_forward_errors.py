@@ -87,6 +87,12 @@ def error_of(model: nn.Module, given: Batch, loss: Callable[..., Any] = cross_en
             {},
             "the layer '0', Embedding(5, 2), expects integers of 0 ... 4 and was given [16, 8] float32, the field",
         ),
+        (
+            nn.Sequential(nn.Embedding(5, 2)),
+            {"x": torch.arange(N * 8).reshape(N, 8)},
+            "Embedding(5, 2), expects integers of 0 ... 4 (they are 0 ... 127) and was given [16, 8] int64, the "
+            "field 'x' of Ensemble.train",
+        ),
         (nn.LSTM(9, 2), {}, "LSTM(9, 2).forward expects [steps, b, 9] float32 and was given [16, 1, 8] float32"),
         (Net(), {}, "Net.forward was given [16, 8] float32, the field 'x' of Ensemble.train"),
         (
