@@ -38,6 +38,7 @@ class PredictionMatrix:
         groups: of each member the number of its configuration, where its row has the out-of-fold predictions of
             that (`ensemble.combine.out_of_fold`); else None.
         part: of which of the positions they are, as a note to the user; "": of all.
+        positions: which ones of each sample were kept; None: all.
     """
 
     members: list[str]
@@ -48,6 +49,7 @@ class PredictionMatrix:
     task: Task = CLASSIFICATION
     groups: tuple[int, ...] | None = None
     part: str = ""
+    positions: Array | None = None
 
     @property
     def unsaved(self) -> bool:
@@ -95,7 +97,9 @@ class PredictionMatrix:
             f"{len(at):,} positions of each sample, drawn from its {count_positions(self.task, shape):,}"
         )
         part = f"{self.part}; {part}" if self.part else part
-        return replace(self, values=[parts[id(own)] for own in self.values], target=target, part=part)
+        values = [parts[id(own)] for own in self.values]
+        positions = at if self.positions is None else self.positions[at]
+        return replace(self, values=values, target=target, part=part, positions=positions)
 
     def take(self, rows: Any) -> PredictionMatrix:
         """Returns the predictions of these rows only: a slice, or int64 [k]."""
@@ -182,7 +186,8 @@ def align(
         index = np.empty(0, dtype=np.int64)
     kept = [one.positions for one in saved.values() if one.positions is not None]
     part = f"all figures are of the {len(kept[0]):,} positions of each sample that are kept" if kept else ""
-    return PredictionMatrix(members, values, index, target, left_out, task, part=part)
+    positions = np.asarray(kept[0]) if kept else None
+    return PredictionMatrix(members, values, index, target, left_out, task, part=part, positions=positions)
 
 
 def widen_alike(saved: Sequence[Predictions]) -> list[Predictions]:

@@ -96,4 +96,4 @@ def read_combined(
     values = combine_again(combined, valid, shown, is_valid=split == "valid", function=function)
     if values is None:
         raise CombineError(f"{run_dir.path}: the saved predictions do not determine the combined ones any more")
-    return Predictions(values, shown.index, shown.target, shown.task)
+    return Predictions(values, shown.index, shown.target, shown.task, shown.positions)

@@ -38,6 +38,8 @@ class SavedPredictions:
         targets: int64 or float64 [n, ...]; None where the split has none.
         classes: names of the classes or labels; None where the data have none.
         levels: of quantiles, their probabilities.
+        positions: int64 [k], of which positions of each sample they are, counted over its flattened axes, where
+            `Ensemble.keep_predictions_gb` kept a part of them; None: all.
     """
 
     run_dir: Path
@@ -49,6 +51,7 @@ class SavedPredictions:
     targets: npt.NDArray[Any] | None
     classes: tuple[str, ...] | None
     levels: tuple[float, ...] = ()
+    positions: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -149,6 +152,7 @@ def load_predictions(
         targets=found.target,
         classes=None if classes is None else tuple(classes),
         levels=found.task.levels,
+        positions=found.positions,
     )
 
 

@@ -112,13 +112,9 @@ def images(**more: Any) -> Ensemble:
         name="images",
         recipe=Recipe(model=Image, loss=squared, predict=lambda model, batch: model(batch["x"]), target="y"),
         members=[{"lr": 0.1}, {"lr": 0.2}],
-        train=data,
-        valid=data,
-        test=data,
         allow_overlap=True,
         epochs=2,
-        batch_size=8,
-        **{"combine": "greedy", **more},
+        **{"combine": "greedy", "batch_size": 8, "train": data, "valid": data, "test": data, **more},
     )
 
 
@@ -149,6 +145,36 @@ def test_of_predictions_beyond_the_bound_a_part_of_the_positions_is_kept(tmp_pat
     assert not find_remarks(tmp_path / "whole")
     loaded = ensemble.load(run.path)
     assert loaded({"x": torch.zeros(2, PIXELS)}).shape == (2, PIXELS)
+    for member in ("member-1", None):
+        assert np.array_equal(
+            ensemble.load_predictions(run.path, member=member, split="valid").positions, kept[0].positions
+        )
+    ensemble.submit(images(), run.path, "inline").wait()  # with the larger bound all predict again
+    again = [load_predictions(path) for path in files]
+    assert all(one.positions is None for one in again) and np.array_equal(again[0].values, saved.values)
+    epochs = [event for event in read_events(run.path / "events.jsonl") if event.type == "epoch"]
+    assert {event.epoch for event in epochs} == {0, 1} and ensemble.load_predictions(
+        run.path, split="valid"
+    ).positions is None
+
+
+def test_rows_that_are_left_out_and_targets_of_another_shape_are_kept_in_part_as_well(tmp_path: Path) -> None:
+    """An evaluated batch without a row, and a shifted split whose targets are of other things."""
+    rows = np.zeros((16, 1), np.float32)
+    x = np.arange(16, dtype=np.float32)[:, None] * np.ones(PIXELS, np.float32)
+    shifted = Pipeline(sources.arrays(x=x, y=rows))
+    valid = Pipeline(sources.arrays(x=x, y=x), on_error="skip", max_skipped=0.5).map(leave_out)
+    declared = images(valid=valid, shifted=shifted, batch_size=1, keep_predictions_gb=1e-4)
+    result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
+    assert {row["state"] for row in result.members} == {"finished"}
+    saved = load_predictions(RunDir(tmp_path / "run").predictions("member-0", "valid"))
+    assert len(saved.values) == 15 and saved.positions is not None
+
+
+def leave_out(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["x"][0] == 3:
+        raise ValueError("no sample")
+    return sample
 
 
 def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_that_is_said_at_the_first_batch(
