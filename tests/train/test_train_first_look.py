@@ -374,3 +374,33 @@ def test_a_metric_that_its_predictions_do_not_have_is_remarked(tmp_path: Path) -
     ran = run(tmp_path / "run", train, members=members, objective="accuracy", mode="max")
     right, wrong = (ran.state.members[f"member-{number}"].remarks for number in (0, 1))
     assert right == [] and len(wrong) == 1 and wrong[0].startswith("it reported nll ")
+
+
+class OfDict(nn.Module):
+    """A model whose only argument is a dict of fields."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def forward(self, inputs: Any) -> Any:
+        return self.net(inputs["x"])
+
+
+def test_inputs_that_are_no_tensors_and_a_loss_that_draws_are_nothing_to_remark(tmp_path: Path) -> None:
+    def gather(batch: Any) -> dict[str, Any]:
+        return {"inputs": {"x": batch["x"]}, "label": batch["label"], "index": batch["index"]}
+
+    def noisy(model: Any, batch: Any) -> Any:
+        x = batch["x"] + torch.randn_like(batch["x"])
+        return F.cross_entropy(model(x), batch["label"], reduction="none")
+
+    def of_dict(model: Any, batch: Any) -> Any:
+        return F.cross_entropy(model(batch["inputs"]), batch["label"], reduction="none")
+
+    assert remarks(run(tmp_path / "dict", Recipe(model=OfDict, loss=of_dict, collate=gather))) == []
+    predict = lambda model, batch: model(batch["x"]).softmax(-1)  # noqa: E731
+    assert (
+        remarks(run(tmp_path / "noise", Recipe(model=scores, loss=noisy, predict=predict, task="classification")))
+        == []
+    )
