@@ -417,14 +417,15 @@ class Data:
         return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
 
     def peek(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
-        """The first samples of a split as a batch, on the member's device, prepared here, and no others.
+        """The first samples of a split as a batch, on the member's device: of those at hand, or prepared here.
 
         Raises:
             StopIteration: there is none.
         """
         from pipelines.loader.resident import StreamedSet
 
-        few = StreamedSet(self.pipeline(name).without_randomness()).loader(samples)
+        held = self._residents.get(name)  # where a feeder has prepared it, this process needs no decoder
+        few = (held or StreamedSet(self.pipeline(name).without_randomness())).loader(samples)
         batches = self._on_device(self._apply_collate(iter(few), collate, is_training=False))
         with torch.autocast("cpu", enabled=False), torch.autocast(self._device.type, enabled=False):
             return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
