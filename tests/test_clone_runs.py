@@ -271,7 +271,7 @@ def test_one_without_a_checkpoint_is_no_start_and_one_that_failed_later_is(tmp_p
             run.clone(event["member"], {"fault": "none"}, warm=True)
 
     fault = {"lr": 0.1, "fault": "nan"}
-    state = run_inline(tmp_path, make([{"lr": 0.1, "fault": "none"}, fault, fault | {"after": 12}]), ask)
+    state = run_inline(tmp_path, make([{"lr": 0.1, "fault": "none"}, fault, fault | {"after": 8}]), ask)
     why = "no clone can start with the weights of {}: it has no checkpoint ({})"
     refused = [
         (False, why.format("member-0", "running") + "; a pause makes it write one"),

@@ -41,7 +41,7 @@ def start_head(
         error.add_note(f"the head's exit status is {head.poll()}; it wrote:\n{(short / 'head.log').read_text()}")
         raise
     finally:
-        mine = psutil.Process(head.pid).children(recursive=True)
+        mine = psutil.Process(head.pid).children(recursive=True) if head.poll() is None else []
         for each in [*mine, head]:
             if isinstance(each, subprocess.Popen) or each.is_running():
                 each.kill()
