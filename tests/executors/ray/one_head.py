@@ -29,6 +29,8 @@ def start_head(
     mode = {"RAY_AUTH_MODE": "token" if token else "disabled"}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", str(port)]
     command += ["--node-ip-address", "127.0.0.1", "--disable-usage-stats", "--include-dashboard", "false"]
+    # Else all heads of a machine want the same ports.
+    command += ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
     command += ["--object-store-memory", str(80 * 2**20), "--temp-dir", str(short / "ray"), *options]
     with open(short / "head.log", "wb") as log:
         head = subprocess.Popen(command, env={**environment, **own, **mode}, stdout=log, stderr=subprocess.STDOUT)
