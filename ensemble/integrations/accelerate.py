@@ -1,16 +1,18 @@
 """Trains a member by a loop that is written for `Accelerator` (`accelerate`), as it was.
 
-def train(member):
-    model = build(member.params)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=member.params["lr"])
-    accelerator, model, optimizer, batches, validation = prepare(member, model, optimizer)
-    for epoch in range(member.identity.epochs):
-        for batch in batches:
-            ...
-            accelerator.backward(loss)
-            optimizer.step()
-        member.report(accuracy=...)
-    member.predict_all()
+    def train(member):
+        model = build(member.params)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=member.params["lr"])
+        accelerator, model, optimizer, batches, validation = prepare(member, model, optimizer)
+        for epoch in range(member.identity.epochs):
+            for batch in batches:
+                ...
+                accelerator.backward(loss)
+                optimizer.step()
+            member.report(accuracy=...)
+        member.predict_all()
+
+The batches tell accelerate which one is the last, as those of a DataLoader do.
 """
 
 from __future__ import annotations

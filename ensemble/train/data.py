@@ -412,9 +412,9 @@ class Data:
         Raises:
             StopIteration: the split is empty.
         """
-        alone = self._resident(name).loader(samples, 0, 1, chosen=self.find_held_out(name))
-        batches = self._on_device(self._apply_collate(iter(alone), collate, is_training=False))
-        return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
+        return self._take_first(
+            self._resident(name).loader(samples, 0, 1, chosen=self.find_held_out(name)), collate
+        )
 
     def peek(self, name: str, samples: int, collate: Collate | None = None) -> Batch:
         """The first samples of a split as a batch, on the member's device: of those at hand, or prepared here.
@@ -426,9 +426,13 @@ class Data:
 
         held = self._residents.get(name)  # where a feeder has prepared it, this process needs no decoder
         few = (held or StreamedSet(self.pipeline(name).without_randomness())).loader(samples)
-        batches = self._on_device(self._apply_collate(iter(few), collate, is_training=False))
         with torch.autocast("cpu", enabled=False), torch.autocast(self._device.type, enabled=False):
-            return next(batch for batch in batches if len(batch["index"]))  # those that are skipped leave none
+            return self._take_first(few, collate)
+
+    def _take_first(self, batches: Iterable[Batch], collate: Collate | None) -> Batch:
+        """The first of some batches that has samples: those that are skipped leave none."""
+        prepared = self._on_device(self._apply_collate(iter(batches), collate, is_training=False))
+        return next(batch for batch in prepared if len(batch["index"]))
 
     def _apply_collate(
         self,

@@ -221,10 +221,6 @@ class RunView:
         """What nodes and streams did over time."""
         return describe_history(self.state, self._history, self._power.describe())
 
-    def list_power(self) -> list[dict[str, Any]]:
-        """The readings of each node, see `PowerSeries.describe`."""
-        return self._power.describe()
-
     def _member_rows(self, names: Iterable[str]) -> dict[str, list[Any]]:
         members, run = self.state.members, self.project()
         return {name: rows.member_row(run, members[name]) for name in names if name in members}

@@ -438,7 +438,7 @@ def test_power_of_a_long_run_stays_small() -> None:
         fields = {"node": "n", "watts": watts, "interval_s": 1.0, "origin": "measured", "source": "s"}
         events.append({"v": 2, "t": begin + i, "type": "power", **fields, "energy_j": watts, "parts": [part]})
     view = make_view(events)
-    (node,) = view.list_power()
+    (node,) = view._power.describe()
     points = node["points"]
     assert 1000 < len(points) <= 3000
     joules = sum((end - start) * watts for start, end, watts, _ in points)
@@ -467,7 +467,7 @@ def test_power_that_is_logged_late_leaves_no_hole() -> None:
     fields = {"node": "n", "watts": 5.0, "energy_j": 5.0, "interval_s": 1.0, "origin": "measured", "parts": [part]}
     for late_s in (1.0, 2.0, 12.5, 12.6, 13.0):  # ten seconds in which the driver did not come to it
         events.append({"v": 2, "t": begin + late_s, "type": "power", **fields})
-    (node,) = make_view(events).list_power()
+    (node,) = make_view(events)._power.describe()
     for before, after in itertools.pairwise(node["points"]):
         assert after[0] == before[1]
     assert sum((end - start) * watts for start, end, watts, _ in node["points"]) == pytest.approx(25.0, abs=0.1)
