@@ -5,6 +5,7 @@
 PYTHON ?= python3.11 python3.12 python3.13 python3
 
 READY := .venv/.ready
+TESTS_READY := .venv/.ready-for-tests
 BIN := .venv/bin
 
 # Tests start hundreds of Python processes, and pytest rewrites each file of tests: what was compiled is kept.
@@ -26,7 +27,7 @@ help:
 	@echo "make test-all  every test but the chaos tests: before a release"
 	@echo "make chaos     seeded plans of what is killed and stops: a hundred of the pipeline, 30 of whole runs"
 	@echo "make fuzz      damaged JPEG files through the library in C, under the sanitizers of gcc; MINUTES=10 SEED=0"
-	@echo "make setup     only make .venv        make clean     remove what make made"
+	@echo "make setup     only make .venv, without what tests need        make clean     remove what make made"
 	@echo "make dist      build the wheel and the source distribution into dist/"
 	@echo "make lock      resolve deploy/requirements.lock again, from pyproject.toml and constraints.txt"
 	@echo "make horovod   build Horovod into .venv, for members and feeders that communicate over it (optional)"
@@ -48,7 +49,13 @@ $(READY): pyproject.toml constraints.txt setup.py pipelines/prepare/jpeg_part.c
 	if ! $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	  "$$found" -m venv --clear .venv; \
 	fi
-	@echo "Setting up .venv with $$($(BIN)/python --version): some minutes, once"
+	@echo "Setting up .venv with $$($(BIN)/python --version): a minute or two, once"
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e .
+	@touch $@
+
+# What only tests, lint and documentation need.
+$(TESTS_READY): $(READY)
+	@echo "Adding to .venv what the tests need: some minutes, once"
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e ".[dev]"
 	@$(BIN)/python deploy/mend_torchvision.py
 	@touch $@
@@ -61,16 +68,16 @@ demo: $(READY)
 	@$(BIN)/ensemble demo --dashboard
 
 # Of a warning, such as a link that leads nowhere, the build fails.
-docs: $(READY)
+docs: $(TESTS_READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-check: $(READY)
+check: $(TESTS_READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
 
-compiled: $(READY)
+compiled: $(TESTS_READY)
 	@$(BIN)/python -m compileall -q ensemble pipelines
 
 test: check compiled
@@ -82,20 +89,20 @@ test-more: compiled
 test-all: check compiled
 	$(BIN)/python -m pytest -n $(JOBS) --hypothesis-profile more -m "not chaos"
 
-chaos: $(READY)
+chaos: $(TESTS_READY)
 	$(BIN)/python -m pytest -m chaos
 
 MINUTES ?= 10
 SEED ?= 0
-fuzz: $(READY)
+fuzz: $(TESTS_READY)
 	$(BIN)/python tests/fuzz/jpeg_part.py --minutes $(MINUTES) --seed $(SEED)
 
-dist: $(READY)
+dist: $(TESTS_READY)
 	$(BIN)/python -m build --no-isolation .
 
 # Every version with its hashes, of an installation with all extras but those for development and documentation.
 LOCKED := bench tensorboard mlflow wandb onnx serve data torchvision notebook lightning transformers
-lock: $(READY)
+lock: $(TESTS_READY)
 	$(BIN)/uv pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints.txt --universal --python-version 3.11 \
 	  --generate-hashes --no-annotate --quiet \
 	  --custom-compile-command "make lock" --output-file deploy/requirements.lock

@@ -1,4 +1,4 @@
-"""Lets this environment's torchvision be imported beside a torch without CUDA, or removes it; for `make setup`.
+"""Let this environment's torchvision be imported beside a torch without CUDA, or remove it, before tests run.
 
 Package indexes have torchvision built against CUDA alone, which a torch for CPUs cannot load. Its transforms need
 no compiled operator, nor do Lightning and timm: those that it expects are declared when it is imported.
