@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks import models
 from benchmarks.models import Net
-from ensemble.bench.results import Interval, Report, interval, paired_interval
+from benchmarks.results import Interval, Report, interval, paired_interval
 from ensemble.spec import Ensemble, Member, Resources
 from pipelines.environment.machine_limits import usable_cpus
 

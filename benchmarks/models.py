@@ -1,10 +1,7 @@
-"""The networks of the studies, and their data.
+"""The networks of the studies, and their data: CNN and ResNet learn CIFAR-10, an LSTM learns IMDB.
 
-A **CNN** with batch normalization for small images learns CIFAR-10, and so does a **ResNet** (Jia et al. 2018 in
-small); an **LSTM** classifier for texts learns IMDB (Svyatkovskiy et al. 2019: an embedding and two layers of 200
-over 128 words). Both data sets are read from Parquet files of a directory; without one all learn the handwritten
-digits that scikit-learn ships: those of images from 8 x 8 pixels, the LSTM from the eight rows of pixels as a
-sequence.
+Both data sets are read from Parquet files of a directory; without one all learn the handwritten digits that
+scikit-learn ships, the LSTM from the eight rows of pixels as a sequence.
 """
 
 from __future__ import annotations

@@ -1,13 +1,60 @@
-"""Options that several studies have."""
+"""Types of options, and options that several studies have."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from benchmarks import models
-from ensemble.cli.arguments import count, directory, option
+from ensemble.cli import arguments
 from ensemble.spec.validation import SpecError, check_choice
+
+T = TypeVar("T")
+count, words = arguments.count, arguments.words
+_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20}
+
+
+def option(parser: argparse._ActionsContainer, name: str, default: Any, text: str, **more: Any) -> None:
+    """Add an option to a parser; its help is the text and the default."""
+    shown = "" if default in (None, False) else " (default: %(default)s)"
+    parser.add_argument(name, default=default, help=text + shown, **more)
+
+
+def milliseconds(text: str) -> float:
+    """A duration in milliseconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of milliseconds, got {text!r}")
+    return value
+
+
+def size(text: str) -> int:
+    """Bytes, as in 4096, 64KiB, 16MiB."""
+    match = re.fullmatch(r"([1-9]\d*)(|KiB|MiB)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a size, as in 4KiB,16MiB; got {text!r}")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def directory(text: str) -> str:
+    """A directory that exists."""
+    if not Path(text).expanduser().is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {text!r}")
+    return str(Path(text).expanduser())
+
+
+def _list_of(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
+    return lambda text: [parse(part) for part in words(text)]
+
+
+#: Lists, separated by commas.
+counts, sizes, milliseconds_each = _list_of(count), _list_of(size), _list_of(milliseconds)
 
 
 def data_options(parser: argparse.ArgumentParser) -> None:

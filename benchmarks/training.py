@@ -70,7 +70,6 @@ class RecipeTrainer:
         device: of the network and of the batches.
         comm: the member's ranks.
         compression: of the gradients that they exchange: a choice of `ensemble.spec.options.COMPRESSIONS`.
-        communicator: over which they do: a choice of `ensemble.spec.options.COMMUNICATORS`.
 
     Attributes:
         model: the network.
@@ -87,7 +86,6 @@ class RecipeTrainer:
         device: str,
         comm: Communicator,
         compression: NamedOptions = "none",
-        communicator: NamedOptions = "torch",
     ) -> None:
         import torch
 
@@ -103,7 +101,7 @@ class RecipeTrainer:
         self._precision = MixedPrecision(precision, torch.device(device))
         declared = ExchangeOptions(
             None if compression == "none" else resolve("compression", compression, COMPRESSIONS),
-            resolve("communicator", communicator, COMMUNICATORS),
+            resolve("communicator", "torch", COMMUNICATORS),
         )
         self._optimization = Optimization(
             self.model,
@@ -117,11 +115,6 @@ class RecipeTrainer:
         )
         self._optimization.start(None)
         self._waited_s = self._exchanged = self.exchanged_s = 0.0
-
-    @property
-    def messages(self) -> int:
-        """All-reduces of gradients in a step."""
-        return sum(self._optimization.bucket_compressions.values())
 
     def step(self, batch: Batch, emulated_s: float | None = None) -> tuple[float, float]:
         """Train on one batch; returns its seconds, and of them those in which it waited for other ranks.
@@ -162,9 +155,8 @@ def make_trainer(
     precision: Precision,
     comm: Communicator,
     compression: NamedOptions = "none",
-    communicator: NamedOptions = "torch",
 ) -> RecipeTrainer:
     """A rank of a network of the studies; all arguments but `setup` as `RecipeTrainer` has them."""
     net, optimizer = setup.net, models.OPTIMIZERS[setup.net.kind]
     params, recipe = net.params(setup.data), models.recipe(net)
-    return RecipeTrainer(recipe, params, optimizer, precision, setup.device, comm, compression, communicator)
+    return RecipeTrainer(recipe, params, optimizer, precision, setup.device, comm, compression)

@@ -42,7 +42,7 @@ for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 UNTIL = float(os.environ.get("ENSEMBLE_TESTS_UNTIL", "inf"))
 
 # Of these folders tests are long: they begin first, so that none is still at work when all others have ended.
-LONG = ("ray", "e2e", "faults", "executors", "bench", "examples")
+LONG = ("ray", "e2e", "faults", "executors", "benchmarks", "examples")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 OWN = ("ensemble", "pipelines")
 NAMEDTUPLE = ("_asdict", "_field_defaults", "_fields", "_make", "_replace")  # public, says the standard library
 BY_NAME = ("getattr", "setattr", "hasattr", "delattr", "attrgetter")
-LIBRARIES = ("aiohttp", "cloudpickle", "cv2", "horovod", "numba", "numpy", "optuna", "plotly", "psutil", "pyarrow")
+LIBRARIES = ("aiohttp", "cloudpickle", "cv2", "horovod", "numba", "numpy", "optuna", "psutil", "pyarrow")
 LIBRARIES += ("ray", "rich", "sklearn", "torch", "triton")
 MODULE = re.compile(r"[A-Za-z]\w*(\.\w+)+")  # a whole string that is a dotted name
 

@@ -58,7 +58,6 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("reporting",),  # knows only the run on disk
         ("controller",),
         ("__init__", "api", "distillation", "inspection", "refit", "result", "run"),
-        ("bench",),
         ("cli",),
         ("__main__",),
     ),
@@ -76,7 +75,7 @@ MAY_UNPICKLE = {
     "ensemble/train/pickled.py": "what the user told torch.load to run, or a checkpoint of the user's own",
 }
 
-HEAVY = ("torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich", "pandas", "scipy")
+HEAVY = ("torch", "ray", "optuna", "pyarrow", "cv2", "sklearn", "rich", "pandas", "scipy")
 HEAVY += ("tensorboard", "mlflow", "wandb")  # of loggers, which have processes of their own
 LOGGERS = "ensemble/reporting/loggers/"
 

@@ -1,86 +1,138 @@
-"""What compression is expected to save and to cost: the tables, findings and plot of the compression study."""
+"""What compression is expected to save and to cost, each figure with its paper, beside what was measured."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.compression.measure import PLAIN, AccuracyRow, CodecRow, ExchangeRow, SameTimeRow
-from benchmarks.compression.published import ACCURACIES, QSGD_PAPER
-from ensemble.bench.charts import Mark, Panel, bar_panel
-from ensemble.bench.results import Claim, Outcome, group_by, outcome_of, series_of, show_claims
+from benchmarks.compression.accuracy import PLAIN, AccuracyRow
+from benchmarks.compression.steps import StepRow
+from benchmarks.results import Claim, Outcome, group_by, outcome_of, show_claims
 
-_COLOURS = {
-    PLAIN: "#8a94a3",
-    "fp16": "#b58a3c",
-    "bf16": "#d9a62a",
-    "qsgd16": "#24a0b3",
-    "qsgd8": "#3c9d68",
-    "qsgd4": "#2f7bc4",
-    "qsgd2": "#7a5bc4",
-    "onebit": "#c4432f",
-    "powersgd": "#d97a2b",
+PAPER = "Grubic et al. 2018"
+#: Its speed-ups on 8 accelerators by reduce-and-broadcast over MPI, without NCCL.
+SPEEDUPS = (1.1, 2.05)
+QSGD_PAPER = "Alistarh et al. 2017 (QSGD)"
+#: Its accuracies in percent: fp32, and with as many bits.
+ACCURACIES = {
+    "AlexNet": (59.50, 60.05, 4),
+    "ResNet-50": (74.68, 74.76, 4),
+    "ResNet-110 on CIFAR-10": (93.86, 94.19, 4),
+    "ResNet-152": (77.00, 76.74, 8),
+    "LSTM on AN4": (81.13, 81.15, 4),
 }
-_COLOURS |= {f"{name}+ef": colour for name, colour in _COLOURS.items()}
-_WITH, _WITHOUT = "with error feedback", "without error feedback"
-_FEEDBACK = {_WITHOUT: "#2f7bc4", _WITH: "#d97a2b"}
-_EXCHANGE_COLUMNS = "hosts rate what scheme time_ms speedup sent_mb wire_mb ratio error"
-_SAME_TIME_COLUMNS = "model data rate scheme step_ms speedup trained seeds accuracy difference note"
+#: Schemes whose published accuracy is that of fp32 (QSGD of 8 and 4 bits, 1-bit SGD with error feedback): QSGD of
+#: 2 bits lost 1.73 points, and PowerSGD is younger.
+LOSSLESS = ("fp16", "qsgd16", "qsgd8", "qsgd4", "onebit+ef", "onebit-zero+ef", "onebit-tensor+ef")
+#: From this speed-up on a scheme pays.
+PAYS = 1.05
+_SLOW = "10gbit"  # of the paper's two kinds of fabrics
+_STEP_COLUMNS = "net device workers rate scheme step_ms low_ms high_ms samples_per_s sent_mb messages"
+_WINNER_COLUMNS = "net device workers rate scheme step_ms plain_ms speedup fastest fastest_speedup"
 _ACCURACY_COLUMNS = "model data scheme bits seeds accuracy difference note"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crossover:
-    """Where a scheme is faster than the plain exchange: "below" a rate, "always", "never".
+class WinnerRow:
+    """The fastest exchange of one network, device, number of workers and link.
 
     Attributes:
-        hosts, what, scheme: as of an `ExchangeRow`.
-        bps: bit/s of the plain exchange on a host's link at the crossover; None where no such rate was measured.
-        at_ms: of both exchanges at the crossover.
+        net, device, workers, rate: see `StepRow`.
+        scheme, step_ms: the fastest without a published loss of accuracy: fp32's where none is faster.
+        plain_ms: a step with fp32.  speedup: of these.
+        fastest, fastest_speedup: the fastest of all schemes.
     """
 
-    hosts: int
-    what: str
+    net: str
+    device: str
+    workers: int
+    rate: str
     scheme: str
-    kind: str
-    bps: float | None
-    at_ms: float | None
-
-    @property
-    def is_faster(self) -> str:
-        """For people."""
-        return self.kind if self.bps is None else f"{self.kind} {format_bps(self.bps)}"
+    step_ms: float
+    plain_ms: float
+    speedup: float
+    fastest: str
+    fastest_speedup: float
 
 
-def show_codecs(rows: Sequence[CodecRow]) -> Outcome:
-    """What the part 'codecs' prints and writes."""
-    return outcome_of(rows, "Codecs on one core (GB/s of fp32)", part="codec")
-
-
-def show_exchanges(rows: Sequence[ExchangeRow]) -> Outcome:
-    """What the part 'exchanges' prints, writes and draws."""
-    found, crossed = list(crossovers(rows)), "Where compression pays, by the link's rate (of those measured)"
-    notes = ("gradients exchanged by scatter-reduce and all-gather", "links shaped by tbf, a rank a host")
-    drawn = _exchange_panels(rows, found)
-    columns, headings = "hosts what scheme is_faster", {"is_faster": "faster than fp32"}
-    exchanges = outcome_of(rows, "Exchanges", _EXCHANGE_COLUMNS, part="exchange", notes=notes, panels=drawn)
-    return exchanges + outcome_of(found, crossed, columns, headings=headings, part="crossover")
-
-
-def show_accuracies(rows: Sequence[AccuracyRow], same_time: Sequence[SameTimeRow] = ()) -> Outcome:
-    """What the part 'accuracy' prints, writes and draws."""
-    return (
-        show_claims(list(claims(rows)))
-        + _show_table(rows)
-        + outcome_of(
-            same_time,
-            "Accuracy when fp32 has finished",
-            _SAME_TIME_COLUMNS,
-            headings={"accuracy": "accuracy, %", "difference": "less fp32"},
-            part="same-time",
+def winners(rows: Sequence[StepRow]) -> Iterator[WinnerRow]:
+    """The fastest of each combination of which fp32 was measured."""
+    for key, own in group_by(rows, lambda row: (row.net, row.device, row.workers, row.rate)).items():
+        plain = next((row for row in own if row.scheme == PLAIN), None)
+        if plain is None:
+            continue
+        best = min((row for row in own if row.scheme in (PLAIN, *LOSSLESS)), key=lambda row: row.step_ms)
+        fastest = min(own, key=lambda row: row.step_ms)
+        net, device, workers, rate = key
+        yield WinnerRow(
+            net=net,
+            device=device,
+            workers=workers,
+            rate=rate,
+            scheme=best.scheme,
+            step_ms=best.step_ms,
+            plain_ms=plain.step_ms,
+            speedup=plain.step_ms / best.step_ms,
+            fastest=fastest.scheme,
+            fastest_speedup=plain.step_ms / fastest.step_ms,
         )
+
+
+def show_steps(rows: Sequence[StepRow]) -> Outcome:
+    """What the part 'steps' prints and writes."""
+    best = list(winners(rows))
+    return (
+        show_claims([*step_claims(best), *column_claims(rows)])
+        + outcome_of(best, "The fastest without a published loss, beside fp32", _WINNER_COLUMNS, part="winner")
+        + outcome_of(rows, "Steps, measured with emulated accelerators", _STEP_COLUMNS, part="step")
     )
+
+
+def step_claims(best: Sequence[WinnerRow]) -> Iterator[Claim]:
+    """The paper's speed-ups without NCCL, beside those of the most workers over its slower link."""
+    slow = [row for row in best if row.rate == _SLOW]
+    own = [row for row in slow if row.workers == max(each.workers for each in slow)]
+    if own:
+        gains = sorted(row.speedup for row in own)
+        none = [f"{row.net} ({row.device})" for row in own if row.speedup < PAYS]
+        faster = (
+            "; AlexNet computes as fast as in batches of 512" if any(row.net == "alexnet" for row in own) else ""
+        )
+        yield Claim(
+            paper=PAPER,
+            claim=f"On 8 workers without NCCL low precision trains faster (here {own[0].workers}, {_SLOW})",
+            published=f"{SPEEDUPS[0]} to {SPEEDUPS[1]} x",
+            measured=f"{gains[0]:.2f} to {gains[-1]:.2f} x, accelerators emulated{faster}",
+            ratio=gains[-1] / SPEEDUPS[1],
+            spread=f"{len(gains)} networks and accelerators",
+            loses=f"no gain: {', '.join(none)}" if none else "",
+        )
+
+
+def column_claims(rows: Sequence[StepRow]) -> Iterator[Claim]:
+    """1-bit SGD with a tensor's own columns against reshaped ones, and against fp32, by what a rank sends."""
+    sent = {(row.net, row.scheme): row.sent_mb for row in sorted(rows, key=lambda row: row.workers)}
+    nets = [net for net, scheme in sent if scheme == "onebit-tensor+ef" and (net, PLAIN) in sent]
+    if nets:
+        shown = [f"{net} {sent[net, PLAIN] / sent[net, 'onebit-tensor+ef']:.2g} x" for net in nets]
+        worse = [net for net in nets if sent[net, "onebit-tensor+ef"] > sent[net, PLAIN]]
+        yield Claim(
+            paper=PAPER,
+            claim="1-bit SGD with each layer's own columns saves little on convolutions; reshaped it does",
+            published="a column of height 3: 12 bytes of 12",
+            measured=f"fewer bytes than fp32: {', '.join(shown)}",
+            spread="none: bytes are counted",
+            loses=f"more bytes than fp32: {', '.join(worse)}" if worse else "",
+        )
+
+
+def show_accuracies(rows: Sequence[AccuracyRow]) -> Outcome:
+    """What the part 'accuracy' prints and writes."""
+    headings, said = {"accuracy": "accuracy, %", "difference": "less fp32"}, findings(rows)
+    shown = outcome_of(
+        rows, "Accuracy against bits", _ACCURACY_COLUMNS, headings=headings, part="accuracy", findings=said
+    )
+    return show_claims(list(claims(rows))) + shown
 
 
 def claims(rows: Sequence[AccuracyRow]) -> Iterator[Claim]:
@@ -104,91 +156,9 @@ def claims(rows: Sequence[AccuracyRow]) -> Iterator[Claim]:
             )
 
 
-def _show_table(rows: Sequence[AccuracyRow]) -> Outcome:
-    return outcome_of(
-        rows,
-        "Accuracy against bits",
-        _ACCURACY_COLUMNS,
-        headings={"accuracy": "accuracy, %", "difference": "less fp32"},
-        part="accuracy",
-        findings=findings(rows),
-        panels=_accuracy_panels(rows),
-    )
-
-
 def findings(rows: Sequence[AccuracyRow]) -> Iterator[str]:
     """Schemes whose accuracy differs from that of fp32."""
     for row in rows:
         found = row.difference
         if found is not None and found.half is not None and abs(found.mean) > found.half:
             yield f"{row.model}: {row.scheme} at {row.bits:.3g} bits a value less fp32 is {found.describe()}"
-
-
-def format_bps(bps: float) -> str:
-    """A rate with its unit."""
-    return f"{bps / 1e9:.3g} Gbit/s" if bps >= 1e9 else f"{bps / 1e6:.3g} Mbit/s"
-
-
-def crossovers(rows: Sequence[ExchangeRow]) -> Iterator[Crossover]:
-    """For each number of hosts, message and scheme, where several rates were measured."""
-    plain = {(row.hosts, row.what, row.rate): row.time_ms for row in rows if row.scheme == PLAIN}
-    for (hosts, what, scheme), own in group_by(rows, lambda row: (row.hosts, row.what, row.scheme)).items():
-        points = [(row.reached_bps, plain[hosts, what, row.rate], row.time_ms) for row in own]
-        if scheme != PLAIN and len(points) > 1:
-            kind, bps, at_ms = crossover(points)
-            yield Crossover(hosts=hosts, what=what, scheme=scheme, kind=kind, bps=bps, at_ms=at_ms)
-
-
-def crossover(points: Sequence[tuple[float, float, float]]) -> tuple[str, float | None, float | None]:
-    """Where a compressed exchange stops being faster, by interpolation between rates, on logarithmic scales.
-
-    Args:
-        points: (rate, plain exchange's time, compressed exchange's time), two or more of different rates.
-
-    Returns:
-        kind, rate and time as `Crossover` has them; of several crossings the one at the highest rate.
-    """
-    ordered = [
-        (math.log(plain / packed), math.log(rate), math.log(plain)) for rate, plain, packed in sorted(points)
-    ]
-    last = max((number for number, (gain, _, _) in enumerate(ordered) if gain > 0), default=-1)
-    if last in (-1, len(ordered) - 1):
-        return "never" if last == -1 else "always", None, None
-    (gain, rate, time), (next_gain, next_rate, next_time) = ordered[last : last + 2]
-    share = gain / (gain - next_gain)
-    return "below", math.exp(rate + share * (next_rate - rate)), math.exp(time + share * (next_time - time))
-
-
-def _exchange_panels(rows: Sequence[ExchangeRow], found: Sequence[Crossover]) -> Iterator[Panel]:
-    """The time of each message over the rate."""
-    for (hosts, what), here in group_by(rows, lambda row: (row.hosts, row.what)).items():
-        text = {row.reached_bps: format_bps(row.reached_bps) for row in here}
-        by_rate = sorted(here, key=lambda row: row.reached_bps)
-        own = [each for each in found if (each.hosts, each.what) == (hosts, what)]
-        if len(text) > 1:
-            yield Panel(
-                title=f"Exchange of {what}, ms",
-                at=f"{hosts} hosts; marked: where a scheme stops being faster than fp32 ({PLAIN})",
-                x="rate of each host's link, as fp32 reached it",
-                y="ms",
-                series=series_of(by_rate, "reached_bps", "time_ms", "scheme", _COLOURS),
-                x_scale="log",
-                log_y=True,
-                marks=[Mark(each.bps, each.at_ms, each.scheme) for each in own if each.bps and each.at_ms],
-                x_text=text,
-            )
-
-
-def _accuracy_panels(rows: Sequence[AccuracyRow]) -> Iterator[Panel]:
-    """Each model's accuracy less that of fp32, by scheme and bits."""
-    for model, own in group_by(rows, lambda row: row.model).items():
-        series = series_of(
-            own,
-            lambda row: f"{row.scheme.removesuffix('+ef')}: {row.bits:.3g} bit",
-            "difference",
-            lambda row: _WITH if row.scheme.endswith("+ef") else _WITHOUT,
-            _FEEDBACK,
-        )
-        plain = next((row.accuracy for row in own if row.scheme == PLAIN), None)
-        at = f"fp32: {plain} %; test split, paired by seed, 95 % interval; bits of a gradient's value on the wire"
-        yield bar_panel(f"{model} on {own[0].data}: accuracy less that of fp32, points", series, at=at, y="points")

@@ -1,174 +1,117 @@
-"""Measures training steps of emulated networks over links: networks x schemes x primitives x workers x rates."""
+"""Measures training steps of emulated networks over links: networks x schemes x workers x rates.
+
+A packed exchange is an all-to-all and an all-gather of stripes; plain fp32 and PowerSGD's factors are summed in a
+ring. Accelerators are timed waits of published length.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.compression.cells import MEASURED, PRIMITIVES, Cell, StepRow, choose_checks, list_cells, make_row
-from benchmarks.compression.measure import UNLIMITED, Schemes
-from benchmarks.compression.predict import (
-    Load,
-    direct_costs,
-    fit_costs,
-    list_pays,
-    load_of,
-    predict_row,
-    predict_s,
-)
-from benchmarks.compression.steps_expected import CheckRow, show_steps
-from benchmarks.options import check_names
-from ensemble.bench.accelerators import DEVICES, step_seconds
-from ensemble.bench.emulated_net import largest_parameter
-from ensemble.bench.launch import hosts
-from ensemble.bench.launch.backends import unavailable_reason
-from ensemble.bench.launch.ranks import LOOPBACK, contiguous, run_ranks
-from ensemble.bench.net_shapes import NETS
-from ensemble.bench.results import Outcome, Report, group_by, slowest_quartiles
-from ensemble.spec import SpecError
-from pipelines.environment.machine_limits import usable_cpus
+from benchmarks.compression.accuracy import PLAIN, Schemes
+from benchmarks.emulated_net import EmulatedNet, largest_parameter
+from benchmarks.launch import hosts
+from benchmarks.launch.ranks import run_ranks
+from benchmarks.net_shapes import step_seconds
+from benchmarks.results import Report, slowest_quartiles
+from benchmarks.timing import take_turns, time_iterations
 
-# The device of a network whose step time nobody has published: it is measured on a core of this machine.
-_CORE = "core"
-# Of a worker: a batch of 256 on 8 of them, as in Grubic et al.; AN4's sequences.
-_IMAGES, _SEQUENCES, _FRAMES = 32, 16, 20
-_RANKS, _TIMEOUT_S = "benchmarks.compression.emulated:", 3600.0
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ensemble.comm import Communicator
+
+UNLIMITED = "unlimited"
+_BATCH = 32  # of a worker: a batch of 256 on 8 of them, as in Grubic et al.
+_TIMEOUT_S = 3600.0
 _BLOCK = 2**20  # random values, repeated: a gradient's values do not change its time
-_LSTM_STEPS = 3
 
 
-def study_steps(options: Namespace, schemes: Schemes, report: Report) -> Outcome:
-    """Measure steps, fit the model's costs to them, predict others, and measure some of those."""
-    links, reason = options.links, hosts.unavailable()
-    if reason is not None:
-        links = [UNLIMITED]
-        report(f"steps: {reason}; only this machine's loopback")
-    primitives = available_primitives(options.primitives, report)
-    lstm_s = time_lstm(report) if "lstm" in options.nets else 0.0
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """One combination's step.
 
-    def load(cell: Cell) -> Load:
-        return load_of(cell.net, schemes[cell.scheme])
+    Attributes:
+        net, device: of `net_shapes.NETS`, on an emulated accelerator.
+        alone_ms: of a step without an exchange.
+        workers: ranks, each on a host.  rate: of the hosts' links.
+        scheme: what gradients travel as.
+        step_ms: a step, the median of the slowest rank; low_ms, high_ms: its quartiles.
+        samples_per_s: of all workers.
+        sent_mb: 10^6 bytes a rank sends in a step, by the communicator's count.
+        messages: of a step.
+    """
 
-    def combine(devices: Sequence[str], workers: Sequence[int], rates: Sequence[str]) -> list[Cell]:
-        steps = list_steps(options.nets, devices, lstm_s)
-        return list_cells(steps, workers, rates, primitives, schemes, options.ranks_per_host)
-
-    cells = combine(options.devices, options.workers, links)
-    measured, cores = [*measure_cells(cells, schemes, options, report)], usable_cpus()
-    costs = fit_costs(measured, load, cores)
-    wanted = combine(DEVICES, options.predicted_workers, options.predicted_links)
-    here = {cell: predict_s(cell, load(cell), costs, cores) for cell in wanted if cell not in cells}
-    drawn, limits = choose_checks(here, 0 if reason else options.check)
-    report(f"steps: {limits}")
-    checks = [
-        CheckRow(**vars(row), predicted_ms=1e3 * here[row.cell], error=1e3 * here[row.cell] / row.step_ms - 1)
-        for row in measure_cells(drawn, schemes, options, report)
-    ]
-    predicted = [predict_row(cell, load(cell), costs) for cell in wanted]
-    pays, direct = [*list_pays(wanted, load, costs)], direct_costs(costs)
-    eight = [cell for cell in wanted if cell.workers == 8]
-    pays += list_pays(eight, load, direct, "direct")
-    over_direct = [predict_row(cell, load(cell), direct) for cell in eight]
-    return show_steps(measured, checks, limits, predicted, over_direct, pays, costs)
+    net: str
+    device: str
+    alone_ms: float
+    workers: int
+    rate: str
+    scheme: str
+    step_ms: float
+    low_ms: float
+    high_ms: float
+    samples_per_s: float
+    sent_mb: float
+    messages: int
 
 
-def check_options(options: Namespace) -> None:
-    """Raises SpecError: a network, device, primitive or rate does not exist, or a number is out of range."""
-    for name, given, valid in (
-        ("--nets", options.nets, NETS),
-        ("--devices", options.devices, DEVICES),
-        ("--primitives", options.primitives, PRIMITIVES),
-    ):
-        check_names(name, given, valid)
-    for rate in (*options.links, *options.predicted_links):
-        hosts.rate_bps(rate)
-    if options.check < 0:
-        raise SpecError(f"--check must be 0 or more, got {options.check}")
-    per_host = options.ranks_per_host
-    if "hierarchical" in options.primitives and per_host == 1:
-        raise SpecError("--primitives hierarchical sums inside hosts first: give --ranks-per-host 2 or more")
-    for count in (*options.workers, *options.predicted_workers):
-        if count < 2 * per_host or count % per_host:
-            raise SpecError(f"{count} workers are not two or more hosts of --ranks-per-host {per_host}")
-
-
-def list_steps(nets: Sequence[str], devices: Sequence[str], lstm_s: float) -> list[dict[str, Any]]:
-    """Network, device, batch and seconds of a step without an exchange; `lstm_s`: of the LSTM's on a core."""
-    found = []
-    for net, device in itertools.product(nets, devices):
-        step_s = step_seconds(device, net, _IMAGES)
-        if step_s is not None:
-            found.append({"net": net, "device": device, "step_s": step_s, "batch": _IMAGES})
-    own = {"net": "lstm", "device": _CORE, "step_s": lstm_s, "batch": _SEQUENCES}
-    return [*found, own] if "lstm" in nets else found
-
-
-def time_lstm(report: Report) -> float:
-    """Seconds of the LSTM's step, computed on one core of this machine."""
-    report("steps: the LSTM's step on one core")
-    given = {"sequences": _SEQUENCES, "frames": _FRAMES, "steps": _LSTM_STEPS}
-    (step_s,) = run_ranks(_RANKS + "time_lstm", given, placement=[0], timeout_s=_TIMEOUT_S)
-    return float(step_s)
-
-
-def available_primitives(names: Sequence[str], report: Report) -> list[str]:
-    """Those that this machine has; says which it lacks, and why."""
-    reasons = {name: unavailable_reason(PRIMITIVES[name].backend) for name in names}
-    for name, reason in reasons.items():
-        if reason is not None:
-            report(f"steps: the primitive {name} is left out: {reason}")
-    return [name for name in names if reasons[name] is None]
-
-
-def measure_cells(
-    cells: Sequence[Cell], schemes: Schemes, options: Namespace, report: Report
-) -> Iterator[StepRow]:
-    """Measure cells; those that one start of ranks can measure take turns.
+def study_steps(options: Namespace, schemes: Schemes, report: Report) -> Iterator[StepRow]:
+    """Measure all combinations; schemes of one network, device and link take turns.
 
     Raises:
         RanksError: a rank failed.
     """
-    reason = hosts.unavailable()
+    rates, reason = options.links, hosts.unavailable()
+    if reason is not None:
+        rates = [UNLIMITED]
+        report(f"steps: {reason}; only this machine's loopback")
+    cases = [
+        {"net": net, "device": device, "step_s": step_s, "schemes": schemes}
+        for net, device in itertools.product(options.nets, options.devices)
+        if (step_s := step_seconds(device, net, _BATCH)) is not None
+    ]
     with tempfile.NamedTemporaryFile(prefix="bench-") as values:
-        _write_values(values, max((largest_parameter(cell.net) for cell in cells), default=0))
-        for (backend, count, number, rate), own in group_by(cells, _start).items():
-            report(f"steps: {count} workers on {number} hosts, {rate}, {backend}: {len(own)} cells")
-            cases = list(group_by(own, lambda cell: (cell.net, cell.device)).values())
-            given = {
-                "cases": [
-                    {
-                        "net": case[0].net,
-                        "step_s": case[0].step_s,
-                        "schemes": {cell.scheme: schemes[cell.scheme] for cell in case},
-                    }
-                    for case in cases
-                ],
-                "values": values.name,
-                "steps": options.steps,
-                "interface": LOOPBACK if reason else hosts.INTERFACE,
-            }
-            ranks: dict[str, Any] = {"placement": contiguous(count, number), "backend": backend}
-            with hosts.make_hosts(0 if reason else number, None if rate == UNLIMITED else rate) as made:
-                found = run_ranks(_RANKS + "measure_steps", given, hosts=made, timeout_s=_TIMEOUT_S, **ranks)
-            for case, by_rank in zip(cases, zip(*found, strict=True), strict=True):
-                yield from (step_row(cell, [rank[cell.scheme] for rank in by_rank]) for cell in case)
+        _write_values(values, max((largest_parameter(case["net"]) for case in cases), default=0))
+        given = {"cases": cases, "values": values.name, "steps": options.steps}
+        for workers, rate in itertools.product(options.workers, rates):
+            report(f"steps: {workers} workers, {rate}: {len(cases) * len(schemes)} cases")
+            with hosts.make_hosts(0 if reason else workers, None if rate == UNLIMITED else rate) as made:
+                by_rank = run_ranks(
+                    f"{__name__}:measure_steps", given, placement=range(workers), hosts=made, timeout_s=_TIMEOUT_S
+                )
+            for case, measured in zip(cases, zip(*by_rank, strict=True), strict=True):
+                yield from step_rows(case, workers, rate, measured)
 
 
-def step_row(cell: Cell, by_rank: Sequence[dict[str, Any]]) -> StepRow:
-    """The row of what each rank measured of a cell."""
-    step_s, *ends_s = slowest_quartiles(rank["times"] for rank in by_rank)
-    sent = max(rank["sent"] for rank in by_rank)
-    return make_row(cell, MEASURED, step_s, sent, by_rank[0]["messages"], (ends_s[0], ends_s[1]))
-
-
-def _start(cell: Cell) -> tuple[str, int, int, str]:
-    """What has to be the same for cells that are measured in turn."""
-    return PRIMITIVES[cell.primitive].backend, cell.workers, cell.hosts, cell.rate
+def step_rows(
+    case: dict[str, Any], workers: int, rate: str, by_rank: Sequence[dict[str, dict[str, Any]]]
+) -> Iterator[StepRow]:
+    """The rows of what each rank measured of a network on a device."""
+    for scheme, first in by_rank[0].items():
+        step_s, low_s, high_s = slowest_quartiles(rank[scheme]["times"] for rank in by_rank)
+        yield StepRow(
+            net=case["net"],
+            device=case["device"],
+            alone_ms=1e3 * case["step_s"],
+            workers=workers,
+            rate=rate,
+            scheme=scheme,
+            step_ms=1e3 * step_s,
+            low_ms=1e3 * low_s,
+            high_ms=1e3 * high_s,
+            samples_per_s=_BATCH * workers / step_s,
+            sent_mb=max(rank[scheme]["sent"] for rank in by_rank) / 1e6,
+            messages=first["messages"],
+        )
 
 
 def _write_values(file: IO[bytes], count: int) -> None:
@@ -176,3 +119,44 @@ def _write_values(file: IO[bytes], count: int) -> None:
     for _ in range(-(-count // _BLOCK)):
         file.write(block.tobytes())
     file.flush()
+
+
+# --- what ranks measure --------------------------------------------------------------------------------------
+
+
+def measure_steps(comm: Communicator, options: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
+    """Time steps of emulated networks in each scheme.
+
+    Args:
+        options: `cases`, each with `net`, its `step_s` and `schemes`, the options of each by its name; `values`: a
+            file of fp32 numbers; `steps`, after one that is not counted.
+
+    Returns:
+        for each case, by scheme: `times` of this rank in seconds; of a step `messages`, and `sent`, bytes by the
+        communicator's count.
+    """
+    import torch
+
+    length = max(largest_parameter(case["net"]) for case in options["cases"])
+    values = torch.from_file(options["values"], shared=True, size=length, dtype=torch.float32)
+    return [_measure_case(comm, case, values, options) for case in options["cases"]]
+
+
+def _measure_case(
+    comm: Communicator, case: dict[str, Any], values: Tensor, options: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    from ensemble.comm.gradients import GradientExchange
+
+    net = EmulatedNet(case["net"], case["step_s"], values)
+    measured: dict[str, dict[str, Any]] = {}
+    for scheme, given in case["schemes"].items():
+        compression = None if given["name"] == PLAIN else given
+        # Made anew for each: the buffers of all schemes at once would not fit into memory.
+        with contextlib.closing(GradientExchange(net.parameters, comm, compression=compression)) as exchange:
+            run = {scheme: lambda exchange=exchange: net.step(exchange)}
+            time_iterations(run[scheme], 1, comm)
+            taken = take_turns(comm, run, {scheme: options["steps"]}, 1)[scheme]
+            measured[scheme] = {**taken, "messages": len(exchange)}
+        for parameter in net.parameters:
+            parameter.grad = None  # a view of the exchange's buffers
+    return measured

@@ -1,17 +1,15 @@
 """`python -m benchmarks precision`: what half precision costs and saves, after Svyatkovskiy et al. 2019.
 
-Speed: training steps of each precision in turn in one process, on the same batches, with the code that trains
-members. Memory and exchanged bytes: a process for each precision. Accuracy: an Ensemble whose members are
-precisions x seeds, on one shared pipeline.
+Training steps of each precision take turns in one process; memory and exchanged bytes have a process for each.
+Accuracy is that of an Ensemble whose members are precisions x seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks.options import chosen_nets, data_options, training_options
-from ensemble.bench.results import Outcome, Report, Study
-from ensemble.cli.arguments import count, option, words
+from benchmarks.options import chosen_nets, count, data_options, option, training_options, words
+from benchmarks.results import Outcome, Report, Study
 from ensemble.spec.validation import SpecError
 
 

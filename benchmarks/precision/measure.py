@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from benchmarks import models
+from benchmarks.launch.ranks import run_ranks
 from benchmarks.members import Accuracy, compare, declare_variants, train_members
 from benchmarks.models import Net
+from benchmarks.results import Report
 from benchmarks.training import TrainingSetup, make_trainer
-from ensemble.bench.launch.ranks import run_ranks
-from ensemble.bench.results import Report
 from ensemble.comm import SingleRank
 from ensemble.meter.memory import peak_memory_gb, reset_peak_memory
 from ensemble.spec.identity import PRECISIONS

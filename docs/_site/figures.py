@@ -14,7 +14,7 @@ Elsewhere on such a page in docs/studies no figure may stand: no number with a d
 no cell of a table that is only numbers. Code (options, what a command prints), links and headings may have any. So
 a page has no figure that no command can make again. KEY=None finds the rows without it.
 
-`python docs/_site/figures.py RECORD STUDY ARGUMENTS...` runs a study and keeps what it measured.
+`python -m benchmarks STUDY ... --record docs/studies/figures/NAME.json` runs a study and keeps what it measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -169,20 +168,6 @@ def pages() -> list[Path]:
     return [*sorted(STUDIES.glob("*.md")), STUDIES.parents[1] / "README.md"]
 
 
-def keep(name: str, words: Sequence[str]) -> None:
-    """Run a study by its name and arguments, and keep what it measured."""
-    from benchmarks.everything import STUDIES as KNOWN
-    from benchmarks.everything import measure
-
-    ended = measure(KNOWN[words[0]], words[1:], lambda line: print(line, file=sys.stderr, flush=True))
-    if ended.outcome is None:
-        sys.exit(ended.failure)
-    RECORDS.mkdir(exist_ok=True)
-    ended.record.write(RECORDS / f"{name}.json")
-
-
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        keep(sys.argv[1], sys.argv[2:])
     for path in pages():
         path.write_text(write_figures(path.read_text(encoding="utf-8")), encoding="utf-8")

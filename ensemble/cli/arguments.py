@@ -6,15 +6,6 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
-
-T = TypeVar("T")
-
-
-def option(parser: argparse._ActionsContainer, name: str, default: Any, text: str, **more: Any) -> None:
-    """Add an option to a parser; its help is the text and the default."""
-    shown = "" if default in (None, False) else " (default: %(default)s)"
-    parser.add_argument(name, default=default, help=text + shown, **more)
 
 
 def count(text: str) -> int:
@@ -47,26 +38,6 @@ def budget(text: str) -> dict[str, float]:
     return limits
 
 
-def milliseconds(text: str) -> float:
-    """A duration in milliseconds."""
-    return _duration(text, "milliseconds")
-
-
-def seconds(text: str) -> float:
-    """A duration in seconds."""
-    return _duration(text, "seconds")
-
-
-def _duration(text: str, unit: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"must be a number of {unit}, got {text!r}")
-    return value
-
-
 def age(text: str) -> float:
     """A time in seconds, from hours, days or weeks as in 12h, 14d, 8w."""
     hours = {"h": 1, "d": 24, "w": 168}
@@ -90,25 +61,14 @@ def size(text: str) -> int:
     return found
 
 
-def _list_of(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
-    return lambda text: [parse(part.strip()) for part in text.split(",")]
-
-
-# Lists, separated by commas.
-counts, milliseconds_each = _list_of(count), _list_of(milliseconds)
-sizes, words = _list_of(size), _list_of(str)
+def words(text: str) -> list[str]:
+    """Words, separated by commas."""
+    return [part.strip() for part in text.split(",")]
 
 
 def path(text: str) -> str:
     """A path with `~` replaced by the user's home, which a shell does not do after `=`."""
     return os.path.expanduser(text)
-
-
-def directory(text: str) -> str:
-    """A directory that exists."""
-    if not Path(text).expanduser().is_dir():
-        raise argparse.ArgumentTypeError(f"there is no directory {text!r}")
-    return str(Path(text).expanduser())
 
 
 def output(text: str, is_ours: Callable[[bytes], bool], what: str) -> str:
@@ -135,13 +95,6 @@ def json_output(text: str) -> str:
     from ensemble.store.user_files import is_our_json
 
     return output(text, is_our_json, "the JSON of an earlier command")
-
-
-def page_output(text: str) -> str:
-    """A file for a plot; see `output`."""
-    from ensemble.store.user_files import PAGE_END
-
-    return output(text, lambda content: content.endswith(f"{PAGE_END}\n".encode()), "an earlier plot")
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

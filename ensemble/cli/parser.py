@@ -35,7 +35,6 @@ from ensemble.cli.arguments import (
     path,
     samples,
 )
-from ensemble.cli.bench import add_studies
 from ensemble.cli.cache_commands import add_cache_commands
 from ensemble.cli.run_commands import EXIT_FAILED, EXIT_RESUMABLE
 from ensemble.interrupts import Terminated, exit_at_once, exit_on_signals, exit_process
@@ -127,7 +126,6 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 def _find_exit_status(error: Exception) -> int | None:
     """The exit status for an error that is reported in one line; None for an error of ray-ensemble itself."""
-    from ensemble.bench.launch.ranks import RanksError
     from ensemble.comm import CommunicatorError
     from ensemble.executors import ClusterLostError
     from ensemble.spec import SpecError
@@ -143,7 +141,7 @@ def _find_exit_status(error: Exception) -> int | None:
             return EXIT_USAGE
     if isinstance(error, ClusterLostError):
         return EXIT_RESUMABLE
-    if isinstance(error, (RanksError, CommunicatorError)):
+    if isinstance(error, CommunicatorError):
         return EXIT_FAILED
     return EXIT_FAILED if isinstance(error, OSError) and error.filename is not None else None
 
@@ -414,9 +412,6 @@ def _make_parser() -> argparse.ArgumentParser:
 
     text = "List the caches of prepared samples in a directory, or remove old ones."
     add_cache_commands(commands.add_parser("cache", help=text, description=text))
-
-    bench = commands.add_parser("bench", help="Run a benchmark study on this machine.")
-    add_studies(bench)
     return parser
 
 

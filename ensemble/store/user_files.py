@@ -10,8 +10,6 @@ from ensemble.store.errors import StoreError
 
 #: The end of JSON that a command has written: white space that no other program puts there.
 JSON_END = " \t\n"
-#: The last line of a page with a plot.
-PAGE_END = "<!-- written by ensemble -->"
 _EDGE_BYTES = 4096
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks batches`: cases, what it says of them and of learning rates, runs on the digits."""
+"""`python -m benchmarks batches`: cases, what it says of them, runs on the digits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ from plain_rows import make_row
 
 from benchmarks import models
 from benchmarks.__main__ import main
-from benchmarks.batches.accuracy import LARS, SGD, BatchRow, Case, best_rate, make_cases, make_member, make_rows
-from benchmarks.batches.accuracy_expected import accuracy_claims, accuracy_findings, accuracy_panels
-from benchmarks.batches.rates import CAPPED, DAMPED, LAWS, UNSCALED, RateRow, epochs_to, rate_of
-from benchmarks.batches.rates_expected import kept_to, rate_claims, rate_findings
+from benchmarks.batches.expected import accuracy_claims, accuracy_findings
+from benchmarks.batches.measure import LARS, SGD, BatchRow, Case, best_rate, make_cases, make_member, make_rows
 from benchmarks.members import MemberResult
-from ensemble.bench.results import Interval
+from benchmarks.results import Interval
 
-RATES = ("--law-workers", "1,2", "--law-seeds", "2", "--law-epochs", "1", "--law-samples", "64")
-RATES += ("--law-rates", "0.01", "--held-out", "32", "--hidden", "8", "--embed", "8")
-TWO = [(2, law) for law in LAWS]
 powers = st.lists(st.integers(2, 13), min_size=2, unique=True).map(
     lambda found: [2**power for power in sorted(found)]
 )
@@ -35,7 +30,7 @@ powers = st.lists(st.integers(2, 13), min_size=2, unique=True).map(
 def test_all_cases_but_those_for_longer_have_as_many_epochs(
     batches: list[int], epochs: int, longer: list[int]
 ) -> None:
-    base, *others = cases = make_cases(batches, [LARS], epochs, longer)
+    base, *others = cases = make_cases(batches, epochs, longer)
     assert base == Case(optimizer=SGD, batch_size=batches[0], epochs=epochs)
     usual = [case.batch_size for case in others if case.optimizer == LARS and case.epochs == epochs]
     assert usual == batches[1:]
@@ -97,12 +92,10 @@ def test_findings_compare_with_the_small_batch_and_with_sgd_and_name_edges_of_gr
     assert found[1].startswith("lars at 2048, 30 epochs, less sgd there: +0.30 points")
     assert found[1].endswith("no difference is seen")
     assert found[-1].endswith("a better one may lie beyond: sgd at 256 (lr 0.2), sgd at 8192 (lr 0.2)")
-    [panel] = accuracy_panels(ROWS)
-    assert [series.xs for series in panel.series] == [[180, 5280], [180, 360, 660]]
 
 
 def test_rows_compare_seed_by_seed_with_the_small_batch_and_with_sgd_at_the_same() -> None:
-    grids = {case: {0.1: 50.0, 0.2: 60.0, 0.4: 1.0} for case in make_cases([32, 512], [LARS], 3, [])}
+    grids = {case: {0.1: 50.0, 0.2: 60.0, 0.4: 1.0} for case in make_cases([32, 512], 3, [])}
     diverged = Case(optimizer=SGD, batch_size=1024, epochs=3)
     best = dict.fromkeys(grids, 0.2)
     results = [MemberResult(float(value)) for value in (90, 50, 80, 70, 40, 66)]
@@ -114,68 +107,16 @@ def test_rows_compare_seed_by_seed_with_the_small_batch_and_with_sgd_at_the_same
     assert lost.accuracy is None and lost.lr is None and "diverged at every rate" in str(lost.note)
 
 
-# --- rates ---------------------------------------------------------------------------------------------------
-
-
-def of_law(workers: int, law: str, reached: int, less_damped: float = 0.0, less_one: float = 0.0) -> RateRow:
-    less = None if workers == 1 or law == DAMPED else Interval(less_damped, 0.5, 3)
-    found = {"accuracy": Interval(70.0 + reached, 0.5, 3), "difference": less}
-    more = {"model": "lstm", "data": "imdb", "target": 72.0, "lr0": 0.1, "edge": False, "note": None}
-    more |= {"less_one": Interval(less_one, 0.5, 3), "epochs": Interval(3.0, 0.5, 3), "trained": 3}
-    return make_row(RateRow, workers=workers, law=law, reached=reached, **found, **more)
-
-
-def test_a_law_keeps_the_metric_as_long_as_every_seed_reaches_the_target() -> None:
-    rows = [of_law(1, UNSCALED, 3), of_law(8, UNSCALED, 2, -0.4), of_law(8, CAPPED, 3), of_law(8, DAMPED, 3)]
-    rows += [of_law(64, UNSCALED, 3, -0.6), of_law(64, CAPPED, 3, 2.0), of_law(64, DAMPED, 0, less_one=-2.0)]
-    assert [kept_to(rows, law) for law in LAWS] == [1, 64, 8]
-    [claim] = rate_claims(rows)
-    assert claim.measured == "8 workers, of 64 at most (unscaled 1 and capped_linear 64), by accumulation"
-    assert claim.spread == "1: 73.00 ± 0.50 %; 64: 70.00 ± 0.50 %" and claim.ratio == pytest.approx(0.08)
-    assert claim.loses == "capped_linear is better at 64; less than one worker at 64"
-    assert list(rate_claims(rows[:1])) == []
-    found = {line.partition(" against damped: ")[::2] for line in rate_findings(rows) if " against " in line}
-    none = "no difference that these seeds show at 8 workers"
-    assert found == {("lstm, unscaled", f"worse at 64; {none}"), ("lstm, capped_linear", f"better at 64; {none}")}
-
-
-def test_seeds_that_never_reach_the_target_count() -> None:
-    assert of_law(8, DAMPED, 3).epochs_to_target == "3.00 ± 0.50"
-    assert of_law(8, DAMPED, 1).epochs_to_target == "at least 3.00 ± 0.50; 2 of 3 never"
-
-
-def test_the_epochs_to_a_target_are_counted_from_one_and_may_never_be() -> None:
-    assert [epochs_to([50.0, 72.0, 71.0], target) for target in (50.0, 72.0, 72.5)] == [1, 2, None]
-
-
-def test_the_rates_of_the_laws_are_those_of_so_many_workers() -> None:
-    assert [rate_of(law, 0.001, 50) for law in LAWS] == pytest.approx([0.001, 0.05, 0.05 / 1.5])
-    assert rate_of(CAPPED, 0.01, 128) == 0.1
-
-
 # --- the command ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow  # eight trainings take minutes
-def test_the_command_studies_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["batches", *RATES, "--parts", "rates", "--json", "rows.json", "--plot", "plot.html"]) == 0
-    rows = [row for row in json.loads((tmp_path / "rows.json").read_text()) if row["part"] == "rates"]
-    expected = [(model, n, law) for model in ("lstm-small", "plasma") for n, law in [(1, UNSCALED), *TWO]]
-    assert [(row["model"], row["workers"], row["law"]) for row in rows] == expected
-    assert [row["lr"] for row in rows[:4]] == pytest.approx([0.01, 0.01, 0.02, 0.02 / 1.02])
-    assert all(0 <= row["accuracy"] <= 100 and row["steps"] == 8 // row["workers"] for row in rows)
-    assert {row["metric"] for row in rows} == {"accuracy", "shot_roc_auc"}
 
 
 @pytest.mark.slow
 def test_the_command_studies_accuracy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = "batches --parts accuracy --width 4 --epochs 1 --seeds 2 --batches 32,256 --longer 2 --rates 0.1"
-    assert main([*arguments.split(), "--lars-rates", "1,2", "--json", "rows.json", "--plot", "plot.html"]) == 0
+    arguments = "batches --width 4 --epochs 1 --seeds 2 --batches 32,256 --longer 2 --rates 0.1"
+    assert main([*arguments.split(), "--lars-rates", "1,2", "--json", "rows.json"]) == 0
     claim, base, _, large, _, longer = json.loads((tmp_path / "rows.json").read_text())
     assert claim["part"] == "claim" and base["difference"] is None
     assert (base["grid"], base["lr"]) == ({}, 0.1), "one rate is taken as it is"
     assert (large["steps"], longer["steps"]) == (5, 10) and large["difference_low"] is not None
     assert str(longer["lr"]) in longer["grid"].keys() == {"1.0", "2.0"}, "its rate was chosen for its epochs"
-    assert b"plotly" in (tmp_path / "plot.html").read_bytes()

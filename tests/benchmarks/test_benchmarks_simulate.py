@@ -2,15 +2,14 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from property_examples import examples
 
-from benchmarks.schedule.policies import Flotillas, in_cohorts, one_by_one
-from benchmarks.schedule.simulate import Policy, Preparation, Simulated, Trainee, simulate
+from benchmarks.fleet.policies import Flotillas, in_cohorts, one_by_one
+from benchmarks.fleet.simulate import Policy, Preparation, Simulated, Trainee, simulate
 from ensemble.schedule import Capacity, ClusterSnapshot, Node, Start
 from ensemble.spec import Identity
 
@@ -18,13 +17,13 @@ SAMPLES = 100
 rates = st.floats(1.0, 1000.0)
 
 
-def trainee(number: int, rate: float = 100.0, epochs: int = 3, cpu_s: float = 0.0, **more: Any) -> Trainee:
+def trainee(number: int, rate: float = 100.0, epochs: int = 3) -> Trainee:
     identity = Identity(
         member=f"member-{number}", number=number, params={}, seed=number, workers=1, threads=1, precision="fp32",
         epochs=9, batch_size=10, cpus_per_worker=0.01, gpus_per_worker=1.0, memory_gb=None,
     )  # fmt: skip
     by_width = {width: rate * width**0.9 for width in (1, 2)}
-    return Trainee(identity=identity, samples_per_s=by_width, epochs=epochs, cpu_s=cpu_s, **more)
+    return Trainee(identity=identity, samples_per_s=by_width, epochs=epochs)
 
 
 def cluster(nodes: int, gpus: int = 2, cores: float = 4.0) -> list[Node]:
@@ -39,17 +38,11 @@ def flotillas(trainees: Sequence[Trainee], nodes: Sequence[Node]) -> Policy:
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[list[Trainee], int, Preparation]:
     """Members, how many nodes there are, and what their preparation costs."""
-    one = st.tuples(rates, st.integers(1, 9), st.floats(0, 0.05), st.floats(0, 2))
+    one = st.tuples(rates, st.integers(1, 9))
     trainees = [
-        trainee(n, rate, epochs, cpu_s=share / rate, startup_s=startup)
-        for n, (rate, epochs, share, startup) in enumerate(draw(st.lists(one, min_size=1, max_size=9)))
+        trainee(n, rate, epochs) for n, (rate, epochs) in enumerate(draw(st.lists(one, min_size=1, max_size=9)))
     ]
-    prep = Preparation(
-        cpu_s=draw(st.floats(0, 0.1)),
-        workers=2,
-        alone=draw(st.integers(0, 2)),
-        startup_s=draw(st.floats(0, 1)),
-    )
+    prep = Preparation(cpu_s=draw(st.floats(0, 0.1)), workers=2, alone=draw(st.integers(1, 2)))
     return trainees, draw(st.integers(1, 3)), prep
 
 
@@ -95,18 +88,16 @@ def check_run(trainees: list[Trainee], nodes: int, prep: Preparation, *policies:
 
 def conserved(found: Simulated, trainees: Sequence[Trainee], prep: Preparation, nodes: int) -> None:
     """Work is neither lost nor made, and nobody is faster than alone."""
-    busy, own = 0.0, 0.0
+    busy = 0.0
     for each in trainees:
         member = each.identity.member
         workers = found.workers[member]
         alone_s = each.epochs * SAMPLES / each.samples_per_s[workers]
         busy += workers * alone_s
-        own += each.epochs * SAMPLES * each.cpu_s + each.startup_s
         start, end = found.spans[member]
         assert end - start >= alone_s * (1 - 1e-9)
     assert found.busy_s == pytest.approx(busy)
-    assert found.cpu_s >= (own + found.prepared * prep.cpu_s) * (1 - 1e-9) - 1e-6
-    # The rates of processes that alternate are iterated until they change by less than 1e-7.
+    assert found.cpu_s == pytest.approx(found.prepared * prep.cpu_s)
     assert found.cpu_s <= 4.0 * nodes * max(end for _, end in found.spans.values()) * (1 + 1e-7)
 
 
@@ -144,21 +135,6 @@ def test_preparation_limits_those_who_share_once_and_those_who_do_not_each() -> 
     assert own.makespan_s == pytest.approx(4 * 300 / 40) and own.prepared == pytest.approx(1200)
     spread = simulate(trainees, cluster(2, gpus=2, cores=2), in_cohorts, prep, samples=SAMPLES)
     assert spread.makespan_s == pytest.approx(300 / 80)
-
-
-def test_processes_that_always_compute_share_the_cores_evenly() -> None:
-    members = [trainee(n, 100.0, 1, cpu_s=0.01) for n in range(3)]
-    found = simulate(members, cluster(1, gpus=3, cores=2.0), one_by_one, Preparation(), samples=SAMPLES)
-    assert [end for _, end in found.spans.values()] == pytest.approx([1.5] * 3)
-
-
-def test_a_process_that_waits_in_between_is_slowed_though_the_core_would_do_for_it() -> None:
-    # one core: a member that computes all the time, and one that wants a quarter of it
-    busy, modest = trainee(0, 100.0, 1, cpu_s=0.01), trainee(1, 100.0, 1, cpu_s=0.0025)
-    found = simulate([busy, modest], cluster(1, cores=1.0), one_by_one, Preparation(), samples=SAMPLES)
-    # while both are there, each gets half: 7.5 + 2 * 2.5 ms a sample
-    assert found.spans["member-1"][1] == pytest.approx(1.25, rel=1e-3)
-    assert found.spans["member-0"][1] == pytest.approx(1.25, rel=1e-3), "all of the core is used"
 
 
 def test_a_policy_that_starts_nothing_is_found_out() -> None:

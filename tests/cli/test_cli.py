@@ -42,7 +42,7 @@ COLUMNS = ["member", "state", "epoch", "metric", "node", "attempts"]
 COLUMNS += ["samples_per_s", "cpu_s", "energy_j", "energy_origin", "full_cpu_s", "full_energy_j"]
 COLUMNS += ["full_energy_origin", "mean_w", "peak_w", "gpu_s", "metrics", "params", "seed"]
 COLUMNS += ["models_per_minute", "ttta_s"]
-HEAVY = ["torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich", "pandas", "scipy"]
+HEAVY = ["torch", "ray", "optuna", "pyarrow", "cv2", "sklearn", "rich", "pandas", "scipy"]
 
 SPEC = """
 import os, signal, time
@@ -174,7 +174,7 @@ def list_commands(parser: argparse.ArgumentParser, prefix: str = "") -> list[str
 
 def test_every_command_has_help() -> None:
     commands = list_commands(_make_parser())
-    assert {"", "run", "status", "resume", "bench pipelines"} <= set(commands)
+    assert {"", "run", "status", "resume"} <= set(commands)
     for command in commands:
         done = call(*command.split(), "--help")
         assert (done.returncode, done.stderr) == (0, "")
@@ -202,9 +202,7 @@ def test_the_status_of_an_error_says_whether_to_try_again(
     assert capsys.readouterr().err == f"ensemble: {error}\n"
 
 
-@pytest.mark.parametrize(
-    "command", ["run", *(pytest.param(each, marks=pytest.mark.more) for each in ("", "bench pipelines"))]
-)
+@pytest.mark.parametrize("command", ["run", pytest.param("", marks=pytest.mark.more)])
 def test_help_is_there_at_once(command: str) -> None:
     seconds = []
     for _ in range(3):  # the best of three, against an import as fast as this machine, which may have other work
@@ -271,8 +269,6 @@ def test_an_import_takes_less_than_a_second_and_loads_nothing_heavy(module: str)
         ("dashboard . --port 70000", "--port"),
         ("dashboard . --host no.such.host.invalid", "--host"),
         ("dashboard . --metrics-token-file nope", "cannot read the token"),
-        ("bench", "STUDY"),
-        ("bench pipelines", "--data"),
     ],
 )
 def test_a_mistyped_command_is_answered_with_one_line(arguments: str, says: str, tmp_path: Path) -> None:

@@ -101,7 +101,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
         )
     },
     "usage --csv": ({"a.csv": CSV}, "usage RUNS --csv a.csv"),
-    "bench --plot": ({"a.html": b"<html>mine</html>"}, "bench fabric --plot a.html"),
     "predict --out csv": ({"a.out": CSV}, "predict RUN --split valid --out a.out"),
     "predict --out parquet": ({"a.parquet": make_parquet()}, "predict RUN --split valid --out a.parquet"),
     "export to a file": ({"model": CSV}, "export RUN model"),

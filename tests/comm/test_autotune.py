@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from ensemble.bench.launch.ranks import run_ranks  # noqa: E402
+from benchmarks.launch.ranks import run_ranks  # noqa: E402
 from ensemble.comm import SingleRank  # noqa: E402
 from ensemble.comm.autotune.decide import (  # noqa: E402
     Rates,

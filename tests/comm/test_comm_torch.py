@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ensemble.bench.launch.backends import unavailable_reason  # noqa: E402
-from ensemble.bench.launch.ranks import run_ranks  # noqa: E402
+from benchmarks.launch.backends import unavailable_reason  # noqa: E402
+from benchmarks.launch.ranks import run_ranks  # noqa: E402
 from ensemble.comm import CommunicatorError, SingleRank  # noqa: E402
 from ensemble.comm.gradients import FusedBroadcast, GradientExchange  # noqa: E402
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ensemble.bench.launch.ranks import run_ranks  # noqa: E402
+from benchmarks.launch.ranks import run_ranks  # noqa: E402
 from ensemble.comm.autotune.decide import CODECS, Rates, choose_codec, predict_s  # noqa: E402
 from ensemble.comm.buckets import assign_buckets  # noqa: E402
 from ensemble.comm.codecs import make_codec  # noqa: E402

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from ensemble.bench.launch.hosts import Hosts, unavailable  # noqa: E402
-from ensemble.bench.launch.ranks import interleaved, run_ranks  # noqa: E402
+from benchmarks.launch.hosts import Hosts, unavailable  # noqa: E402
+from benchmarks.launch.ranks import run_ranks  # noqa: E402
 from ensemble.comm import SingleRank  # noqa: E402
 from ensemble.comm.hierarchical import Hierarchical, choose_way  # noqa: E402
 from ensemble.comm.hosts import (  # noqa: E402
@@ -35,7 +35,7 @@ def test_sums_are_right_and_the_same_on_all_ranks_whatever_the_groups() -> None:
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_groups_follow_the_hosts_also_where_ranks_are_interleaved() -> None:
     with Hosts(2) as made:
-        said = run_ranks("hierarchical_ranks:on_hosts", {}, placement=interleaved(5, 2), hosts=made)
+        said = run_ranks("hierarchical_ranks:on_hosts", {}, placement=[0, 1, 0, 1, 0], hosts=made)
     assert said[0]["groups"] == [[0, 2, 4], [1, 3]]
     assert said == [said[0]] * 5
 

@@ -1,6 +1,6 @@
 """A Slurm cluster of two nodes on this machine, for tests.
 
-A node is a host of `ensemble.bench.launch.hosts` (a network of its own, without a default route) whose slurmd also
+A node is a host of `benchmarks.launch.hosts` (a network of its own, without a default route) whose slurmd also
 has processes, a host name, a /tmp and a /dev/shm of its own. The controller, slurmctld, runs on the first one.
 Munge, by which Slurm's programs authenticate each other, gets a socket and a key of its own. With accounting the
 first host also runs MariaDB, on its own loopback interface, and slurmdbd, with data in the cluster's directory.
@@ -21,8 +21,8 @@ from types import TracebackType
 
 import psutil
 
-from ensemble.bench.launch.hosts import Hosts
-from ensemble.bench.launch.hosts import unavailable as hosts_unavailable
+from benchmarks.launch.hosts import Hosts
+from benchmarks.launch.hosts import unavailable as hosts_unavailable
 
 NODES = 2
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"

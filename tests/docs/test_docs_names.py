@@ -28,10 +28,15 @@ NO_NAMES = {
     "ensemble.pkl": "a file of a run directory",
     "ensemble.predictions": "a field of the header of saved predictions",
     "tests/FILE.py": "stands for any file",
+    **{
+        f"docs/studies/{page}.md": "went; the changelog names it"
+        for page in ("energy", "pipelines", "scaling", "schedule")
+    },
 }
 
 #: Commands that went, which the changelog and decision records name.
-GONE = r"ensemble (top|report --mlperf|doctor --power|export-data|prune-runs)\b"
+GONE = r"ensemble (bench|top|report --mlperf|doctor --power|export-data|prune-runs)\b"
+GONE += r"|python -m benchmarks (many|batches --parts)\b"
 
 
 def find_wrong(is_wrong: Callable[[str], bool]) -> tuple[int, list[str]]:

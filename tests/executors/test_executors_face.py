@@ -12,7 +12,7 @@ from ensemble.executors import EXECUTORS, make_executor
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    heavy = ("torch", "ray", "optuna", "plotly", "pyarrow", "cv2", "sklearn", "rich", "numpy")
+    heavy = ("torch", "ray", "optuna", "pyarrow", "cv2", "sklearn", "rich", "numpy")
     uses = "import sys, ensemble; ensemble.Ensemble, ensemble.Search"
     script = f"{uses}; print([m for m in {heavy!r} if m in sys.modules])"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -17,8 +17,8 @@ import pytest
 import simplejpeg
 
 import ensemble
+from benchmarks.sc18.processes import read_memory
 from ensemble import Ensemble, Recipe, Resources
-from ensemble.bench.pipelines.processes import read_memory
 from ensemble.store import RunDir
 from pipelines import Pipeline, sources, stages
 
@@ -28,7 +28,7 @@ ALONE = """
 import gc, torch
 torch.optim.SGD([torch.nn.Parameter(torch.empty(0))], lr=0.0)
 gc.collect()
-from ensemble.bench.pipelines.processes import read_memory
+from benchmarks.sc18.processes import read_memory
 import os
 print(read_memory(os.getpid())["Private_Dirty"])
 """

@@ -9,15 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nvml_stand_in
 import pytest
 from gpu_cases import CASES
-
-from ensemble.bench.energy import nvml_stand_in
 
 HERE = Path(__file__).parent
 QUICK = ("environment", "codecs")
 #: What a machine with a GPU may lack: the checks must not need it.
-NOT_NEEDED = ("ray", "optuna", "cmaes", "plotly", "simplejpeg", "cv2", "sklearn", "scipy", "pyarrow", "rich")
+NOT_NEEDED = ("ray", "optuna", "cmaes", "simplejpeg", "cv2", "sklearn", "scipy", "pyarrow", "rich")
 NOT_NEEDED += ("pytest", "hypothesis", "torchvision")
 
 _WITHOUT = f"""

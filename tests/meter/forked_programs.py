@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from ensemble.bench.energy import nvml_stand_in
+import nvml_stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -198,7 +198,7 @@ def test_after_the_first_no_optimizer_imports_a_module_and_no_thread_has_begun()
 def test_forked_processes_share_what_torch_sets_up_in_its_first_step() -> None:
     code = """
 import os, sys, torch
-from ensemble.bench.pipelines.processes import read_memory
+from benchmarks.sc18.processes import read_memory
 from ensemble.train.optimizers import warm_up
 
 drawn = torch.get_rng_state()

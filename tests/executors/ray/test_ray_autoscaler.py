@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import nvml_stand_in
 import pytest
 from autoscaler_nodes import WORKER, make_environment, write_config
 from event_dicts import fold, read_events
 from leftovers import wait_until
 from started_cluster import make_cluster
-
-from ensemble.bench.energy import nvml_stand_in
 
 SPEC = """
 from execute_members import an_ensemble

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nvml_stand_in
 import pytest
 from event_dicts import fold, read_events
 from gpu_child import Run, make_machine
@@ -19,7 +20,6 @@ from gpus_child import SHARES, WORKER
 from one_head import start_head
 from started_cluster import make_cluster
 
-from ensemble.bench.energy import nvml_stand_in
 from ensemble.store import RunDir
 
 # Which GPUs a run plans with and lends: tests/executors/ray/test_ray_demand.py, test_ray_agent.py, without a Ray.

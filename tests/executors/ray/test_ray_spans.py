@@ -21,7 +21,7 @@ from finished_runs import hashes, of_kind
 from spans_child import declared
 from two_nodes import drive, expect_weights, wait_for_nodes
 
-from ensemble.bench.launch.hosts import Hosts, unavailable
+from benchmarks.launch.hosts import Hosts, unavailable
 from ensemble.store import RunState
 
 REASON = unavailable()

@@ -1,1 +1,0 @@
-"""Studies that anyone can run on their own machine: `ensemble bench NAME`."""

@@ -1,1 +1,0 @@
-"""Starts a function on several ranks: on this machine, on emulated hosts, under MPI, in a scheduled job."""

@@ -1,1 +1,0 @@
-"""`ensemble bench pipelines`: what one shared data pipeline saves, after Pittman et al., SC18."""

@@ -1,1 +1,0 @@
-"""The options of `ensemble bench`, one module for each study."""
