@@ -13,13 +13,14 @@ samples moves both, and the difference is known better than either.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ensemble.combine.metrics import AreasUnderCurve, Array, Figures, compute_defined
 from ensemble.combine.tasks.base import Statistic
-from ensemble.spec.split_metrics import SplitMetricLike, name_of
+from ensemble.spec.split_metrics import SplitMetricLike, bind_fields, name_of
 from ensemble.spec.task import Task
 
 DRAWS = 1000
@@ -84,6 +85,7 @@ class Resampled:
     values: Array
     target: Array
     task: Task
+    fields: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def draws(self) -> int:
@@ -96,11 +98,17 @@ class Resampled:
         if not self.draws:
             return {}
         if counts is None:
-            found, _ = compute_defined(self.metrics, self.values, self.target, self.task)
-            return {name: np.array([value]) for name, value in found.items()}
+            return {name: np.array([value]) for name, value in self._compute(slice(None)).items()}
         draws = [np.repeat(np.arange(len(self.values)), own.astype(np.int64)) for own in counts]
-        rows = [compute_defined(self.metrics, self.values[own], self.target[own], self.task)[0] for own in draws]
+        rows = [self._compute(own) for own in draws]
         return {name: np.array([row.get(name, np.nan) for row in rows]) for name in map(name_of, self.metrics)}
+
+    def _compute(self, rows: Any) -> dict[str, float]:
+        """The metrics of some samples."""
+        metrics = [
+            bind_fields(each, {name: of[rows] for name, of in self.fields.items()}) for each in self.metrics
+        ]
+        return compute_defined(metrics, self.values[rows], self.target[rows], self.task)[0]
 
 
 def draw(

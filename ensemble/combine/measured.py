@@ -13,10 +13,11 @@ from ensemble.combine.combination import Combination, is_enough
 from ensemble.combine.metrics import Array, compute_defined
 from ensemble.combine.prediction_matrix import PredictionMatrix
 from ensemble.combine.quantify import Quantified
-from ensemble.combine.tasks import Statistic, TaskMath
+from ensemble.combine.tasks import Statistic, TaskMath, find_math
 from ensemble.combine.tasks.base import Model
+from ensemble.spec.positions import list_pieces, take_positions
 from ensemble.spec.recipe import Recipe, has_own_loop, reported_metrics
-from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, list_fields, name_of
+from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, bind_fields, list_fields, name_of
 
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
@@ -42,18 +43,26 @@ def measure(
     """
     if best is None:
         return UNMEASURED, []
-    assert valid.target is not None and report.target is not None and combined.target is not None
-    target, more = report.target, list_split_metrics(task_math, ensemble)
-    at, is_part = valid.members.index(best), combined.values.shape != report.values[0].shape
+    target, whole_target = report.target, report.whole_target
+    assert valid.target is not None and target is not None and combined.target is not None
+    assert whole_target is not None
+    asked, notes = list_split_metrics(task_math, ensemble), []
+    for metric in [one for one in asked if not report.fields.keys() >= set(list_fields(one))]:
+        asked.remove(metric)
+        notes.append(f"the metric {name_of(metric)!r} is not computed: no member has saved the fields it asks for")
+    more = [bind_fields(metric, report.fields) for metric in asked]
+    at, task_math = valid.members.index(best), find_math(report.task, report.counts)
 
     def measure_model(model: Model, arrays: Sequence[Array]) -> tuple[list[Statistic], dict[str, float]]:
         own = task_math.statistics_of(model, arrays, target)
-        return own, task_math.finish(own, lambda: model(arrays), target, more)
+        return own, task_math.finish(own, lambda: report.spread(model(arrays)), whole_target, more)
 
     take_first = operator.itemgetter(0)
     # Metrics of the whole split need all of it in memory.
-    whole = combination.predict(report.values) if is_part and more else combined.values
-    parts = (combination.predict, report.values) if is_part and not more else (take_first, [whole])
+    is_part = report.lengths is None and combined.values.shape != report.values[0].shape
+    whole = _predict_whole(combination, report) if is_part and more else combined.values
+    is_one = report.lengths is None and (more or not is_part)
+    parts = (take_first, [whole]) if is_one else (combination.predict, report.values)
     statistics, metrics, alone = {}, {}, []
     statistics["ensemble"], metrics["ensemble"] = measure_model(*parts)
     for number, own in enumerate(report.values):
@@ -68,11 +77,12 @@ def measure(
         calibrated = measure_model(lambda arrays: task_math.calibrate(arrays[0], factor), [own])[1]
     for of, values in (("ensemble", whole), ("best", report.values[at])):
         known = {name for statistic in statistics[of] for name in statistic(None)}
-        if left := [metric for metric in more if name_of(metric) not in known]:
-            statistics[of].append(Resampled(left, values, target, task_math.task))
-    found = intervals(statistics, len(target))
-    functions = [metric for metric in more if not isinstance(metric, str)]
-    failed = compute_defined(functions, whole, target, task_math.task)[1]
+        if left := [metric for metric in asked if name_of(metric) not in known]:
+            whole_split = (report.spread(values), whole_target, task_math.task, report.fields)
+            statistics[of].append(Resampled(left, *whole_split))
+    found = intervals(statistics, len(whole_target))
+    missing = [one for one in more if not isinstance(one, str) and name_of(one) not in metrics["ensemble"]]
+    failed = compute_defined(missing, whole, whole_target, task_math.task)[1]
     models = {"ensemble": combined.values, "best": combined.best}
     curves = {of: task_math.reliability(own, combined.target) for of, own in models.items() if own is not None}
     fields = {
@@ -86,18 +96,27 @@ def measure(
         "best_calibrated": calibrated,
         "reliability": {of: [list(point) for point in curve] for of, curve in curves.items() if curve} or None,
     }
-    notes = [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
+    notes += [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
     large = [each for each in statistics["ensemble"] if isinstance(each, Resampled) and not each.draws]
     notes += [f"{name_of(one)} has no interval: {TOO_MANY}" for each in large for one in each.metrics]
     return fields, notes
 
 
+def _predict_whole(combination: Combination, report: PredictionMatrix) -> Array:
+    """What the combined model predicts of all positions, float32 as members' predictions, made some at a time."""
+    found, tail = np.empty(report.values[0].shape, np.float32), find_math(report.task).tail
+    for rows, at in list_pieces(report.task, found.shape):
+        some = combination.predict([take_positions(own[rows], at, tail) for own in report.values])
+        take_positions(found[rows], at, tail)[...] = some
+    return found
+
+
 def list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMetricLike]:
-    """The metrics of the whole split that need no fields: those of the recipe, and the objective where the
-    members' evaluation added it, rather than the user's code, which may mean something else by its name.
+    """The metrics of the whole split: those of the recipe, and the objective where the members' evaluation
+    added it, rather than the user's code, which may mean something else by its name.
     """
     recipe, objective = ensemble.recipe, str(ensemble.objective)
-    more = [metric for metric in getattr(recipe, "split_metrics", ()) if not list_fields(metric)]
+    more = list(getattr(recipe, "split_metrics", ()))
     known = KNOWN.get(objective)
     if (
         known is None

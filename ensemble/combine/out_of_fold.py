@@ -16,7 +16,7 @@ import numpy as np
 
 from ensemble.combine.methods import average_weights
 from ensemble.combine.metrics import Array, CombineError
-from ensemble.combine.prediction_matrix import UNSAVED, PredictionMatrix, align, widen_alike
+from ensemble.combine.prediction_matrix import UNSAVED, PredictionMatrix, align, fill_alike
 from ensemble.combine.tasks import find_math
 from ensemble.spec.out_of_fold import find_configuration, find_partition, is_out_of_fold
 
@@ -103,7 +103,7 @@ def merge_folds(members: Sequence[str], saved: Sequence[Predictions]) -> Predict
     Raises:
         CombineError: they predict values of other shapes or tasks, or saw different targets for a sample.
     """
-    saved = widen_alike(saved)
+    saved = fill_alike(saved)
     one = saved[0]
     for member, other in zip(members, saved, strict=True):
         if other.task != one.task or other.values.shape[1:] != one.values.shape[1:]:
@@ -130,4 +130,9 @@ def merge_folds(members: Sequence[str], saved: Sequence[Predictions]) -> Predict
         rows = at[counts == many]
         parts = [values[rows + each] for each in range(many)]
         mean[counts == many] = find_math(one.task).mix(parts, average_weights(many))
-    return replace(one, values=mean, index=known, target=target)
+    fields = {
+        name: np.concatenate([each.fields[name] for each in saved])[order][at]
+        for name in one.fields
+        if all(name in each.fields for each in saved)
+    }
+    return replace(one, values=mean, index=known, target=target, fields=fields)

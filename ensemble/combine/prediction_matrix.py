@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from ensemble.combine.conformal_scores import list_chunks
 from ensemble.combine.methods import list_representatives
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import find_math
-from ensemble.spec.positions import TAILS, choose_positions, count_positions, take_positions, widen
+from ensemble.spec.positions import TAILS, choose_positions, count_positions, fill_up, take_positions
 from ensemble.spec.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ class PredictionMatrix:
             that (`ensemble.combine.out_of_fold`); else None.
         part: of which of the positions they are, as a note to the user; "": of all.
         positions: which ones of each sample were kept; None: all.
+        lengths: of samples of unlike length how many positions each has, int64 [n, axes]: values and target are of
+            all positions, [N, ...]. None: all have as many.
+        fields: fields of the samples that metrics of the split ask for.
+        is_filled: whether samples of unlike length were filled up.
     """
 
     members: list[str]
@@ -50,6 +54,31 @@ class PredictionMatrix:
     groups: tuple[int, ...] | None = None
     part: str = ""
     positions: Array | None = None
+    lengths: Array | None = None
+    fields: Mapping[str, Array] = field(default_factory=dict)
+    is_filled: bool = False
+
+    @property
+    def counts(self) -> Array | None:
+        """How many positions each of the samples of unlike length has, int64 [n]; None: all have as many."""
+        return None if self.lengths is None else self.lengths.prod(axis=1)
+
+    def spread(self, array: Array, *, is_target: bool = False) -> Array:
+        """What is of all positions as [n, ...], filled up where samples are of unlike length."""
+        is_flat = self.lengths is not None and len(array) == len(self.values[0])
+        return fill_up(array, self.lengths, is_target=is_target) if is_flat else array
+
+    @property
+    def whole_target(self) -> Array | None:
+        """The target as [n, ...]."""
+        return None if self.target is None else self.spread(self.target, is_target=True)
+
+    def fill_up(self) -> PredictionMatrix:
+        """Returns the predictions as [n, ...], filled up where samples are of unlike length."""
+        if self.lengths is None:
+            return self
+        values = [self.spread(own) for own in self.values]
+        return replace(self, values=values, target=self.whole_target, lengths=None, is_filled=True)
 
     @property
     def unsaved(self) -> bool:
@@ -85,7 +114,7 @@ class PredictionMatrix:
         """Returns the predictions of a part of the positions of each sample, where all are too many to fit to."""
         most, shape = max(FEWEST_FITTED, MOST_FITTED // max(1, len(self.values))), self.values[0].shape
         at = choose_positions(self.task, shape, most)
-        if at is None:
+        if at is None or self.lengths is not None or self.is_filled:
             return self
         distinct = {id(own): own for own in self.values}  # members of one configuration have the same array
         target, tail = self.target, find_math(self.task).tail
@@ -108,11 +137,12 @@ class PredictionMatrix:
 
 
 def read_prediction_matrix(
-    run_dir: RunDir, state: RunState, members: Sequence[str], split: str
+    run_dir: RunDir, state: RunState, members: Sequence[str], split: str, *, is_flat: bool = False
 ) -> PredictionMatrix:
     """Read and align what `members` saved for `split` (valid, test or shifted); who saved nothing is left out.
 
-    Of members that each predicted another fold of `valid`, the rows are out of fold (`read_out_of_fold`).
+    Samples of unlike length are filled up to the longest, unless `is_flat`. Of members that each predicted
+    another fold of `valid`, the rows are out of fold (`read_out_of_fold`).
 
     Raises:
         DamagedError: predictions are not what the log says that was saved.
@@ -134,7 +164,8 @@ def read_prediction_matrix(
             left_out[member] = f"{UNSAVED} {split} predictions{why and ': '}{why.partition('saved: ')[2]}"
             if known.outdated is not None:
                 left_out[member] = f"could not be evaluated again: {known.outdated}"
-    return align(split, saved, left_out)
+    matrix = align(split, saved, left_out)
+    return matrix if is_flat else matrix.fill_up()
 
 
 def align(
@@ -156,6 +187,7 @@ def align(
     tasks = {member: one.task for member, one in saved.items()}
     task = _find_common_task(split, tasks)
     math = find_math(task)
+    saved, lengths = _find_lengths(split, saved)
     for member, one in saved.items():
         own_values = np.asarray(one.values)
         chunks = [own_values[at] for at in list_chunks(own_values)]  # mapped, of which few are in memory at once
@@ -187,25 +219,52 @@ def align(
     kept = [one.positions for one in saved.values() if one.positions is not None]
     part = f"all figures are of the {len(kept[0]):,} positions of each sample that are kept" if kept else ""
     positions = np.asarray(kept[0]) if kept else None
-    return PredictionMatrix(members, values, index, target, left_out, task, part=part, positions=positions)
+    fields = next((one.fields for one in saved.values() if one.fields and np.array_equal(one.index, index)), {})
+    return PredictionMatrix(
+        members,
+        values,
+        index,
+        target,
+        left_out,
+        task,
+        part=part,
+        positions=positions,
+        lengths=lengths,
+        fields=fields,
+    )
 
 
-def widen_alike(saved: Sequence[Predictions]) -> list[Predictions]:
-    """Those of samples that are of unlike length, filled up as in `PredictedRows`; others as they are."""
-    tail, axes = TAILS.get(saved[0].task.kind), {each.values.ndim for each in saved}
-    if tail is None or len(axes) > 1 or any(each.positions is not None for each in saved):
+def fill_alike(saved: Sequence[Predictions]) -> list[Predictions]:
+    """Those of samples of unlike length, filled up to the longest of all; others as they are."""
+    task, tail, shapes = saved[0].task, TAILS.get(saved[0].task.kind), set[tuple[int, ...]]()
+    if tail is None or any(each.positions is not None or each.task != task for each in saved):
         return list(saved)
-    lengths = [
-        max(sizes) for sizes in zip(*(each.values.shape[1 : max(axes) - tail] for each in saved), strict=True)
-    ]
-    return [
-        replace(
-            each,
-            values=widen(each.values, lengths),
-            target=None if each.target is None else widen(each.target, lengths, is_target=True),
+    for each in saved:
+        own = each.values.shape[1 : each.values.ndim - tail] if each.lengths is None else each.lengths.max(axis=0)
+        shapes.add(tuple(map(int, own)))
+    if len({len(shape) for shape in shapes}) > 1 or (len(shapes) == 1 and saved[0].lengths is None):
+        return list(saved)
+    longest = np.max([*shapes], axis=0)
+    return [each.fill_up(longest) for each in saved]
+
+
+def _find_lengths(split: str, saved: Mapping[str, Predictions]) -> tuple[Mapping[str, Predictions], Array | None]:
+    """The lengths of samples of unlike length, where all members have the same. Else the members are filled up: by
+    their targets they may end at other positions that take no part.
+    """
+    lengths = {member: one.lengths for member, one in saved.items()}
+    first = next(iter(lengths.values()), None)
+    if all(own is None for own in lengths.values()):
+        return saved, None
+    if first is not None and all(own is not None and np.array_equal(own, first) for own in lengths.values()):
+        return saved, first
+    if any(one.target is None for one in saved.values()):
+        names = " and ".join(list(saved)[:2])
+        raise CombineError(
+            f"{names} predict {split} samples of other lengths, and no targets say where each ends: let their "
+            "batches have one length, or one batch_size"
         )
-        for each in saved
-    ]
+    return dict(zip(saved, fill_alike(list(saved.values())), strict=True)), None
 
 
 def are_equal(first: Array, second: Array) -> bool:
@@ -230,7 +289,7 @@ def _sort_by_index(one: Predictions) -> tuple[Array, Array | None, Array]:
     """Index, target and values in the order of the index; as they are, and not copied, where they have it."""
     index, target, values = np.asarray(one.index), one.target, np.asarray(one.values)
     target = None if target is None else np.asarray(target)
-    if (index[1:] >= index[:-1]).all():
+    if one.lengths is not None or (index[1:] >= index[:-1]).all():  # those are saved in this order
         return index, target, values
     order = np.argsort(index, kind="stable")
     return index[order], None if target is None else target[order], values[order]

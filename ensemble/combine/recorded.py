@@ -52,7 +52,7 @@ def combine_again(
             return None
         if is_valid and known.part != valid.part:  # of the others nothing is known out of fold
             return None
-        stack, held_out = fit_stack(task_math, known.values, known.target, known.groups)
+        stack, held_out = fit_stack(find_math(known.task, known.counts), known.values, known.target, known.groups)
         values = held_out if is_valid else stack.predict(shown.select(candidates).values)
     elif method == FUNCTION and function is not None:
         values = call_function(function, shown.select(list(weights)).values, shown.task)
@@ -83,11 +83,14 @@ def read_combined(
         why = combined.reason or "the run has not combined its members"
         raise CombineError(f"{run_dir.path} has no combined model: {why}")
     members = list(dict.fromkeys([*combined.weights, *(combined.candidates or ())]))
-    shown = read_prediction_matrix(run_dir, state, members, split)
+    is_flat = combined.method != FUNCTION
+    shown = read_prediction_matrix(run_dir, state, members, split, is_flat=is_flat)
     missing = [member for member in combined.weights if member not in shown.members]
     if missing:
         raise CombineError(f"{run_dir.path}: {missing[0]}: {shown.left_out[missing[0]]}")
-    valid = shown if split == "valid" else read_prediction_matrix(run_dir, state, members, "valid")
+    valid = (
+        shown if split == "valid" else read_prediction_matrix(run_dir, state, members, "valid", is_flat=is_flat)
+    )
     function: Any = None
     if combined.method == FUNCTION:
         function = load_function() if load_function is not None else run_dir.load_ensemble().combine
@@ -96,4 +99,5 @@ def read_combined(
     values = combine_again(combined, valid, shown, is_valid=split == "valid", function=function)
     if values is None:
         raise CombineError(f"{run_dir.path}: the saved predictions do not determine the combined ones any more")
-    return Predictions(values, shown.index, shown.target, shown.task, shown.positions)
+    lengths = shown.lengths
+    return Predictions(values, shown.index, shown.target, shown.task, shown.positions, lengths)

@@ -40,6 +40,8 @@ class SavedPredictions:
         levels: of quantiles, their probabilities.
         positions: int64 [k], of which positions of each sample they are, counted over its flattened axes, where
             `Ensemble.keep_predictions_gb` kept a part of them; None: all.
+        lengths: int64 [n, axes], of samples of unlike length: how many positions each has; beyond them it is filled
+            up, with targets that take no part (-100 or NaN). None: all have as many.
     """
 
     run_dir: Path
@@ -52,6 +54,7 @@ class SavedPredictions:
     classes: tuple[str, ...] | None
     levels: tuple[float, ...] = ()
     positions: npt.NDArray[np.int64] | None = None
+    lengths: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -141,7 +144,7 @@ def load_predictions(
             raise SpecError(unknown_name(f"{run.path} has no member", member, list(state.members)))
         _check_saved(run, state, split, member)
         found = read_predictions(run, state.members[member], split, mapped=True)
-    classes = combined.classes
+    classes, lengths, found = combined.classes, found.lengths, found.fill_up()
     return SavedPredictions(
         run_dir=run.path,
         member=member,
@@ -153,6 +156,7 @@ def load_predictions(
         classes=None if classes is None else tuple(classes),
         levels=found.task.levels,
         positions=found.positions,
+        lengths=lengths,
     )
 
 

@@ -7,11 +7,15 @@ the arguments of that call are fields of the batch, unchanged, the call can be r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ensemble.spec.task import Task
+from ensemble.train.job import FieldError
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,33 @@ def find_target(batch: Mapping[str, Any], name: str) -> Any:
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
     return value if hasattr(value, "is_floating_point") else None
+
+
+def take_fields(batch: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The fields of a batch that metrics of the split ask for: arrays [b, ...] of numbers or texts.
+
+    Raises:
+        FieldError: there is no such field, or it holds something else.
+    """
+    taken = {}
+    for name in names:
+        value: Any = batch.get(name)
+        with contextlib.suppress(Exception):  # what cannot be made an array is named below
+            taken[name] = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        is_usable = name in taken and taken[name].dtype.kind in "biufU"
+        if not is_usable or taken[name].shape[:1] != (len(batch["index"]),):
+            has = f"it is {describe_field(value)}" if name in batch else f"it has {', '.join(batch)}"
+            raise FieldError(
+                f"Recipe.split_metrics asks for the field {name!r} of the batch, [b, ...] numbers or texts of its "
+                f"samples, and {has}"
+            )
+    return taken
+
+
+def describe_field(value: Any) -> str:
+    """What a field of a batch is, with the type of what it holds."""
+    inner = f" of {type(value[0]).__name__}" if isinstance(value, list | tuple) and value else ""
+    return f"a {type(value).__name__}{inner}"
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ measured (`ensemble.train.profile`) gets others, which leave nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
+import numpy as np
 import torch
 
 from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from ensemble.spec.task import Task
-from ensemble.store import PredictedRows, RunDir
+from ensemble.store import PredictedRows, RunDir, StoreError, load_predictions
 from ensemble.train.checkpoint import Checkpointer, FileCheckpointer, Position
 from ensemble.train.data import Data, as_stored_target, steps_per_epoch
 from ensemble.train.job import Diverged, Inbox, Job, TrainingError
@@ -77,6 +79,21 @@ class Effects:
         """Where this rank's predictions are collected."""
         return PredictedRows(RunDir(self._job.run_dir).member(self._job.identity.member))
 
+    def _has_fields(self, split: str, rows: PredictedRows) -> bool:
+        """Whether a member before this one has saved the same fields: they are kept once in a run."""
+        run, fields = RunDir(self._job.run_dir), rows.take_fields()
+        for folder in sorted(
+            path.parent for path in run.path.glob(f"members/*/{run.predictions('m', split).name}")
+        ):
+            if not fields or folder.name >= self._job.identity.member:
+                break
+            with contextlib.suppress(StoreError):
+                found = load_predictions(run.predictions(folder.name, split), mapped=True)
+                is_same = found.fields.keys() == fields.keys() and np.array_equal(found.index, np.sort(rows.index))
+                if is_same and all(np.array_equal(found.fields[name], own) for name, own in fields.items()):
+                    return True
+        return False
+
     def save_predictions(self, split: str, what: Task, rows: PredictedRows, field: str) -> str:
         """Save the predictions of all ranks for a split; rank 0 calls it.
 
@@ -94,6 +111,8 @@ class Effects:
             if not rows.has_target:
                 target = self.data.targets(split, field, torch.from_numpy(rows.index), what)
                 rows.replace_target(as_stored_target(what, target))
+            if self._has_fields(split, rows):
+                rows.fields = {}
             return rows.save(path, what)
         except ValueError as error:  # another attempt would give the same
             raise TrainingError(f"member.predictions({split!r}), task {what.kind}: {error}") from None

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
 from ensemble.spec.positions import TAILS, choose_kept, count_bytes
+from ensemble.spec.split_metrics import list_asked
 from ensemble.spec.task import LABELS, NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
-from ensemble.store.predictions import PAD
+from ensemble.store.predicted_rows import PAD
 from ensemble.train.accumulation import split_batch
-from ensemble.train.call import Observation, find_target
+from ensemble.train.call import Observation, find_target, take_fields
 from ensemble.train.infer_task import PREDICT, OutputError, describe, find_class_axis, fit_points, take_logits
+from ensemble.train.job import FieldError
 from ensemble.train.outputs import (
     FirstCall,
     compute_outputs,
@@ -60,7 +62,9 @@ def look(state: TrainState, batch: Batch) -> None:
     state.is_looked_at = True
     try:
         _look(state, batch)
-    except Exception as error:  # whatever it may be, the member trains
+    except FieldError:
+        raise
+    except Exception as error:  # whatever else it may be, the member trains
         state.reporter.log(f"the first batch could not be looked at: {type(error).__name__}: {error}")
 
 
@@ -71,6 +75,9 @@ def _look(state: TrainState, batch: Batch) -> None:
     for split in state.effects.splits:
         with contextlib.suppress(PipelineError, StopIteration):  # bad records are named elsewhere
             few[split] = state.data.peek(split, SHOWN, state.collate)
+    asked = [] if state.is_own_loop else list_asked(state.recipe.split_metrics)
+    for samples in few.values():
+        take_fields(samples, asked)
     predicted: list[tuple[Task, Tensor]] = []
     with undisturbed(state) as model, state.precision.autocast():
         for text in _list_remarks(state, model, batch, few, predicted):
@@ -172,7 +179,9 @@ def _explain_lengths(
     for samples in (SHOWN, 2, 4 * SHOWN):  # the longest are hardly the same
         few = first if samples == SHOWN else state.data.peek(split, samples, state.collate)
         values, target = compute_values(state.recipe, model, few, seen), find_target(few, state.recipe.target)
-        is_paddable = kind in TAILS and target is not None
+        if kind in TAILS and target is None:
+            return
+        is_paddable = kind in TAILS
         counts &= target is None or (kind in NUMBERS and target.dim() > 1 and bool(find_known(target).all()))
         if is_paddable and (not counts or state.collate is None):
             return

@@ -18,7 +18,7 @@ from ensemble.combine.metrics import Array
 from ensemble.spec import positions
 from ensemble.spec.task import IGNORED, Task
 from ensemble.store import RunDir
-from ensemble.store.predictions import save_predictions
+from ensemble.store import save_predictions
 from pipelines import Pipeline, sources
 
 N, SIDE = 5, 40

@@ -17,7 +17,7 @@ from ensemble.store import (
     save_checkpoint,
     save_predictions,
 )
-from ensemble.store.predictions import VERSION
+from ensemble.store.predictions import RAGGED, VERSION
 
 
 def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None
 def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
     tmp_path: Path, target: type | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.store.predictions._SPOOL_BYTES", 100)  # some rows are in memory, then in a file
+    monkeypatch.setattr("ensemble.store.predicted_rows._SPOOL_BYTES", 100)  # some rows are in memory, then in a file
     values = np.random.default_rng(0).random((40, 2, 3)).astype(np.float32)
     truth = None if target is None else np.arange(40 * 5).reshape(40, 5).astype(target)
     expected = {"values": values, "index": np.arange(40)} | ({} if truth is None else {"target": truth})
@@ -53,10 +53,10 @@ def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
 
 
 @pytest.mark.parametrize("spool_bytes", [100, 2**20])
-def test_rows_of_unlike_length_have_the_longest_and_what_is_added_takes_no_part(
+def test_rows_of_unlike_length_are_kept_with_their_lengths_and_filled_up_where_they_are_read(
     tmp_path: Path, spool_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.store.predictions._SPOOL_BYTES", spool_bytes)
+    monkeypatch.setattr("ensemble.store.predicted_rows._SPOOL_BYTES", spool_bytes)
     values = np.random.default_rng(0).random((12, 5, 4, 3)).astype(np.float32)
     truth = np.arange(12 * 5 * 4).reshape(12, 5, 4)
     for dtype, nothing in ((np.int64, -100), (np.float64, np.nan)):
@@ -67,14 +67,17 @@ def test_rows_of_unlike_length_have_the_longest_and_what_is_added_takes_no_part(
             rows.add(values[at, :height, :width], list(at), truth[at, :height, :width].astype(dtype))
         rows.save(tmp_path / "saved", Task("classification"))
         rows.close()
-        saved = load_predictions(tmp_path / "saved")
+        kept = load_predictions(tmp_path / "saved")
+        assert kept.lengths is not None and kept.target is not None
+        assert kept.lengths.tolist() == [[5, 2]] * 4 + [[3, 4]] * 4 + [[2, 3]] * 4
+        assert kept.values.shape == (4 * (10 + 12 + 6), 3) and kept.target.shape == (4 * (10 + 12 + 6),)
+        saved = kept.fill_up()
         assert saved.values.shape == values.shape and saved.target is not None
         for at, height, width in batches:
             assert np.array_equal(saved.values[at, :height, :width], values[at, :height, :width])
             expected = np.full((4, 5, 4), nothing, dtype)
             expected[:, :height, :width] = truth[at, :height, :width]
             assert np.array_equal(saved.target[at], expected, equal_nan=True)
-            assert np.array_equal(saved.values[at, -1, -1], values[at, height - 1, width - 1])
     assert not list((tmp_path / "new").glob("*"))
 
 
@@ -82,12 +85,11 @@ def test_rows_of_unlike_length_have_the_longest_and_what_is_added_takes_no_part(
     ("tail", "target", "positions", "shape"),
     [
         (None, True, None, (3, 6, 2)),  # a free task
-        (1, False, None, (3, 6, 2)),
         (1, True, [0, 3], (3, 6, 2)),  # a part of the positions of other samples
         (1, True, None, (3, 5, 3)),  # other classes
     ],
 )
-def test_rows_that_cannot_be_filled_up_are_refused(
+def test_rows_that_differ_by_more_than_their_positions_are_refused(
     tmp_path: Path, tail: int | None, target: bool, positions: list[int] | None, shape: tuple[int, ...]
 ) -> None:
     rows = PredictedRows(tmp_path)
@@ -95,6 +97,27 @@ def test_rows_that_cannot_be_filled_up_are_refused(
     rows.add(np.zeros((3, 5, 2)), [0, 1, 2], np.zeros((3, 5), np.int64) if target else None)
     with pytest.raises(UnlikeRows, match="pad all batches to one length"):
         rows.add(np.zeros(shape), [3, 4, 5], np.zeros(shape[:2], np.int64) if target else None)
+
+
+def test_positions_at_the_end_without_a_target_are_not_kept_and_texts_and_numbers_of_samples_are(
+    tmp_path: Path,
+) -> None:
+    rows = PredictedRows(tmp_path)
+    rows.tail, rows.fields = 1, {"user": [], "name": []}
+    for index, targets in (([3, 1], [[0, -100, 1, -100], [-100] * 4]), ([2], [[-100, 0]])):
+        rows.add(np.arange(len(index) * len(targets[0]) * 2).reshape(len(index), -1, 2), index, np.array(targets))
+        rows.add_fields({"user": np.array(index) * 10, "name": np.array([f"é{each}" * each for each in index])})
+    rows.save(tmp_path / "p")
+    kept = load_predictions(tmp_path / "p")
+    assert kept.index.tolist() == [1, 2, 3] and kept.lengths is not None
+    assert kept.lengths.tolist() == [[0], [2], [3]]
+    assert kept.target is not None and kept.target.tolist() == [-100, 0, 0, -100, 1]
+    assert kept.values[:, 0].tolist() == [0, 2, 0, 2, 4]
+    assert kept.fields["user"].tolist() == [10, 20, 30]
+    assert kept.fields["name"].tolist() == ["é1", "é2é2", "é3é3é3"]
+    filled = kept.fill_up()
+    assert filled.values.shape == (3, 3, 2) and filled.target is not None
+    assert filled.target.tolist() == [[-100] * 3, [-100, 0, -100], [0, -100, 1]]
 
 
 def test_a_split_without_classes_has_no_target(tmp_path: Path) -> None:
@@ -149,11 +172,11 @@ def test_the_task_and_a_target_of_several_numbers_come_back(tmp_path: Path, task
     assert np.array_equal(kept.target, target[::-1], equal_nan=True)
 
 
-@pytest.mark.parametrize("format", [VERSION - 1, VERSION + 1])
+@pytest.mark.parametrize("format", [VERSION - 1, RAGGED + 1])
 def test_predictions_of_another_format_are_refused_in_one_sentence(tmp_path: Path, format: int) -> None:
     header = {"ensemble.predictions": json.dumps({"v": format})}
     (tmp_path / "p").write_bytes(save({"values": np.ones((2, 3), np.float32)}, metadata=header))
-    known = rf"\(format {format}, this one reads {VERSION}\); train it again, or use that version$"
+    known = rf"\(format {format}, this one reads {RAGGED}\); train it again, or use that version$"
     with pytest.raises(StoreError, match=f"p was written by another version of ray-ensemble {known}"):
         load_predictions(tmp_path / "p")
 

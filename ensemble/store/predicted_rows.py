@@ -1,0 +1,385 @@
+"""Collects a member's predictions batch by batch, and writes the file that `ensemble.store.predictions` reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ensemble.spec.positions import fill_up, locate, measure_lengths, take_positions
+from ensemble.spec.task import CLASSIFICATION, Task, find_known
+from ensemble.store.errors import UnlikeRows
+from ensemble.store.files import make_directory, make_write_error, write_atomically
+from ensemble.store.predictions import DTYPES, KEY, LENGTH_BYTES, RAGGED, VERSION, map_file
+
+#: What to do where batches are of unlike length, and are not kept.
+PAD = 'pad all batches to one length, as by padding="max_length"'
+_SPOOL_BYTES, _PIECE_BYTES = 2**24, 2**22  # of rows: in memory at most; read at a time
+
+
+class _Spool:
+    """Rows of one shape in the order in which they come: in memory while few, else in a file without a name."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._memory: io.BytesIO | None = io.BytesIO()
+        self._file: BinaryIO = self._memory
+        self.rows, self.dtype, self.shape = 0, np.dtype(np.float32), ()
+
+    def add(self, rows: npt.NDArray[Any]) -> None:
+        now = rows.dtype, rows.shape[1:]
+        if not self.rows:
+            self.dtype, self.shape = now
+        if now != (self.dtype, self.shape):
+            raise ValueError(f"rows of {now[0]} {list(now[1])} follow rows of {self.dtype} {list(self.shape)}")
+        self.rows += len(rows)
+        if self._memory is not None and self.nbytes > _SPOOL_BYTES:
+            make_directory(self._directory)
+            nameless = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - `close` closes it
+            self._file = cast(BinaryIO, nameless)
+            self._file.write(self._memory.getbuffer())
+            self._memory = None
+        self._file.seek(0, os.SEEK_END)
+        if rows.size:
+            self._file.write(np.ascontiguousarray(rows).data.cast("B"))
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def read(self, first: int, count: int) -> npt.NDArray[Any]:
+        """Some rows, as they came."""
+        self._file.seek(first * self.row_bytes)
+        content = self._file.read(count * self.row_bytes)
+        return np.frombuffer(content, self.dtype).reshape(-1, *self.shape)
+
+    def map(self) -> npt.NDArray[Any]:
+        """All rows, as they came; of a file they are mapped, read only."""
+        if self._memory is None:
+            self._file.flush()
+            content = map_file(self._file, self.rows * self.row_bytes)
+            return content.view(self.dtype).reshape(self.rows, *self.shape)
+        return self.read(0, self.rows)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class PredictedRows:
+    """Predictions as they are made, batch by batch: a process never holds all of them.
+
+    Args:
+        directory: of the file for what is too large for memory; it has no name, and ends with the process.
+
+    Attributes:
+        positions: which ones of each sample are kept (`ensemble.spec.positions`); None: all.
+        tail: how many axes of values come after those of positions; None: a sample cannot be divided.
+        fields: fields of the samples, batch by batch.
+        is_ragged: whether batches were of unlike length.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.positions: npt.NDArray[np.int64] | None = None
+        self.tail: int | None = None
+        self.fields: dict[str, list[npt.NDArray[Any]]] = {}
+        self.is_ragged = False
+        self._shape: tuple[int, ...] | None = None  # of the first sample's values, with all positions
+        self._directory, self._values, self._target = directory, _Spool(directory), _Spool(directory)
+        self._indices: list[npt.NDArray[np.int64]] = []
+        self._lengths: list[npt.NDArray[np.int64]] = []
+
+    @property
+    def index(self) -> npt.NDArray[np.int64]:
+        """Of the rows so far."""
+        return np.concatenate([np.empty(0, np.int64), *self._indices])
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """How many positions each sample has along each axis of positions: [n, axes]."""
+        return np.concatenate(self._lengths or [np.empty((0, 0), np.int64)])
+
+    @property
+    def has_target(self) -> bool:
+        """Whether the rows have one."""
+        return self._target.rows > 0
+
+    @property
+    def nbytes(self) -> int:
+        """What the rows take so far."""
+        return self._values.nbytes + self._target.nbytes
+
+    def __len__(self) -> int:
+        return sum(map(len, self._indices))
+
+    def add(self, values: Any, index: Any, target: Any | None) -> None:
+        """Add rows, arrays or CPU tensors: values [k, ...], index [k], target [k, ...].
+
+        Raises:
+            ValueError: shapes do not fit.
+            UnlikeRows: samples have other shapes than before, and not only more or fewer positions.
+            WriteError: the disk is full.
+        """
+        rows, order = np.asarray(values, dtype=np.float32), np.asarray(index, dtype=np.int64)
+        if rows.ndim < 1 or order.shape != rows.shape[:1]:
+            raise ValueError(f"predictions [n, ...] and index [n] have shapes {rows.shape} and {order.shape}")
+        truth = None if target is None else _read_target(target, len(order))
+        own, shape = self._shape or rows.shape[1:], rows.shape[1:]
+        axes = 0 if self.tail is None else max(0, len(shape) - self.tail)
+        is_divisible = axes > 0 and self.positions is None and len(shape) == len(own)
+        if shape != own and not (is_divisible and shape[axes:] == own[axes:]):
+            why = "" if self.positions is None else ", and Ensemble.keep_predictions_gb keeps the same part of all"
+            raise UnlikeRows(
+                f"a sample has predictions of shape {list(shape)}, one before {list(own)}{why}; {PAD}"
+            )
+        self._shape, self.is_ragged = own, self.is_ragged or shape != own
+        is_alike = truth is not None and axes > 0 and truth.shape[1:] == shape[:axes]
+        if self.positions is not None and self.tail is not None:
+            rows, axes = take_positions(rows, self.positions, self.tail), 1
+            truth = take_positions(truth, self.positions, 0) if is_alike else truth
+        lengths = np.tile(np.array(rows.shape[1 : 1 + axes], np.int64), (len(rows), 1))
+        flat = rows.reshape(math.prod(rows.shape[: 1 + axes]), *rows.shape[1 + axes :])
+        self.add_flat(flat, lengths, order, truth.reshape(-1) if is_alike and truth is not None else truth)
+
+    def add_fields(self, fields: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Add fields of rows that are added."""
+        for name, values in fields.items():
+            self.fields[name].append(values)
+
+    def add_flat(self, values: Any, lengths: Any, index: Any, target: Any | None) -> None:
+        """Add what `pieces` of other rows gave."""
+        try:
+            self._values.add(values)
+            if target is not None:
+                self._target.add(target)
+        except OSError as error:
+            raise make_write_error(self._directory / "predictions", error) from None
+        self._lengths.append(lengths.copy())
+        self._indices.append(index.copy())
+
+    def replace_target(self, target: Any | None) -> None:
+        """Take another target for all rows, in the order in which they were added; None: none."""
+        self._target.close()
+        self._target = _Spool(self._directory)
+        if target is not None:
+            truth, lengths = _read_target(target, len(self)), self.lengths
+            if self.positions is not None and truth.shape[1:] == (self._shape or ())[: truth.ndim - 1]:
+                truth = take_positions(truth, self.positions, 0)
+            has_all = lengths.shape[1] == truth.ndim - 1 > 0 and (lengths <= truth.shape[1:]).all()
+            self._target.add(truth[locate(lengths, truth.shape[1:])] if has_all else truth)
+
+    def count_pieces(self) -> int:
+        """How many there are of `pieces`."""
+        return -(-len(self) // self._piece)
+
+    @property
+    def _piece(self) -> int:
+        """Samples that are read at a time."""
+        return max(1, _PIECE_BYTES * len(self) // max(1, self._values.nbytes))
+
+    def pieces(self) -> Iterator[tuple[npt.NDArray[Any], ...]]:
+        """Values of all positions, lengths, index and target (where there is one) of some samples at a time."""
+        index, lengths, step = self.index, self.lengths, self._piece
+        starts, is_whole = _list_starts(lengths), self._target.rows != self._values.rows
+        for first in range(0, len(self), step):
+            last = min(first + step, len(self))
+            begin, count = int(starts[first]), int(starts[last] - starts[first])
+            parts = (self._values.read(begin, count), lengths[first:last], index[first:last])
+            at = (first, last - first) if is_whole else (begin, count)
+            yield (*parts, self._target.read(*at)) if self.has_target else parts
+
+    def arrays(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]:
+        """Values, index and target of all rows by ascending index, filled up to the longest sample; of samples of
+        one length mapped from the file, where there is one.
+        """
+        index, lengths = self.index, self.lengths
+        parts = [self._values.map(), self._target.map() if self.has_target else None]
+        for number, part in enumerate(parts):
+            if part is not None and len(part) == self._values.rows and lengths.shape[1]:
+                is_ragged = _are_unlike(lengths)
+                filled = fill_up(part, lengths, is_target=number == 1) if is_ragged else part
+                parts[number] = filled.reshape(len(lengths), *lengths.max(axis=0), *part.shape[1:])
+        if (index[1:] < index[:-1]).any():
+            order = index.argsort(kind="stable")
+            index, parts = index[order], [None if part is None else part[order] for part in parts]
+        values, target = parts
+        assert values is not None
+        return values, index, target
+
+    def take_fields(self) -> dict[str, npt.NDArray[Any]]:
+        """The fields of all rows by ascending index."""
+        order = self.index.argsort(kind="stable")
+        return {name: np.concatenate(parts)[order] for name, parts in self.fields.items() if parts}
+
+    def save(self, path: str | os.PathLike[str], task: Task = CLASSIFICATION) -> str:
+        """Write the file of the predictions, which is there whole or not at all.
+
+        Returns:
+            The digest of the file.
+
+        Raises:
+            ValueError: shapes do not fit, or an index is there twice.
+            WriteError: the file cannot be written.
+        """
+        index, lengths, values, target = self.index, self.lengths, self._values, self._target
+        if task == CLASSIFICATION and not values.shape:
+            raise ValueError(f"{path}: probabilities [n, ..., C] have shape {(len(self), *values.shape)}")
+        if target.rows not in (0, len(self), values.rows):
+            raise ValueError(f"{path}: target must have {len(self)} rows, got {target.rows}")
+        order = None if (index[1:] > index[:-1]).all() else index.argsort(kind="stable")
+        index = index if order is None else index[order]
+        if (twice := index[1:][index[1:] == index[:-1]]).size:
+            raise ValueError(f"{path}: index {twice[0]} is there twice; every sample is predicted once")
+        parts = {"index": index} | {f"field.{name}": _as_stored(own) for name, own in self.take_fields().items()}
+        if self.positions is not None:
+            parts["positions"] = self.positions
+        is_ragged, kept = _are_unlike(lengths), lengths
+        shape = (len(self), *lengths[0].tolist()) if len(lengths) else (0,)
+        if is_ragged:
+            kept = self._measure_kept()
+            parts["lengths"], shape = (kept if order is None else kept[order]), (int(kept.prod(axis=1).sum()),)
+        spools = {"values": values} | ({"target": target} if self.has_target else {})
+        shapes = {name: (_name_dtype(part.dtype), part.shape) for name, part in parts.items()}
+        for name, spool in spools.items():
+            rows = shape if spool.rows == values.rows else (spool.rows,)
+            shapes[name] = _name_dtype(spool.dtype), (*rows, *spool.shape)
+        about = {"v": RAGGED if is_ragged else VERSION, "task": task.as_record()}
+        header, size = _make_header(shapes, {KEY: json.dumps(about)})
+
+        def write(temporary: Path) -> None:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(header)
+                for name in _sort_names(shapes):
+                    if name in parts:
+                        file.write(parts[name].tobytes())
+                    else:
+                        for some in self._read_in_order(spools[name], order, kept):
+                            file.write(some.tobytes())
+
+        make_directory(Path(path).parent)
+        return write_atomically(Path(path), write, len(header) + size)
+
+    def _measure_kept(self) -> npt.NDArray[np.int64]:
+        """The lengths up to the last position with a target that takes part; where there is no target, all."""
+        kept = self.lengths
+        if self._target.rows != self._values.rows:
+            return kept
+        starts = _list_starts(kept)
+        for some in self._chunks(np.arange(len(kept))):
+            own = locate(kept[some])
+            rows = self._target.read(int(starts[some[0]]), int(starts[some[-1] + 1] - starts[some[0]]))
+            own[own] = find_known(rows)
+            kept[some] = measure_lengths(own)
+        return kept
+
+    def _chunks(self, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+        """Some samples at a time, which take not much memory when they are filled up."""
+        step = max(1, _PIECE_BYTES // 8 // max(1, int(self.lengths.max(axis=0, initial=1).prod())))
+        return (samples[first : first + step] for first in range(0, len(samples), step))
+
+    def _read_in_order(
+        self, spool: _Spool, order: npt.NDArray[np.int64] | None, kept: npt.NDArray[np.int64]
+    ) -> Iterator[npt.NDArray[Any]]:
+        """The rows by the order of their samples (None: as they came), some at a time; of lengths `kept` alone."""
+        lengths, samples = self.lengths, len(self)
+        if spool.rows != self._values.rows or not _are_unlike(lengths):
+            own = spool.rows // max(1, samples)  # rows of each sample
+            step = max(1, _PIECE_BYTES // max(1, spool.row_bytes * own))
+            rows = None if order is None else spool.map().reshape(samples, own, *spool.shape)
+            for first in range(0, samples, step):
+                if rows is None or order is None:
+                    yield spool.read(first * own, step * own)
+                else:
+                    yield rows[order[first : first + step]]
+            return
+        rows, starts = spool.map(), _list_starts(lengths)
+        for some in self._chunks(np.arange(samples) if order is None else order):
+            counts, longest = lengths[some].prod(axis=1), lengths[some].max(axis=0)
+            at = np.repeat(starts[some] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+            yield rows[at[locate(kept[some], longest)[locate(lengths[some], longest)]]]
+
+    def close(self) -> None:
+        """Free the memory and the files; what `arrays` gave stays."""
+        self._values.close()
+        self._target.close()
+
+
+def _are_unlike(lengths: npt.NDArray[np.int64]) -> bool:
+    return bool((lengths != lengths[:1]).any())
+
+
+def _list_starts(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where the positions of each sample begin, and where those of the last end: [n + 1]."""
+    return np.concatenate([[0], np.cumsum(lengths.prod(axis=1, dtype=np.int64))])
+
+
+def _read_target(target: Any, rows: int) -> npt.NDArray[Any]:
+    truth = np.asarray(target)
+    if truth.shape[:1] != (rows,):
+        raise ValueError(f"target must have {rows} rows, got the shape {truth.shape}")
+    return truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64)
+
+
+def _as_stored(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Numbers as int64 or float64, texts as their bytes [n, longest]."""
+    if values.dtype.kind == "U":
+        encoded = np.char.encode(values, "utf-8")
+        return encoded.view(np.uint8).reshape(*encoded.shape, encoded.dtype.itemsize)
+    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
+
+
+def _name_dtype(dtype: np.dtype[Any]) -> str:
+    return next(name for name, known in DTYPES.items() if dtype == np.dtype(known))
+
+
+def _sort_names(shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
+    """The tensors of a safetensors file as that library orders them: dtypes of more bytes first, then by name."""
+    return sorted(shapes, key=lambda name: (list(DTYPES).index(shapes[name][0]), name))
+
+
+def _make_header(
+    shapes: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, int]:
+    """The head of a safetensors file, and how many bytes follow it."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
+    first = last = 0
+    for name in _sort_names(shapes):
+        dtype, shape = shapes[name]
+        last = first + np.dtype(DTYPES[dtype]).itemsize * math.prod(shape)
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [first, last]}
+        first = last
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text, last
+
+
+def save_predictions(
+    path: str | os.PathLike[str], values: Any, index: Any, target: Any | None, task: Task = CLASSIFICATION
+) -> str:
+    """`PredictedRows.save` of arrays or CPU tensors that are there: values [n, ...], index [n], target [n, ...].
+
+    Returns:
+        The digest of the file.
+
+    Raises:
+        ValueError: shapes do not fit, or an index is there twice.
+        WriteError: the file cannot be written.
+    """
+    rows = PredictedRows(Path(path).parent)
+    try:
+        rows.add(values, index, target)
+        return rows.save(path, task)
+    finally:
+        rows.close()
