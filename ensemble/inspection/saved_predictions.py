@@ -40,8 +40,8 @@ class SavedPredictions:
         levels: of quantiles, their probabilities.
         positions: int64 [k], of which positions of each sample they are, counted over its flattened axes, where
             `Ensemble.keep_predictions_gb` kept a part of them; None: all.
-        lengths: int64 [n, axes], of samples of unlike length: how many positions each has; beyond them it is filled
-            up, with targets that take no part (-100 or NaN). None: all have as many.
+        lengths: int64 [n, axes], of samples of unlike length: how many positions each has; beyond them it is
+            filled up, with targets that take no part (-100 or NaN). None: all have as many.
     """
 
     run_dir: Path

@@ -86,6 +86,7 @@ class PredictedRows:
     Attributes:
         positions: which ones of each sample are kept (`ensemble.spec.positions`); None: all.
         tail: how many axes of values come after those of positions; None: a sample cannot be divided.
+        has_target: whether the rows have one.
         fields: fields of the samples, batch by batch.
         is_ragged: whether batches were of unlike length.
     """
@@ -94,7 +95,7 @@ class PredictedRows:
         self.positions: npt.NDArray[np.int64] | None = None
         self.tail: int | None = None
         self.fields: dict[str, list[npt.NDArray[Any]]] = {}
-        self.is_ragged = False
+        self.is_ragged = self.has_target = False
         self._shape: tuple[int, ...] | None = None  # of the first sample's values, with all positions
         self._directory, self._values, self._target = directory, _Spool(directory), _Spool(directory)
         self._indices: list[npt.NDArray[np.int64]] = []
@@ -109,11 +110,6 @@ class PredictedRows:
     def lengths(self) -> npt.NDArray[np.int64]:
         """How many positions each sample has along each axis of positions: [n, axes]."""
         return np.concatenate(self._lengths or [np.empty((0, 0), np.int64)])
-
-    @property
-    def has_target(self) -> bool:
-        """Whether the rows have one."""
-        return self._target.rows > 0
 
     @property
     def nbytes(self) -> int:
@@ -162,6 +158,7 @@ class PredictedRows:
         try:
             self._values.add(values)
             if target is not None:
+                self.has_target = True
                 self._target.add(target)
         except OSError as error:
             raise make_write_error(self._directory / "predictions", error) from None
@@ -171,7 +168,7 @@ class PredictedRows:
     def replace_target(self, target: Any | None) -> None:
         """Take another target for all rows, in the order in which they were added; None: none."""
         self._target.close()
-        self._target = _Spool(self._directory)
+        self._target, self.has_target = _Spool(self._directory), target is not None
         if target is not None:
             truth, lengths = _read_target(target, len(self)), self.lengths
             if self.positions is not None and truth.shape[1:] == (self._shape or ())[: truth.ndim - 1]:

@@ -180,21 +180,23 @@ class Evaluator:
             self.save_rows(split, what, rows)
 
     def bound(self, rows: PredictedRows, task: Task, values: Tensor) -> str:
-        """Choose the positions of values [b, ...] that are kept, by the first batch; returns why none are, or "".
-
-        Of samples of unlike length, all are kept, and what they take is counted.
-        """
-        if len(rows):
-            gb, kept = self._state.ensemble.keep_predictions_gb, self._kept_bytes + rows.nbytes
-            is_too_much = rows.is_ragged and kept * self._state.comm.world > gb * 1e9
-            why = f"samples of unlike length take more than Ensemble.keep_predictions_gb={gb:g}: none are kept"
-            return f"{why}; declare a larger one" if is_too_much else ""
+        """Choose by the first batch [b, ...] which positions of values are kept; returns why none are, or ""."""
         rows.positions, why = choose_kept(self._state.ensemble, task, values.shape[1:])
         rows.tail = TAILS.get(task.kind)
         if rows.positions is None:
             return why
         self._state.remark(why)
         return ""
+
+    def explain_excess(self, rows: PredictedRows) -> str | None:
+        """Why samples of unlike length are not kept, of which the first batch does not tell what all take."""
+        gb, kept = self._state.ensemble.keep_predictions_gb, self._kept_bytes + rows.nbytes
+        if not rows.is_ragged or kept * self._state.comm.world <= gb * 1e9:
+            return None
+        return (
+            f"the predictions of samples of unlike length take more than Ensemble.keep_predictions_gb={gb:g}: "
+            "none are kept; declare a larger one"
+        )
 
     def _find_task(self, task: str | Task | None) -> Task:
         """The task of predictions, the same on all ranks: the one given, else the recipe's, else what was seen."""

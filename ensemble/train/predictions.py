@@ -62,11 +62,14 @@ def _predict_rows(
                 why = explain_shape_mismatch(task, values, target)
                 if why is not None and split == "shifted" and target is not None:
                     is_foreign, why = True, explain_shape_mismatch(task, values, None)
-                why = why or evaluator.bound(rows, task, values) or None
+                if why is None and not len(rows):
+                    why = evaluator.bound(rows, task, values) or None
                 if why is not None:
                     break
                 rows.add_fields(take_fields(batch, rows.fields))
                 rows.add(values.float().cpu(), batch["index"].cpu(), None if target is None else target.cpu())
+                if (why := evaluator.explain_excess(rows)) is not None:
+                    break
     except (OutputError, UnlikeRows) as error:
         why = str(error)
     if find_first(state.comm, is_foreign or None):

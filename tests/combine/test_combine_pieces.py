@@ -17,8 +17,7 @@ from ensemble.combine import combine, find_math, prediction_matrix, uncertainty
 from ensemble.combine.metrics import Array
 from ensemble.spec import positions
 from ensemble.spec.task import IGNORED, Task
-from ensemble.store import RunDir
-from ensemble.store import save_predictions
+from ensemble.store import RunDir, save_predictions
 from pipelines import Pipeline, sources
 
 N, SIDE = 5, 40

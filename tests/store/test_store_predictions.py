@@ -35,7 +35,9 @@ def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None
 def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
     tmp_path: Path, target: type | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.store.predicted_rows._SPOOL_BYTES", 100)  # some rows are in memory, then in a file
+    monkeypatch.setattr(
+        "ensemble.store.predicted_rows._SPOOL_BYTES", 100
+    )  # some rows are in memory, then in a file
     values = np.random.default_rng(0).random((40, 2, 3)).astype(np.float32)
     truth = None if target is None else np.arange(40 * 5).reshape(40, 5).astype(target)
     expected = {"values": values, "index": np.arange(40)} | ({} if truth is None else {"target": truth})
