@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ensemble.spec.task import Task
+from ensemble.spec.validation import unknown_name
 from ensemble.train.job import FieldError
 
 
@@ -107,23 +108,19 @@ def take_fields(batch: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
     """
     taken = {}
     for name in names:
-        value: Any = batch.get(name)
+        if name not in batch:
+            raise FieldError(unknown_name("Recipe.split_metrics: the batch has no field", name, list(batch)))
+        value: Any = batch[name]
         with contextlib.suppress(Exception):  # what cannot be made an array is named below
             taken[name] = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         is_usable = name in taken and taken[name].dtype.kind in "biufU"
         if not is_usable or taken[name].shape[:1] != (len(batch["index"]),):
-            has = f"it is {describe_field(value)}" if name in batch else f"it has {', '.join(batch)}"
+            inner = f" of {type(value[0]).__name__}" if isinstance(value, list | tuple) and value else ""
             raise FieldError(
-                f"Recipe.split_metrics asks for the field {name!r} of the batch, [b, ...] numbers or texts of its "
-                f"samples, and {has}"
+                f"Recipe.split_metrics: the field {name!r} must be a tensor [b, ...], or a number or a text of "
+                f"each sample, and is a {type(value).__name__}{inner}"
             )
     return taken
-
-
-def describe_field(value: Any) -> str:
-    """What a field of a batch is, with the type of what it holds."""
-    inner = f" of {type(value[0]).__name__}" if isinstance(value, list | tuple) and value else ""
-    return f"a {type(value).__name__}{inner}"
 
 
 @dataclass(frozen=True)
