@@ -13,13 +13,14 @@ samples moves both, and the difference is known better than either.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ensemble.combine.metrics import AreasUnderCurve, Array, Figures, compute_defined
-from ensemble.combine.tasks.base import Statistic
+from ensemble.combine.metrics import AreasUnderCurve, Array, Figures, MetricSums, compute_defined
+from ensemble.combine.tasks import Statistic, find_math
+from ensemble.spec.positions import choose_positions, take_positions
 from ensemble.spec.split_metrics import SplitMetricLike, bind_fields, name_of
 from ensemble.spec.task import Task
 
@@ -32,6 +33,9 @@ FEWEST_RESAMPLED = 40
 MOST_RESAMPLED = 50_000_000
 """Predicted values times metrics times draws of a `Resampled`, beyond which fewer draws are made, and none where
 they would be fewer than `FEWEST_RESAMPLED`: areas under curves of scikit-learn take half a minute."""
+
+MEAN_OF_SAMPLES = 1e-6
+"""Relative: by how much the mean of a function of each sample may differ from the function of all."""
 
 MOST_COUNTS = 20_000_000
 """Samples times draws beyond which fewer draws are made: two models of ten classes take about a second then."""
@@ -79,6 +83,10 @@ class Resampled:
     """Metrics of a whole split that are computed anew for each draw; of the first `draws` only.
 
     Where the predictions are too many for `FEWEST_RESAMPLED` draws, it has no figures, and they no intervals.
+
+    Attributes:
+        whole: the figures of all positions, where `values` and `target` are of a part of them: draws are moved by
+            the difference.
     """
 
     metrics: Sequence[SplitMetricLike]
@@ -86,6 +94,7 @@ class Resampled:
     target: Array
     task: Task
     fields: Mapping[str, Array] = field(default_factory=dict)
+    whole: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def draws(self) -> int:
@@ -98,17 +107,48 @@ class Resampled:
         if not self.draws:
             return {}
         if counts is None:
-            return {name: np.array([value]) for name, value in self._compute(slice(None)).items()}
+            return {name: np.array([value]) for name, value in (self.whole or self.compute(slice(None))).items()}
         draws = [np.repeat(np.arange(len(self.values)), own.astype(np.int64)) for own in counts]
-        rows = [self._compute(own) for own in draws]
-        return {name: np.array([row.get(name, np.nan) for row in rows]) for name in map(name_of, self.metrics)}
+        rows = [self.compute(own) for own in draws]
+        part = self.compute(slice(None)) if self.whole else {}
+        moves = {name: value - part.get(name, np.nan) for name, value in self.whole.items()}
+        names = map(name_of, self.metrics)
+        return {name: np.array([row.get(name, np.nan) for row in rows]) + moves.get(name, 0.0) for name in names}
 
-    def _compute(self, rows: Any) -> dict[str, float]:
+    def compute(self, rows: Any) -> dict[str, float]:
         """The metrics of some samples."""
         metrics = [
             bind_fields(each, {name: of[rows] for name, of in self.fields.items()}) for each in self.metrics
         ]
         return compute_defined(metrics, self.values[rows], self.target[rows], self.task)[0]
+
+
+def resample(whole: Resampled, figures: Mapping[str, float]) -> list[Statistic]:
+    """What resamples metrics of a whole split, as far as they can be.
+
+    Where there are too many predictions for that, a function that is the mean of what it gives for each sample
+    alone, as a Dice score usually is, is drawn from those; other metrics are computed of a part of the positions.
+
+    Args:
+        figures: the metrics of all predictions.
+    """
+    if whole.draws:
+        return [whole]
+    found: list[Statistic] = []
+    for metric in (one for one in whole.metrics if name_of(one) in figures):
+        name, one, samples = name_of(metric), replace(whole, metrics=[metric]), len(whole.values)
+        if callable(metric):
+            alone = [one.compute(slice(at, at + 1)).get(name, np.nan) for at in range(samples)]
+            if np.isclose(np.mean(alone), figures[name], rtol=MEAN_OF_SAMPLES, atol=0):
+                columns = np.stack([alone, np.ones(samples)])
+                found.append(MetricSums(columns, lambda sums, name=name: {name: sums[0] / sums[1]}))
+                continue
+        at = choose_positions(whole.task, whole.values.shape, MOST_RESAMPLED / FEWEST_RESAMPLED)
+        if at is not None:
+            values = take_positions(whole.values, at, find_math(whole.task).tail)
+            part = replace(one, values=values, target=take_positions(whole.target, at, 0))
+            found.append(replace(part, whole={name: figures[name]}))
+    return found
 
 
 def draw(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.combine.bootstrap import Resampled, find_noise, intervals
+from ensemble.combine.bootstrap import Resampled, find_noise, intervals, resample
 from ensemble.combine.combination import Combination, is_enough
 from ensemble.combine.metrics import Array, compute_defined
 from ensemble.combine.prediction_matrix import PredictionMatrix
@@ -73,13 +73,17 @@ def measure(
     calibrated: dict[str, float] | None = None
     if ensemble.calibrate and task_math.calibration is not None and is_enough(valid.target):
         factor = task_math.fit_calibration(valid.values[at], valid.target)
-        own = report.values[at]
-        calibrated = measure_model(lambda arrays: task_math.calibrate(arrays[0], factor), [own])[1]
+        if is_part:  # calibration is of the same part of the positions
+            assert combined.best is not None
+            calibrated = task_math.measure(task_math.calibrate(combined.best, factor), combined.target)
+        else:
+            own = [report.values[at]]
+            calibrated = measure_model(lambda arrays: task_math.calibrate(arrays[0], factor), own)[1]
     for of, values in (("ensemble", whole), ("best", report.values[at])):
         known = {name for statistic in statistics[of] for name in statistic(None)}
         if left := [metric for metric in asked if name_of(metric) not in known]:
             whole_split = (report.spread(values), whole_target, task_math.task, report.fields)
-            statistics[of].append(Resampled(left, *whole_split))
+            statistics[of] += resample(Resampled(left, *whole_split), metrics[of])
     found = intervals(statistics, len(whole_target))
     missing = [one for one in more if not isinstance(one, str) and name_of(one) not in metrics["ensemble"]]
     failed = compute_defined(missing, whole, whole_target, task_math.task)[1]
@@ -97,8 +101,14 @@ def measure(
         "reliability": {of: [list(point) for point in curve] for of, curve in curves.items() if curve} or None,
     }
     notes += [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
-    large = [each for each in statistics["ensemble"] if isinstance(each, Resampled) and not each.draws]
-    notes += [f"{name_of(one)} has no interval: {TOO_MANY}" for each in large for one in each.metrics]
+    drawn = {name for statistic in statistics["ensemble"] for name in statistic(None)}
+    without = [name for name in map(name_of, asked) if name in metrics["ensemble"] and name not in drawn]
+    notes += [f"{name} has no interval: {TOO_MANY}" for name in without]
+    parts_of = [each for each in statistics["ensemble"] if isinstance(each, Resampled) and each.whole]
+    notes += [
+        f"the interval of {name_of(each.metrics[0])} is of {each.values.shape[1]:,} positions of each sample"
+        for each in parts_of
+    ]
     return fields, notes
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNSAVED = "saved no"
 
-MOST_FITTED, FEWEST_FITTED = 2**23, 2**20
+MOST_FITTED, FEWEST_FITTED = 2**21, 2**19
 """Numbers of all members together, of one at least, beyond which weights and calibration are fitted to a part."""
 
 
@@ -190,8 +190,13 @@ def align(
     saved, lengths = _find_lengths(split, saved)
     for member, one in saved.items():
         own_values = np.asarray(one.values)
-        chunks = [own_values[at] for at in list_chunks(own_values)]  # mapped, of which few are in memory at once
-        if not chunks or any(map(math.explain_invalid, chunks)):
+        is_rounded, is_invalid = False, not len(own_values)
+        for chunk in (
+            own_values[at] for at in list_chunks(own_values)
+        ):  # mapped, of which few are in memory at once
+            is_invalid = is_invalid or math.explain_invalid(chunk) is not None
+            is_rounded = is_rounded or (not is_invalid and math.normalise(chunk) is not chunk)
+        if is_invalid:
             problem = math.explain_invalid(own_values)
             left_out[member] = f"{split} {problem}"
             continue
@@ -208,7 +213,7 @@ def align(
                     "again"
                 )
             _check_same_targets(split, members[0], target, member, own_target, index)
-        if any(math.normalise(chunk) is not chunk for chunk in chunks):
+        if is_rounded:
             rows = math.normalise(rows)
         if values:
             _check_same_shape(split, members[0], values[0], member, rows, task)
