@@ -10,7 +10,7 @@ import numpy as np
 
 from ensemble.combine.bootstrap import Resampled, find_noise, intervals, resample
 from ensemble.combine.combination import Combination, is_enough
-from ensemble.combine.metrics import Array, compute_defined
+from ensemble.combine.metrics import Array, compute_defined, find_known
 from ensemble.combine.prediction_matrix import PredictionMatrix
 from ensemble.combine.quantify import Quantified
 from ensemble.combine.tasks import Statistic, TaskMath, find_math
@@ -22,6 +22,7 @@ from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, bind_fields, lis
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
 
+GROUPS = 8
 TOO_MANY = "there are too many predictions to compute it again for other samples"
 
 UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability", "intervals", "noise"))
@@ -100,6 +101,8 @@ def measure(
         "best_calibrated": calibrated,
         "reliability": {of: [list(point) for point in curve] for of, curve in curves.items() if curve} or None,
     }
+    if is_part and (error := _measure_error(task_math, combined)) is not None:
+        notes.append(f"by that part alone, {task_math.default_criterion} has a standard error of {error:.2g}")
     notes += [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
     drawn = {name for statistic in statistics["ensemble"] for name in statistic(None)}
     without = [name for name in map(name_of, asked) if name in metrics["ensemble"] and name not in drawn]
@@ -119,6 +122,18 @@ def _predict_whole(combination: Combination, report: PredictionMatrix) -> Array:
         some = combination.predict([take_positions(own[rows], at, tail) for own in report.values])
         take_positions(found[rows], at, tail)[...] = some
     return found
+
+
+def _measure_error(task_math: TaskMath, combined: Quantified) -> float | None:
+    """How far the criterion may be off, as it is computed of a part of the positions: by groups of these."""
+    assert combined.target is not None
+    found = []
+    for group in range(GROUPS if task_math.criteria else 0):
+        target = combined.target[:, group::GROUPS]
+        if find_known(target).any():
+            figures = task_math.measure(combined.values[:, group::GROUPS], target)
+            found.append(figures[task_math.default_criterion])
+    return float(np.std(found, ddof=1) / len(found) ** 0.5) if len(found) > 1 else None
 
 
 def list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMetricLike]:

@@ -110,11 +110,18 @@ class PredictionMatrix:
         groups = None if self.groups is None else tuple(self.groups[at[member]] for member in members)
         return replace(self, members=list(members), values=chosen, groups=groups)
 
+    def choose_part(self, members: int) -> Array | None:
+        """The positions of each sample to which so many members are fitted; None: all."""
+        if self.lengths is not None or self.is_filled:
+            return None
+        return choose_positions(
+            self.task, self.values[0].shape, max(FEWEST_FITTED, MOST_FITTED // max(1, members))
+        )
+
     def thin(self) -> PredictionMatrix:
         """Returns the predictions of a part of the positions of each sample, where all are too many to fit to."""
-        most, shape = max(FEWEST_FITTED, MOST_FITTED // max(1, len(self.values))), self.values[0].shape
-        at = choose_positions(self.task, shape, most)
-        if at is None or self.lengths is not None or self.is_filled:
+        at, shape = self.choose_part(len(self.values)), self.values[0].shape
+        if at is None:
             return self
         distinct = {id(own): own for own in self.values}  # members of one configuration have the same array
         target, tail = self.target, find_math(self.task).tail

@@ -16,7 +16,7 @@ from ensemble.combine.metrics import Array, find_known
 from ensemble.combine.selective import measure_selective
 from ensemble.combine.shifted import measure_shift
 from ensemble.combine.tasks import find_math
-from ensemble.combine.uncertainty import PARTS, average, average_positions, decompose_positions
+from ensemble.combine.uncertainty import PARTS, average, decompose
 from ensemble.spec.task import Task
 
 if TYPE_CHECKING:
@@ -81,12 +81,11 @@ def quantify(
     # The targets of shifted samples need not be those that the members know.
     if aligned.target is not None and aligned.target.shape == aligned.values[0].shape[:positions]:
         known = find_known(aligned.target)
-    of_positions = decompose_positions(aligned.task, aligned.values, combination.weights)
     is_known = known is not None
     if aligned.lengths is not None:
         own = np.ones(len(aligned.values[0]), bool) if known is None else known
         known = aligned.spread(np.where(own, 1.0, np.nan), is_target=True) == 1
-    parts = {name: average_positions(aligned.spread(own), known) for name, own in of_positions.items()}
+    parts = decompose(aligned.task, aligned.values, combination.weights, known, aligned.spread)
     values = aligned.spread(combination.predict(aligned.values))
     alone = None if best is None else aligned.spread(aligned.values[aligned.members.index(best)])
     return Quantified(split, aligned.task, aligned.index, aligned.whole_target, values, parts, is_known, alone)

@@ -78,6 +78,23 @@ def read_combined(
     """
     from ensemble.store import Predictions
 
+    values, shown = read_shown(run_dir, state, split, load_function)
+    return Predictions(values, shown.index, shown.target, shown.task, shown.positions, shown.lengths)
+
+
+def read_shown(
+    run_dir: RunDir,
+    state: RunState,
+    split: str,
+    load_function: Callable[[], Any] | None = None,
+    *,
+    is_part: bool = False,
+) -> tuple[Array, PredictionMatrix]:
+    """`read_combined`, and what the members predicted.
+
+    Args:
+        is_part: whether to take the part of the positions of which the run's figures of classes are.
+    """
     combined = state.combined or NOT_COMBINED
     if not combined.weights:
         why = combined.reason or "the run has not combined its members"
@@ -96,8 +113,9 @@ def read_combined(
         function = load_function() if load_function is not None else run_dir.load_ensemble().combine
         if not callable(function) or combined.code != fingerprint_function(function):
             raise CombineError(f"{run_dir.path}: the function by which the run was combined is another one now")
+    if is_part and is_flat:
+        valid, shown = valid.thin(), shown.thin()
     values = combine_again(combined, valid, shown, is_valid=split == "valid", function=function)
     if values is None:
         raise CombineError(f"{run_dir.path}: the saved predictions do not determine the combined ones any more")
-    lengths = shown.lengths
-    return Predictions(values, shown.index, shown.target, shown.task, shown.positions, lengths)
+    return values, shown
