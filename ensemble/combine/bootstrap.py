@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ensemble.combine.metrics import AreasUnderCurve, Array, Figures, MetricSums, compute_defined
-from ensemble.combine.tasks import Statistic, find_math
-from ensemble.spec.positions import choose_positions, take_positions
+from ensemble.combine.tasks.base import Statistic
 from ensemble.spec.split_metrics import SplitMetricLike, bind_fields, name_of
 from ensemble.spec.task import Task
 
@@ -34,8 +34,8 @@ MOST_RESAMPLED = 50_000_000
 """Predicted values times metrics times draws of a `Resampled`, beyond which fewer draws are made, and none where
 they would be fewer than `FEWEST_RESAMPLED`: areas under curves of scikit-learn take half a minute."""
 
-MEAN_OF_SAMPLES = 1e-6
-"""Relative: by how much the mean of a function of each sample may differ from the function of all."""
+MOST_ALONE = 2_000
+"""Samples of which each is measured alone, where the predictions are too many to draw from."""
 
 MOST_COUNTS = 20_000_000
 """Samples times draws beyond which fewer draws are made: two models of ten classes take about a second then."""
@@ -83,10 +83,6 @@ class Resampled:
     """Metrics of a whole split that are computed anew for each draw; of the first `draws` only.
 
     Where the predictions are too many for `FEWEST_RESAMPLED` draws, it has no figures, and they no intervals.
-
-    Attributes:
-        whole: the figures of all positions, where `values` and `target` are of a part of them: draws are moved by
-            the difference.
     """
 
     metrics: Sequence[SplitMetricLike]
@@ -94,7 +90,6 @@ class Resampled:
     target: Array
     task: Task
     fields: Mapping[str, Array] = field(default_factory=dict)
-    whole: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def draws(self) -> int:
@@ -107,13 +102,10 @@ class Resampled:
         if not self.draws:
             return {}
         if counts is None:
-            return {name: np.array([value]) for name, value in (self.whole or self.compute(slice(None))).items()}
+            return {name: np.array([value]) for name, value in self.compute(slice(None)).items()}
         draws = [np.repeat(np.arange(len(self.values)), own.astype(np.int64)) for own in counts]
         rows = [self.compute(own) for own in draws]
-        part = self.compute(slice(None)) if self.whole else {}
-        moves = {name: value - part.get(name, np.nan) for name, value in self.whole.items()}
-        names = map(name_of, self.metrics)
-        return {name: np.array([row.get(name, np.nan) for row in rows]) + moves.get(name, 0.0) for name in names}
+        return {name: np.array([row.get(name, np.nan) for row in rows]) for name in map(name_of, self.metrics)}
 
     def compute(self, rows: Any) -> dict[str, float]:
         """The metrics of some samples."""
@@ -124,31 +116,24 @@ class Resampled:
 
 
 def resample(whole: Resampled, figures: Mapping[str, float]) -> list[Statistic]:
-    """What resamples metrics of a whole split, as far as they can be.
+    """What resamples metrics of a whole split, which are `figures` of all predictions.
 
-    Where there are too many predictions for that, a function that is the mean of what it gives for each sample
-    alone, as a Dice score usually is, is drawn from those; other metrics are computed of a part of the positions.
-
-    Args:
-        figures: the metrics of all predictions.
+    Of too many predictions, it draws from the figures of single samples, where their mean is that of all, as of a
+    Dice score.
     """
-    if whole.draws:
-        return [whole]
-    found: list[Statistic] = []
-    for metric in (one for one in whole.metrics if name_of(one) in figures):
-        name, one, samples = name_of(metric), replace(whole, metrics=[metric]), len(whole.values)
-        if callable(metric):
-            alone = [one.compute(slice(at, at + 1)).get(name, np.nan) for at in range(samples)]
-            if np.isclose(np.mean(alone), figures[name], rtol=MEAN_OF_SAMPLES, atol=0):
-                columns = np.stack([alone, np.ones(samples)])
-                found.append(MetricSums(columns, lambda sums, name=name: {name: sums[0] / sums[1]}))
-                continue
-        at = choose_positions(whole.task, whole.values.shape, MOST_RESAMPLED / FEWEST_RESAMPLED)
-        if at is not None:
-            values = take_positions(whole.values, at, find_math(whole.task).tail)
-            part = replace(one, values=values, target=take_positions(whole.target, at, 0))
-            found.append(replace(part, whole={name: figures[name]}))
+    found: list[Statistic] = [whole] if whole.draws else []
+    for metric in whole.metrics if not found and len(whole.values) <= MOST_ALONE else ():
+        name, one = name_of(metric), replace(whole, metrics=[metric])
+        if callable(metric) and name in figures:
+            alone = [one.compute(slice(at, at + 1)).get(name, np.nan) for at in range(len(whole.values))]
+            if np.isclose(np.mean(alone), figures[name], rtol=1e-6, atol=0):
+                sums = np.stack([alone, np.ones(len(alone))])
+                found.append(MetricSums(sums, partial(_divide_sums, name)))
     return found
+
+
+def _divide_sums(name: str, sums: Array) -> Figures:
+    return {name: sums[0] / sums[1]}
 
 
 def draw(

@@ -168,7 +168,6 @@ def fit_held_out(
     objective: str | None = None,
     calibrate: bool = True,
     groups: Sequence[int] | None = None,
-    counts: Array | None = None,
 ) -> tuple[Combination, Array]:
     """Fit a combination to validation predictions.
 
@@ -188,7 +187,6 @@ def fit_held_out(
         calibrate: whether to calibrate.
         groups: see `PredictionMatrix.groups`: what is selected are then configurations, whose members share the
             weight.
-        counts: see `TaskMath`.
 
     Returns:
         The combination, and its calibrated predictions of the same rows: of a stack, those of rows that it was not
@@ -213,7 +211,7 @@ def fit_held_out(
         if function is not None:
             known = Combination(name, equal, task=task, function=function)
         return known, known.predict(values)
-    math, target = find_math(task, counts), np.asarray(target)
+    math, target = find_math(task), np.asarray(target)
     for own in values:
         math.check_target(own, target)
     weights, stacker, reason = equal, None, None

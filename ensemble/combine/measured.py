@@ -44,26 +44,23 @@ def measure(
     """
     if best is None:
         return UNMEASURED, []
-    target, whole_target = report.target, report.whole_target
-    assert valid.target is not None and target is not None and combined.target is not None
-    assert whole_target is not None
+    assert valid.target is not None and report.target is not None and combined.target is not None
+    target = report.target
     asked, notes = list_split_metrics(task_math, ensemble), []
     for metric in [one for one in asked if not report.fields.keys() >= set(list_fields(one))]:
         asked.remove(metric)
-        notes.append(f"the metric {name_of(metric)!r} is not computed: no member has saved the fields it asks for")
+        notes.append(f"the metric {name_of(metric)!r} is not computed: no member has kept the fields it asks for")
     more = [bind_fields(metric, report.fields) for metric in asked]
-    at, task_math = valid.members.index(best), find_math(report.task, report.counts)
+    at, is_part = valid.members.index(best), combined.values.shape != report.values[0].shape
 
     def measure_model(model: Model, arrays: Sequence[Array]) -> tuple[list[Statistic], dict[str, float]]:
         own = task_math.statistics_of(model, arrays, target)
-        return own, task_math.finish(own, lambda: report.spread(model(arrays)), whole_target, more)
+        return own, task_math.finish(own, lambda: model(arrays), target, more)
 
     take_first = operator.itemgetter(0)
     # Metrics of the whole split need all of it in memory.
-    is_part = report.lengths is None and combined.values.shape != report.values[0].shape
     whole = _predict_whole(combination, report) if is_part and more else combined.values
-    is_one = report.lengths is None and (more or not is_part)
-    parts = (take_first, [whole]) if is_one else (combination.predict, report.values)
+    parts = (combination.predict, report.values) if is_part and not more else (take_first, [whole])
     statistics, metrics, alone = {}, {}, []
     statistics["ensemble"], metrics["ensemble"] = measure_model(*parts)
     for number, own in enumerate(report.values):
@@ -83,11 +80,11 @@ def measure(
     for of, values in (("ensemble", whole), ("best", report.values[at])):
         known = {name for statistic in statistics[of] for name in statistic(None)}
         if left := [metric for metric in asked if name_of(metric) not in known]:
-            whole_split = (report.spread(values), whole_target, task_math.task, report.fields)
-            statistics[of] += resample(Resampled(left, *whole_split), metrics[of])
-    found = intervals(statistics, len(whole_target))
+            split = Resampled(left, values, target, task_math.task, report.fields)
+            statistics[of] += resample(split, metrics[of])
+    found = intervals(statistics, len(target))
     missing = [one for one in more if not isinstance(one, str) and name_of(one) not in metrics["ensemble"]]
-    failed = compute_defined(missing, whole, whole_target, task_math.task)[1]
+    failed = compute_defined(missing, whole, target, task_math.task)[1]
     models = {"ensemble": combined.values, "best": combined.best}
     curves = {of: task_math.reliability(own, combined.target) for of, own in models.items() if own is not None}
     fields = {
@@ -107,11 +104,6 @@ def measure(
     drawn = {name for statistic in statistics["ensemble"] for name in statistic(None)}
     without = [name for name in map(name_of, asked) if name in metrics["ensemble"] and name not in drawn]
     notes += [f"{name} has no interval: {TOO_MANY}" for name in without]
-    parts_of = [each for each in statistics["ensemble"] if isinstance(each, Resampled) and each.whole]
-    notes += [
-        f"the interval of {name_of(each.metrics[0])} is of {each.values.shape[1]:,} positions of each sample"
-        for each in parts_of
-    ]
     return fields, notes
 
 

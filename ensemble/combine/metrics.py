@@ -64,18 +64,15 @@ class Positions:
         return summed
 
 
-def flatten(values: Array, target: Array, counts: Array | None = None) -> Positions:
+def flatten(values: Array, target: Array) -> Positions:
     """The rows of predictions [n, ..., tail] whose targets [n, ...] count.
-
-    Args:
-        counts: of samples of unlike length how many positions each has, int64 [n]: values and target are of all.
 
     Raises:
         CombineError: no target counts.
     """
-    samples, known = len(target if counts is None else counts), find_known(target).reshape(-1)
+    samples, known = len(target), find_known(target).reshape(-1)
     rows = values.reshape(-1, *values.shape[target.ndim :])
-    sample = np.repeat(np.arange(samples), target.size // max(samples, 1) if counts is None else counts)
+    sample = np.repeat(np.arange(samples), target.size // max(samples, 1))
     if known.all() and len(known):
         return Positions(rows, target.reshape(-1), sample, samples)
     if not known.any():

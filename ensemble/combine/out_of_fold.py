@@ -16,7 +16,7 @@ import numpy as np
 
 from ensemble.combine.methods import average_weights
 from ensemble.combine.metrics import Array, CombineError
-from ensemble.combine.prediction_matrix import UNSAVED, PredictionMatrix, align, fill_alike
+from ensemble.combine.prediction_matrix import UNSAVED, PredictionMatrix, align, widen_alike
 from ensemble.combine.tasks import find_math
 from ensemble.spec.out_of_fold import find_configuration, find_partition, is_out_of_fold
 
@@ -103,7 +103,7 @@ def merge_folds(members: Sequence[str], saved: Sequence[Predictions]) -> Predict
     Raises:
         CombineError: they predict values of other shapes or tasks, or saw different targets for a sample.
     """
-    saved = fill_alike(saved)
+    saved = widen_alike(saved)
     one = saved[0]
     for member, other in zip(members, saved, strict=True):
         if other.task != one.task or other.values.shape[1:] != one.values.shape[1:]:

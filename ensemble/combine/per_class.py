@@ -210,23 +210,24 @@ def _divide(part: Array, whole: Array) -> Array:
 def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, PerClass]:
     """The figures of the "ensemble" and of the "best" member, on the samples that the combined metrics are of.
 
-    Where these have many positions, of the part of them that the note of the combined model names.
-
     Raises:
         CombineError: nothing was combined, the task has no classes, or the predictions have no targets.
     """
-    from ensemble.combine.recorded import read_shown
+    from ensemble.combine.prediction_matrix import read_prediction_matrix
+    from ensemble.combine.recorded import read_combined
     from ensemble.store import fold, read_events
 
     state = fold(read_events(run_dir.events)) if state is None else state
     combined = state.combined or NOT_COMBINED
     split = combined.split or "test"
-    values, shown = read_shown(run_dir, state, split, is_part=True)
-    if shown.target is None:
+    ensemble = read_combined(run_dir, state, split, is_part=True)
+    if ensemble.target is None:
         raise CombineError(f"{run_dir.path}: the {split} split has no targets")
-    more = (shown.target, combined.classes, split)
-    found = {"ensemble": compute_per_class(shown.task, values, *more)}
-    if combined.best_member in shown.members:
-        best = shown.values[shown.members.index(combined.best_member)]
-        found["best"] = compute_per_class(shown.task, best, *more)
+    classes, found = combined.classes, {}
+    found["ensemble"] = compute_per_class(ensemble.task, ensemble.values, ensemble.target, classes, split)
+    if combined.best_member:
+        best = read_prediction_matrix(run_dir, state, [combined.best_member], split)
+        if best.members:
+            values = best.take_same(ensemble.positions).values[0]
+            found["best"] = compute_per_class(best.task, values, ensemble.target, classes, split)
     return found

@@ -39,10 +39,7 @@ class PredictionMatrix:
             that (`ensemble.combine.out_of_fold`); else None.
         part: of which of the positions they are, as a note to the user; "": of all.
         positions: which ones of each sample were kept; None: all.
-        lengths: of samples of unlike length how many positions each has, int64 [n, axes]: values and target are of
-            all positions, [N, ...]. None: all have as many.
         fields: fields of the samples that metrics of the split ask for.
-        is_filled: whether samples of unlike length were filled up.
     """
 
     members: list[str]
@@ -54,31 +51,7 @@ class PredictionMatrix:
     groups: tuple[int, ...] | None = None
     part: str = ""
     positions: Array | None = None
-    lengths: Array | None = None
     fields: Mapping[str, Array] = field(default_factory=dict)
-    is_filled: bool = False
-
-    @property
-    def counts(self) -> Array | None:
-        """How many positions each of the samples of unlike length has, int64 [n]; None: all have as many."""
-        return None if self.lengths is None else self.lengths.prod(axis=1)
-
-    def spread(self, array: Array, *, is_target: bool = False) -> Array:
-        """What is of all positions as [n, ...], filled up where samples are of unlike length."""
-        is_flat = self.lengths is not None and len(array) == len(self.values[0])
-        return fill_up(array, self.lengths, is_target=is_target) if is_flat else array
-
-    @property
-    def whole_target(self) -> Array | None:
-        """The target as [n, ...]."""
-        return None if self.target is None else self.spread(self.target, is_target=True)
-
-    def fill_up(self) -> PredictionMatrix:
-        """Returns the predictions as [n, ...], filled up where samples are of unlike length."""
-        if self.lengths is None:
-            return self
-        values = [self.spread(own) for own in self.values]
-        return replace(self, values=values, target=self.whole_target, lengths=None, is_filled=True)
 
     @property
     def unsaved(self) -> bool:
@@ -110,17 +83,10 @@ class PredictionMatrix:
         groups = None if self.groups is None else tuple(self.groups[at[member]] for member in members)
         return replace(self, members=list(members), values=chosen, groups=groups)
 
-    def choose_part(self, members: int) -> Array | None:
-        """The positions of each sample to which so many members are fitted; None: all."""
-        if self.lengths is not None or self.is_filled:
-            return None
-        return choose_positions(
-            self.task, self.values[0].shape, max(FEWEST_FITTED, MOST_FITTED // max(1, members))
-        )
-
     def thin(self) -> PredictionMatrix:
         """Returns the predictions of a part of the positions of each sample, where all are too many to fit to."""
-        at, shape = self.choose_part(len(self.values)), self.values[0].shape
+        most, shape = max(FEWEST_FITTED, MOST_FITTED // max(1, len(self.values))), self.values[0].shape
+        at = choose_positions(self.task, shape, most)
         if at is None:
             return self
         distinct = {id(own): own for own in self.values}  # members of one configuration have the same array
@@ -137,6 +103,14 @@ class PredictionMatrix:
         positions = at if self.positions is None else self.positions[at]
         return replace(self, values=values, target=target, part=part, positions=positions)
 
+    def take_same(self, positions: Array | None) -> PredictionMatrix:
+        """Returns the predictions of these positions only, of those that were kept; None: of all."""
+        if positions is None or np.array_equal(positions, self.positions):
+            return self
+        at = positions if self.positions is None else np.searchsorted(self.positions, positions)
+        tail = find_math(self.task).tail
+        return replace(self, values=[take_positions(own, at, tail) for own in self.values], positions=positions)
+
     def take(self, rows: Any) -> PredictionMatrix:
         """Returns the predictions of these rows only: a slice, or int64 [k]."""
         target = None if self.target is None else self.target[rows]
@@ -144,12 +118,11 @@ class PredictionMatrix:
 
 
 def read_prediction_matrix(
-    run_dir: RunDir, state: RunState, members: Sequence[str], split: str, *, is_flat: bool = False
+    run_dir: RunDir, state: RunState, members: Sequence[str], split: str
 ) -> PredictionMatrix:
     """Read and align what `members` saved for `split` (valid, test or shifted); who saved nothing is left out.
 
-    Samples of unlike length are filled up to the longest, unless `is_flat`. Of members that each predicted
-    another fold of `valid`, the rows are out of fold (`read_out_of_fold`).
+    Of members that each predicted another fold of `valid`, the rows are out of fold (`read_out_of_fold`).
 
     Raises:
         DamagedError: predictions are not what the log says that was saved.
@@ -171,8 +144,7 @@ def read_prediction_matrix(
             left_out[member] = f"{UNSAVED} {split} predictions{why and ': '}{why.partition('saved: ')[2]}"
             if known.outdated is not None:
                 left_out[member] = f"could not be evaluated again: {known.outdated}"
-    matrix = align(split, saved, left_out)
-    return matrix if is_flat else matrix.fill_up()
+    return align(split, saved, left_out)
 
 
 def align(
@@ -194,13 +166,10 @@ def align(
     tasks = {member: one.task for member, one in saved.items()}
     task = _find_common_task(split, tasks)
     math = find_math(task)
-    saved, lengths = _find_lengths(split, saved)
     for member, one in saved.items():
         own_values = np.asarray(one.values)
         is_rounded, is_invalid = False, not len(own_values)
-        for chunk in (
-            own_values[at] for at in list_chunks(own_values)
-        ):  # mapped, of which few are in memory at once
+        for chunk in (own_values[at] for at in list_chunks(own_values)):  # mapped, of which few are in memory
             is_invalid = is_invalid or math.explain_invalid(chunk) is not None
             is_rounded = is_rounded or (not is_invalid and math.normalise(chunk) is not chunk)
         if is_invalid:
@@ -232,51 +201,28 @@ def align(
     part = f"all figures are of the {len(kept[0]):,} positions of each sample that are kept" if kept else ""
     positions = np.asarray(kept[0]) if kept else None
     fields = next((one.fields for one in saved.values() if one.fields and np.array_equal(one.index, index)), {})
-    return PredictionMatrix(
-        members,
-        values,
-        index,
-        target,
-        left_out,
-        task,
-        part=part,
-        positions=positions,
-        lengths=lengths,
-        fields=fields,
-    )
+    return PredictionMatrix(members, values, index, target, left_out, task, None, part, positions, fields)
 
 
-def fill_alike(saved: Sequence[Predictions]) -> list[Predictions]:
-    """Those of samples of unlike length, filled up to the longest of all; others as they are."""
-    task, tail, shapes = saved[0].task, TAILS.get(saved[0].task.kind), set[tuple[int, ...]]()
-    if tail is None or any(each.positions is not None or each.task != task for each in saved):
+def widen_alike(saved: Sequence[Predictions]) -> list[Predictions]:
+    """Those of samples that are of unlike length, filled up as in `PredictedRows`; others as they are."""
+    tail, axes = TAILS.get(saved[0].task.kind), {each.values.ndim for each in saved}
+    if tail is None or len(axes) > 1 or any(each.positions is not None for each in saved):
         return list(saved)
-    for each in saved:
-        own = each.values.shape[1 : each.values.ndim - tail] if each.lengths is None else each.lengths.max(axis=0)
-        shapes.add(tuple(map(int, own)))
-    if len({len(shape) for shape in shapes}) > 1 or (len(shapes) == 1 and saved[0].lengths is None):
-        return list(saved)
-    longest = np.max([*shapes], axis=0)
-    return [each.fill_up(longest) for each in saved]
+    shapes = [each.values.shape[1 : max(axes) - tail] for each in saved]
+    lengths = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+    return [
+        each if each.values.shape[1 : len(lengths) + 1] == lengths else _widen(each, lengths) for each in saved
+    ]
 
 
-def _find_lengths(split: str, saved: Mapping[str, Predictions]) -> tuple[Mapping[str, Predictions], Array | None]:
-    """The lengths of samples of unlike length, where all members have the same. Else the members are filled up: by
-    their targets they may end at other positions that take no part.
-    """
-    lengths = {member: one.lengths for member, one in saved.items()}
-    first = next(iter(lengths.values()), None)
-    if all(own is None for own in lengths.values()):
-        return saved, None
-    if first is not None and all(own is not None and np.array_equal(own, first) for own in lengths.values()):
-        return saved, first
-    if any(one.target is None for one in saved.values()):
-        names = " and ".join(list(saved)[:2])
-        raise CombineError(
-            f"{names} predict {split} samples of other lengths, and no targets say where each ends: let their "
-            "batches have one length, or one batch_size"
-        )
-    return dict(zip(saved, fill_alike(list(saved.values())), strict=True)), None
+def _widen(one: Predictions, longest: tuple[int, ...]) -> Predictions:
+    axes, target = len(longest), one.target
+    lengths = np.tile(one.values.shape[1 : axes + 1], (len(one.values), 1))
+    if target is not None:
+        target = fill_up(target.reshape(-1), lengths, longest, is_target=True)
+    flat = one.values.reshape(-1, *one.values.shape[axes + 1 :])
+    return replace(one, values=fill_up(flat, lengths, longest), target=target)
 
 
 def are_equal(first: Array, second: Array) -> bool:
@@ -301,7 +247,7 @@ def _sort_by_index(one: Predictions) -> tuple[Array, Array | None, Array]:
     """Index, target and values in the order of the index; as they are, and not copied, where they have it."""
     index, target, values = np.asarray(one.index), one.target, np.asarray(one.values)
     target = None if target is None else np.asarray(target)
-    if one.lengths is not None or (index[1:] >= index[:-1]).all():  # those are saved in this order
+    if (index[1:] >= index[:-1]).all():
         return index, target, values
     order = np.argsort(index, kind="stable")
     return index[order], None if target is None else target[order], values[order]

@@ -81,14 +81,10 @@ def quantify(
     # The targets of shifted samples need not be those that the members know.
     if aligned.target is not None and aligned.target.shape == aligned.values[0].shape[:positions]:
         known = find_known(aligned.target)
-    is_known = known is not None
-    if aligned.lengths is not None:
-        own = np.ones(len(aligned.values[0]), bool) if known is None else known
-        known = aligned.spread(np.where(own, 1.0, np.nan), is_target=True) == 1
-    parts = decompose(aligned.task, aligned.values, combination.weights, known, aligned.spread)
-    values = aligned.spread(combination.predict(aligned.values))
-    alone = None if best is None else aligned.spread(aligned.values[aligned.members.index(best)])
-    return Quantified(split, aligned.task, aligned.index, aligned.whole_target, values, parts, is_known, alone)
+    parts = decompose(aligned.task, aligned.values, combination.weights, known)
+    values = combination.predict(aligned.values)
+    alone = None if best is None else aligned.values[aligned.members.index(best)]
+    return Quantified(split, aligned.task, aligned.index, aligned.target, values, parts, known is not None, alone)
 
 
 def describe(

@@ -52,7 +52,7 @@ def combine_again(
             return None
         if is_valid and known.part != valid.part:  # of the others nothing is known out of fold
             return None
-        stack, held_out = fit_stack(find_math(known.task, known.counts), known.values, known.target, known.groups)
+        stack, held_out = fit_stack(task_math, known.values, known.target, known.groups)
         values = held_out if is_valid else stack.predict(shown.select(candidates).values)
     elif method == FUNCTION and function is not None:
         values = call_function(function, shown.select(list(weights)).values, shown.task)
@@ -65,57 +65,43 @@ def combine_again(
 
 
 def read_combined(
-    run_dir: RunDir, state: RunState, split: str, load_function: Callable[[], Any] | None = None
-) -> Predictions:
-    """The combined model's predictions on a split; of a stack, on the validation split, those of rows that it was
-    not fitted on.
-
-    Args:
-        load_function: returns the run's `Ensemble.combine`; called only where the run combined by a function.
-
-    Raises:
-        CombineError: nothing was combined, or predictions are missing or no longer determine it.
-    """
-    from ensemble.store import Predictions
-
-    values, shown = read_shown(run_dir, state, split, load_function)
-    return Predictions(values, shown.index, shown.target, shown.task, shown.positions, shown.lengths)
-
-
-def read_shown(
     run_dir: RunDir,
     state: RunState,
     split: str,
     load_function: Callable[[], Any] | None = None,
     *,
     is_part: bool = False,
-) -> tuple[Array, PredictionMatrix]:
-    """`read_combined`, and what the members predicted.
+) -> Predictions:
+    """The combined model's predictions on a split; of a stack, on the validation split, those of rows that it was
+    not fitted on.
 
     Args:
-        is_part: whether to take the part of the positions of which the run's figures of classes are.
+        load_function: returns the run's `Ensemble.combine`; called only where the run combined by a function.
+        is_part: whether of the part of the positions only, of which the run's figures of classes are.
+
+    Raises:
+        CombineError: nothing was combined, or predictions are missing or no longer determine it.
     """
+    from ensemble.store import Predictions
+
     combined = state.combined or NOT_COMBINED
     if not combined.weights:
         why = combined.reason or "the run has not combined its members"
         raise CombineError(f"{run_dir.path} has no combined model: {why}")
     members = list(dict.fromkeys([*combined.weights, *(combined.candidates or ())]))
-    is_flat = combined.method != FUNCTION
-    shown = read_prediction_matrix(run_dir, state, members, split, is_flat=is_flat)
+    shown = read_prediction_matrix(run_dir, state, members, split)
     missing = [member for member in combined.weights if member not in shown.members]
     if missing:
         raise CombineError(f"{run_dir.path}: {missing[0]}: {shown.left_out[missing[0]]}")
-    valid = (
-        shown if split == "valid" else read_prediction_matrix(run_dir, state, members, "valid", is_flat=is_flat)
-    )
+    valid = shown if split == "valid" else read_prediction_matrix(run_dir, state, members, "valid")
     function: Any = None
     if combined.method == FUNCTION:
         function = load_function() if load_function is not None else run_dir.load_ensemble().combine
         if not callable(function) or combined.code != fingerprint_function(function):
             raise CombineError(f"{run_dir.path}: the function by which the run was combined is another one now")
-    if is_part and is_flat:
+    if is_part and function is None:
         valid, shown = valid.thin(), shown.thin()
     values = combine_again(combined, valid, shown, is_valid=split == "valid", function=function)
     if values is None:
         raise CombineError(f"{run_dir.path}: the saved predictions do not determine the combined ones any more")
-    return values, shown
+    return Predictions(values, shown.index, shown.target, shown.task, shown.positions)

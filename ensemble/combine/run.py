@@ -25,7 +25,7 @@ from ensemble.combine.combination import (
 )
 from ensemble.combine.loading import explain_unloadable
 from ensemble.combine.measured import UNMEASURED, list_split_metrics, measure
-from ensemble.combine.metrics import CombineError
+from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.prediction_matrix import PredictionMatrix, explain_left_out, read_prediction_matrix
 from ensemble.combine.quantify import Quantified, describe, quantify
 from ensemble.combine.shifted_split import describe_change, read_shifted
@@ -113,11 +113,11 @@ def combine_samples(
         finished = [member for member in finished if member not in left_out]
     if not finished:
         return refuse(asked, "no member finished", left_out)
-    is_fitted, is_flat = _is_fitted(ensemble), not callable(ensemble.combine)
+    is_fitted = _is_fitted(ensemble)
     if ensemble.valid is None and not is_fitted:
         reason = "there is no validation split to select and calibrate on; declare Ensemble.valid"
         return refuse(asked, reason, left_out)
-    valid = read_prediction_matrix(run_dir, state, finished, "test" if is_fitted else "valid", is_flat=is_flat)
+    valid = read_prediction_matrix(run_dir, state, finished, "test" if is_fitted else "valid")
     left_out |= valid.left_out
     declared = as_task("Recipe.task", getattr(ensemble.recipe, "task", None))
     is_unclear = valid.target is None and (valid.members or valid.unsaved) and valid.task == CLASSIFICATION
@@ -132,7 +132,7 @@ def combine_samples(
     if is_fitted:
         note = ""
     elif ensemble.test is not None:
-        test = read_prediction_matrix(run_dir, state, valid.members, "test", is_flat=is_flat)
+        test = read_prediction_matrix(run_dir, state, valid.members, "test")
         if not test.members:
             note = f"no usable test predictions ({explain_left_out(test.left_out)}); {note}"
         elif test.target is None and valid.target is not None:
@@ -163,7 +163,6 @@ def combine_samples(
             else None,
             calibrate=ensemble.calibrate,
             groups=valid.groups,
-            counts=valid.counts,
         )
         combination = with_thresholds(combination, held_out, valid.target, ensemble.thresholds)
         # What is said of the validation split is what a stack says of rows that it was not fitted on.
@@ -171,11 +170,7 @@ def combine_samples(
         if valid.target is not None and report.target is not None:
             reported = {m.id: m.metrics for m in state.members.values()}
             best = find_best_member(valid.members, reported, valid, ensemble)
-        samples = [
-            replace(
-                quantify("test" if is_fitted else "valid", valid, combination, best), values=valid.spread(held_out)
-            )
-        ]
+        samples = [replace(quantify("test" if is_fitted else "valid", valid, combination, best), values=held_out)]
         if valid.groups is not None:  # how far the members of a configuration differ is not known out of fold
             samples[0].parts.clear()
         if report is not valid:
@@ -186,7 +181,7 @@ def combine_samples(
     except CombineError as error:
         return refuse(asked, str(error), left_out)
 
-    decision = _describe_decision(combination, ensemble.thresholds, samples[-1])
+    decision = _describe_decision(combination, ensemble.thresholds, report, samples[-1].values)
     shifted, why = None, ""
     if ensemble.shifted is not None:
         shifted, why = read_shifted(run_dir, state, valid, combination, best)
@@ -235,7 +230,9 @@ def _describe_folds(state: RunState, members: Sequence[str]) -> str:
     return f"{OUT_OF_FOLD}{EPOCHS_CHOSEN if is_selected else ''}"
 
 
-def _describe_decision(combination: Combination, by: str | None, report: Quantified) -> dict[str, Any] | None:
+def _describe_decision(
+    combination: Combination, by: str | None, report: PredictionMatrix, values: Array
+) -> dict[str, Any] | None:
     """The field `decision`; None where no thresholds are asked for."""
     if by is None:
         return None
@@ -243,7 +240,7 @@ def _describe_decision(combination: Combination, by: str | None, report: Quantif
     if found is None or report.target is None:
         return {"by": by, "thresholds": None, "reason": "the predictions have no target"}
     metrics = {
-        name: measure_decisions(combination.task, report.values, report.target, at)
+        name: measure_decisions(combination.task, values, report.target, at)
         for name, at in (("thresholds", found), ("usual", None))
     }
     return {"by": by, "thresholds": found.tolist(), "metrics": metrics, "reason": None}

@@ -34,9 +34,7 @@ def read_shifted(
     from ensemble.store import DamagedError
 
     try:
-        shifted = read_prediction_matrix(
-            run_dir, state, valid.members, "shifted", is_flat=combination.function is None
-        )
+        shifted = read_prediction_matrix(run_dir, state, valid.members, "shifted")
         if not shifted.left_out and shifted.task == valid.task:
             shifted = shifted if combination.function is not None else shifted.thin()
             found = quantify("shifted", shifted, combination, best)

@@ -32,7 +32,7 @@ temperature applied to p alone would break the sums. Of a stack, the weights are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -49,20 +49,13 @@ _CHUNK_OF_ALL = 2**24
 """Elements of all members' values that are in memory at once: 128 MiB."""
 
 
-def decompose(
-    task: Task,
-    values: Sequence[Array],
-    weights: Array,
-    part: Array | None = None,
-    spread: Callable[[Array], Array] = lambda of_positions: of_positions,
-) -> dict[str, Array]:
+def decompose(task: Task, values: Sequence[Array], weights: Array, part: Array | None = None) -> dict[str, Array]:
     """The uncertainty of each sample: those of `PARTS` that have a meaning for the task.
 
     Args:
         values: of each of m members, [n, ...] as the task lays them out.
         weights: [m], not negative; they are scaled to sum 1.
         part: bool [n, ...], which positions (or labels) take part (see `metrics.find_known`); None: all.
-        spread: makes [n, ...] of what is of all positions, where samples are of unlike length.
 
     Returns:
         Name to float64 [n]: the mean over a sample's positions or labels, NaN where none takes part.
@@ -71,7 +64,7 @@ def decompose(
         CombineError: the weights do not fit the members.
     """
     found = decompose_positions(task, values, weights)
-    return {name: average_positions(spread(one), part) for name, one in found.items()}
+    return {name: average_positions(one, part) for name, one in found.items()}
 
 
 def decompose_positions(task: Task, values: Sequence[Array], weights: Array) -> dict[str, Array]:

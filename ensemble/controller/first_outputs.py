@@ -8,7 +8,7 @@ import numpy as np
 
 from ensemble.combine.combination import call_function
 from ensemble.combine.metrics import CombineError
-from ensemble.combine.prediction_matrix import align, fill_alike
+from ensemble.combine.prediction_matrix import align, widen_alike
 from ensemble.combine.tasks import find_math
 from ensemble.events import Report
 from ensemble.spec import Ensemble
@@ -45,7 +45,7 @@ class FirstOutputs:
                 raise CombineError(f"thresholds are of classes and labels; the task is {own.task.kind}")
             pair = [self._first[1], own]
             if self._has_collate and pair[0].task == own.task:  # two batches may be of unlike length
-                pair = fill_alike(pair)
+                pair = widen_alike(pair)
             align("training", dict(zip((self._first[0], event["member"]), pair, strict=True)))
         except CombineError as error:
             return f"{UNCOMBINED}: {error}"

@@ -40,8 +40,6 @@ class SavedPredictions:
         levels: of quantiles, their probabilities.
         positions: int64 [k], of which positions of each sample they are, counted over its flattened axes, where
             `Ensemble.keep_predictions_gb` kept a part of them; None: all.
-        lengths: int64 [n, axes], of samples of unlike length: how many positions each has; beyond them it is
-            filled up, with targets that take no part (-100 or NaN). None: all have as many.
     """
 
     run_dir: Path
@@ -54,7 +52,6 @@ class SavedPredictions:
     classes: tuple[str, ...] | None
     levels: tuple[float, ...] = ()
     positions: npt.NDArray[np.int64] | None = None
-    lengths: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -144,7 +141,7 @@ def load_predictions(
             raise SpecError(unknown_name(f"{run.path} has no member", member, list(state.members)))
         _check_saved(run, state, split, member)
         found = read_predictions(run, state.members[member], split, mapped=True)
-    classes, lengths, found = combined.classes, found.lengths, found.fill_up()
+    classes = combined.classes
     return SavedPredictions(
         run_dir=run.path,
         member=member,
@@ -156,7 +153,6 @@ def load_predictions(
         classes=None if classes is None else tuple(classes),
         levels=found.task.levels,
         positions=found.positions,
-        lengths=lengths,
     )
 
 

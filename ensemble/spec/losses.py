@@ -39,10 +39,6 @@ _FOCAL = {"gamma": 2.0}
 _OPTIONS: Mapping[str, Mapping[str, float]] = {"focal": _FOCAL, "binary_focal": _FOCAL}
 
 
-class ClassAxisError(SpecError):
-    """The shapes of a batch do not say which axis is that of the classes, and no batch before has shown it."""
-
-
 @dataclass(frozen=True)
 class NamedLoss:
     """A loss function `loss(model, batch) -> [b]`.
@@ -77,13 +73,11 @@ class NamedLoss:
                 fields = ", ".join(each for each in batch if each not in _NO_INPUTS)
                 raise SpecError(f"the data have no field {name!r} of Recipe.{option}; they have {fields}")
         outputs = model(*(batch[name] for name in self.find_inputs(batch)))
-        target, is_training = batch[self.target], getattr(model, "training", False)
+        is_training = getattr(model, "training", False)
         try:
-            if self.is_of_classes and target.dim() > 1 and (axis := _find_class_axis(_widen(outputs), target)):
-                remember_class_axis(model, axis)
-            return self.compute(outputs, target, training=is_training, class_axis=_class_axes.get(model))
+            return self.compute(outputs, batch[self.target], training=is_training, model=model)
         except SpecError as error:
-            raise type(error)(f"{error} (the target is the field {self.target!r})") from None
+            raise SpecError(f"{error} (the target is the field {self.target!r})") from None
 
     @property
     def is_of_classes(self) -> bool:
@@ -111,22 +105,20 @@ class NamedLoss:
         known = find_known(target, of_labels=self.name in _OF_LABELS)
         return known.reshape(len(known), -1).any(dim=1)
 
-    def compute(
-        self, outputs: Any, target: Tensor, *, training: bool = False, class_axis: int | None = None
-    ) -> Tensor:
+    def compute(self, outputs: Any, target: Tensor, *, training: bool = False, model: Any = None) -> Tensor:
         """The loss of each sample, [b].
 
         Args:
             outputs: of the model; for "gaussian_nll" a tuple (mean, variance), or a dict of both.
             target: [b, ...].
             training: whether labels are smoothed.
-            class_axis: of the outputs, 1 or -1, where their shape leaves it open; None: not known.
+            model: whose earlier batches say along which axis the classes are, where this one does not.
         """
         if self.scale is not None:
             target = _standardize(target, *self.scale)
         if self.name in _OF_CLASSES:
             smoothing = self.label_smoothing if training else 0.0
-            return _cross_entropy(outputs, target, smoothing, self.gamma, class_axis)
+            return _cross_entropy(outputs, target, smoothing, self.gamma, model)
         if self.name == "gaussian_nll":
             return _gaussian_nll(outputs, target)
         outputs = _widen(outputs)
@@ -212,7 +204,7 @@ def _mean(losses: Tensor, counted: Tensor) -> Tensor:
 
 
 def _cross_entropy(
-    outputs: Any, target: Tensor, label_smoothing: float, gamma: float, class_axis: int | None
+    outputs: Any, target: Tensor, label_smoothing: float, gamma: float, model: Any = None
 ) -> Tensor:
     from torch.nn.functional import cross_entropy
 
@@ -220,7 +212,7 @@ def _cross_entropy(
         raise SpecError(
             f"cross_entropy: the target is {_name_type(target)}, and classes are integers: return int64"
         )
-    scores, classes = _move_classes(_widen(outputs), target, class_axis), target.long()
+    scores, classes = _move_classes(_widen(outputs), target, model), target.long()
     losses = cross_entropy(
         scores, classes, reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing
     )
@@ -244,33 +236,20 @@ def remember_class_axis(model: Any, axis: int | None) -> None:
         _class_axes[model] = axis
 
 
-def _find_class_axis(scores: Tensor, target: Tensor) -> int | None:
-    """The axis of the classes by the shapes: 1, where torch has them, or -1; None where it may be either.
-
-    Raises:
-        SpecError: it is neither.
-    """
+def _move_classes(scores: Tensor, target: Tensor, model: Any) -> Tensor:
+    """Scores with the classes on axis 1, where torch has them; they may be on the last one."""
     at_1 = scores.dim() == target.dim() + 1 and scores.shape[2:] == target.shape[1:]
     at_last = scores.shape[:-1] == target.shape
-    if not at_1 and not at_last:
+    axis: int | None = 1 if at_1 else -1 if at_last else None
+    if at_1 and at_last and scores.dim() > 2:
+        axis = None if model is None else _class_axes.get(model)
+    elif model is not None and target.dim() > 1:
+        remember_class_axis(model, axis)
+    if axis is None:
+        why = "both axis 1 and the last may be that of the classes" if at_1 else "they do not fit"
         raise SpecError(
             f"cross_entropy: scores of shape {list(scores.shape)} for a target of shape {list(target.shape)}: "
-            "they do not fit; give a loss function of your own"
-        )
-    return None if at_1 and at_last and scores.dim() > 2 else 1 if at_1 else -1
-
-
-def _move_classes(scores: Tensor, target: Tensor, class_axis: int | None) -> Tensor:
-    """Scores with the classes on axis 1.
-
-    Raises:
-        ClassAxisError: it is not known which axis that is.
-    """
-    axis = _find_class_axis(scores, target) or class_axis
-    if axis is None:
-        raise ClassAxisError(
-            f"cross_entropy: scores of shape {list(scores.shape)} for a target of shape {list(target.shape)}: "
-            "both axis 1 and the last may be that of the classes; give a loss function of your own"
+            f"{why}; give a loss function of your own"
         )
     return scores if axis == 1 else scores.movedim(-1, 1)
 

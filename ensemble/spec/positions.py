@@ -7,7 +7,7 @@ same ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,24 +89,23 @@ def locate(lengths: Any, longest: Sequence[int] | None = None) -> Any:
     return is_own
 
 
-def fill_up(flat: Any, lengths: Any, longest: Sequence[int] | None = None, *, is_target: bool = False) -> Any:
+def fill_up(
+    flat: Any,
+    lengths: Any,
+    longest: Sequence[int] | None = None,
+    *,
+    is_target: bool = False,
+    out: Callable[..., Any] = np.empty,
+) -> Any:
     """The positions [N, ...] of samples of unlike lengths [n, axes] as [n, *longest, ...]. What is added is a
     target that takes no part, or the values of the first position.
     """
     is_own = locate(lengths, longest)
     nothing = np.nan if flat.dtype.kind == "f" else IGNORED
-    filled = np.empty((*is_own.shape, *flat.shape[1:]), flat.dtype)
+    filled = out((*is_own.shape, *flat.shape[1:]), flat.dtype)
     filled[...] = nothing if is_target else flat[0] if len(flat) else 0
     filled[is_own] = flat
     return filled
-
-
-def measure_lengths(known: Any) -> Any:
-    """Positions along each axis up to the last known one of each sample: bool [n, ...] -> int64 [n, axes]."""
-    axes = range(1, known.ndim)
-    inside = [known.any(axis=tuple(other for other in axes if other != axis)) for axis in axes]
-    ends = [(one * np.arange(1, one.shape[1] + 1)).max(axis=1, initial=0) for one in inside]
-    return np.stack(ends, axis=1).astype(np.int64)
 
 
 def list_pieces(task: Task, shape: Sequence[int]) -> list[tuple[slice, slice]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import os
@@ -14,14 +15,16 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from ensemble.spec.positions import fill_up, locate, measure_lengths, take_positions
-from ensemble.spec.task import CLASSIFICATION, Task, find_known
+from ensemble.spec.positions import fill_up, take_positions
+from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.errors import UnlikeRows
 from ensemble.store.files import make_directory, make_write_error, write_atomically
 from ensemble.store.predictions import DTYPES, KEY, LENGTH_BYTES, RAGGED, VERSION, map_file
 
-#: What to do where batches are of unlike length, and are not kept.
-PAD = 'pad all batches to one length, as by padding="max_length"'
+#: What to do where samples of unlike length are not kept.
+PAD = (
+    'only positions with a target can be fewer or more: pad all batches to one length, as by padding="max_length"'
+)
 _SPOOL_BYTES, _PIECE_BYTES = 2**24, 2**22  # of rows: in memory at most; read at a time
 
 
@@ -133,20 +136,22 @@ class PredictedRows:
         truth = None if target is None else _read_target(target, len(order))
         own, shape = self._shape or rows.shape[1:], rows.shape[1:]
         axes = 0 if self.tail is None else max(0, len(shape) - self.tail)
-        is_divisible = axes > 0 and self.positions is None and len(shape) == len(own)
-        if shape != own and not (is_divisible and shape[axes:] == own[axes:]):
-            why = "" if self.positions is None else ", and Ensemble.keep_predictions_gb keeps the same part of all"
-            raise UnlikeRows(
-                f"a sample has predictions of shape {list(shape)}, one before {list(own)}{why}; {PAD}"
-            )
-        self._shape, self.is_ragged = own, self.is_ragged or shape != own
-        is_alike = truth is not None and axes > 0 and truth.shape[1:] == shape[:axes]
+        has_positions = truth is not None and axes > 0 and truth.shape[1:] == shape[:axes]
+        if shape != own:
+            is_divisible = has_positions and self.positions is None and len(shape) == len(own)
+            if not is_divisible or shape[axes:] != own[axes:]:
+                why = f"a sample has predictions of shape {list(shape)}, one before {list(own)}; {PAD}"
+                raise UnlikeRows(
+                    why if self.positions is None else f"{why}, or raise Ensemble.keep_predictions_gb"
+                )
+            self.is_ragged = True
+        self._shape = own
         if self.positions is not None and self.tail is not None:
             rows, axes = take_positions(rows, self.positions, self.tail), 1
-            truth = take_positions(truth, self.positions, 0) if is_alike else truth
+            truth = take_positions(truth, self.positions, 0) if has_positions else truth
         lengths = np.tile(np.array(rows.shape[1 : 1 + axes], np.int64), (len(rows), 1))
         flat = rows.reshape(math.prod(rows.shape[: 1 + axes]), *rows.shape[1 + axes :])
-        self.add_flat(flat, lengths, order, truth.reshape(-1) if is_alike and truth is not None else truth)
+        self.add_flat(flat, lengths, order, truth.reshape(-1) if has_positions and truth is not None else truth)
 
     def add_fields(self, fields: Mapping[str, npt.NDArray[Any]]) -> None:
         """Add fields of rows that are added."""
@@ -170,11 +175,10 @@ class PredictedRows:
         self._target.close()
         self._target, self.has_target = _Spool(self._directory), target is not None
         if target is not None:
-            truth, lengths = _read_target(target, len(self)), self.lengths
+            truth = _read_target(target, len(self))
             if self.positions is not None and truth.shape[1:] == (self._shape or ())[: truth.ndim - 1]:
                 truth = take_positions(truth, self.positions, 0)
-            has_all = lengths.shape[1] == truth.ndim - 1 > 0 and (lengths <= truth.shape[1:]).all()
-            self._target.add(truth[locate(lengths, truth.shape[1:])] if has_all else truth)
+            self._target.add(truth)
 
     def count_pieces(self) -> int:
         """How many there are of `pieces`."""
@@ -185,16 +189,13 @@ class PredictedRows:
         """Samples that are read at a time."""
         return max(1, _PIECE_BYTES * len(self) // max(1, self._values.nbytes))
 
-    def pieces(self) -> Iterator[tuple[npt.NDArray[Any], ...]]:
-        """Values of all positions, lengths, index and target (where there is one) of some samples at a time."""
+    def pieces(self) -> Iterator[tuple[npt.NDArray[Any] | None, ...]]:
+        """Values of all positions, lengths, index and target (None: there is none) of some samples at a time."""
         index, lengths, step = self.index, self.lengths, self._piece
-        starts, is_whole = _list_starts(lengths), self._target.rows != self._values.rows
-        for first in range(0, len(self), step):
-            last = min(first + step, len(self))
-            begin, count = int(starts[first]), int(starts[last] - starts[first])
-            parts = (self._values.read(begin, count), lengths[first:last], index[first:last])
-            at = (first, last - first) if is_whole else (begin, count)
-            yield (*parts, self._target.read(*at)) if self.has_target else parts
+        targets = self._read_in_order(self._target) if self.has_target else itertools.repeat(None)
+        for number, (values, target) in enumerate(zip(self._read_in_order(self._values), targets, strict=False)):
+            at = slice(number * step, (number + 1) * step)
+            yield values, lengths[at], index[at], target
 
     def arrays(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None]:
         """Values, index and target of all rows by ascending index, filled up to the longest sample; of samples of
@@ -238,20 +239,21 @@ class PredictedRows:
         index = index if order is None else index[order]
         if (twice := index[1:][index[1:] == index[:-1]]).size:
             raise ValueError(f"{path}: index {twice[0]} is there twice; every sample is predicted once")
-        parts = {"index": index} | {f"field.{name}": _as_stored(own) for name, own in self.take_fields().items()}
+        parts = {"index": index}
         if self.positions is not None:
             parts["positions"] = self.positions
-        is_ragged, kept = _are_unlike(lengths), lengths
+        is_ragged = _are_unlike(lengths)
         shape = (len(self), *lengths[0].tolist()) if len(lengths) else (0,)
         if is_ragged:
-            kept = self._measure_kept()
-            parts["lengths"], shape = (kept if order is None else kept[order]), (int(kept.prod(axis=1).sum()),)
+            parts["lengths"], shape = (lengths if order is None else lengths[order]), (values.rows,)
         spools = {"values": values} | ({"target": target} if self.has_target else {})
         shapes = {name: (_name_dtype(part.dtype), part.shape) for name, part in parts.items()}
         for name, spool in spools.items():
             rows = shape if spool.rows == values.rows else (spool.rows,)
             shapes[name] = _name_dtype(spool.dtype), (*rows, *spool.shape)
         about = {"v": RAGGED if is_ragged else VERSION, "task": task.as_record()}
+        if self.fields:
+            about["fields"] = {name: own.tolist() for name, own in self.take_fields().items()}
         header, size = _make_header(shapes, {KEY: json.dumps(about)})
 
         def write(temporary: Path) -> None:
@@ -262,50 +264,27 @@ class PredictedRows:
                     if name in parts:
                         file.write(parts[name].tobytes())
                     else:
-                        for some in self._read_in_order(spools[name], order, kept):
+                        for some in self._read_in_order(spools[name], order):
                             file.write(some.tobytes())
 
         make_directory(Path(path).parent)
         return write_atomically(Path(path), write, len(header) + size)
 
-    def _measure_kept(self) -> npt.NDArray[np.int64]:
-        """The lengths up to the last position with a target that takes part; where there is no target, all."""
-        kept = self.lengths
-        if self._target.rows != self._values.rows:
-            return kept
-        starts = _list_starts(kept)
-        for some in self._chunks(np.arange(len(kept))):
-            own = locate(kept[some])
-            rows = self._target.read(int(starts[some[0]]), int(starts[some[-1] + 1] - starts[some[0]]))
-            own[own] = find_known(rows)
-            kept[some] = measure_lengths(own)
-        return kept
-
-    def _chunks(self, samples: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
-        """Some samples at a time, which take not much memory when they are filled up."""
-        step = max(1, _PIECE_BYTES // 8 // max(1, int(self.lengths.max(axis=0, initial=1).prod())))
-        return (samples[first : first + step] for first in range(0, len(samples), step))
-
     def _read_in_order(
-        self, spool: _Spool, order: npt.NDArray[np.int64] | None, kept: npt.NDArray[np.int64]
+        self, spool: _Spool, order: npt.NDArray[np.int64] | None = None
     ) -> Iterator[npt.NDArray[Any]]:
-        """The rows by the order of their samples (None: as they came), some at a time; of lengths `kept` alone."""
-        lengths, samples = self.lengths, len(self)
-        if spool.rows != self._values.rows or not _are_unlike(lengths):
-            own = spool.rows // max(1, samples)  # rows of each sample
-            step = max(1, _PIECE_BYTES // max(1, spool.row_bytes * own))
-            rows = None if order is None else spool.map().reshape(samples, own, *spool.shape)
-            for first in range(0, samples, step):
-                if rows is None or order is None:
-                    yield spool.read(first * own, step * own)
-                else:
-                    yield rows[order[first : first + step]]
-            return
-        rows, starts = spool.map(), _list_starts(lengths)
-        for some in self._chunks(np.arange(samples) if order is None else order):
-            counts, longest = lengths[some].prod(axis=1), lengths[some].max(axis=0)
-            at = np.repeat(starts[some] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
-            yield rows[at[locate(kept[some], longest)[locate(lengths[some], longest)]]]
+        """The rows by the order of their samples (None: as they came), some samples at a time."""
+        is_of_positions, samples, step = spool.rows == self._values.rows, len(self), self._piece
+        counts = self.lengths.prod(axis=1) if is_of_positions else np.ones(samples, np.int64)
+        starts, rows = np.concatenate([[0], np.cumsum(counts)]), None if order is None else spool.map()
+        for first in range(0, samples, step):
+            if rows is None or order is None:
+                begin, end = (int(starts[at]) for at in (first, min(first + step, samples)))
+                yield spool.read(begin, end - begin)
+                continue
+            some = order[first : first + step]
+            ends = np.cumsum(counts[some])
+            yield rows[np.repeat(starts[some] - ends + counts[some], counts[some]) + np.arange(ends[-1])]
 
     def close(self) -> None:
         """Free the memory and the files; what `arrays` gave stays."""
@@ -317,24 +296,11 @@ def _are_unlike(lengths: npt.NDArray[np.int64]) -> bool:
     return bool((lengths != lengths[:1]).any())
 
 
-def _list_starts(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where the positions of each sample begin, and where those of the last end: [n + 1]."""
-    return np.concatenate([[0], np.cumsum(lengths.prod(axis=1, dtype=np.int64))])
-
-
 def _read_target(target: Any, rows: int) -> npt.NDArray[Any]:
     truth = np.asarray(target)
     if truth.shape[:1] != (rows,):
         raise ValueError(f"target must have {rows} rows, got the shape {truth.shape}")
     return truth.astype(np.float64 if truth.dtype.kind == "f" else np.int64)
-
-
-def _as_stored(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Numbers as int64 or float64, texts as their bytes [n, longest]."""
-    if values.dtype.kind == "U":
-        encoded = np.char.encode(values, "utf-8")
-        return encoded.view(np.uint8).reshape(*encoded.shape, encoded.dtype.itemsize)
-    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
 
 
 def _name_dtype(dtype: np.dtype[Any]) -> str:

@@ -1,25 +1,27 @@
 """Saves and loads a member's predictions on a split, for selection, calibration and combination. Needs no torch.
 
 One safetensors file by ascending `index` int64 [n]: `values` float32 [n, ...] as `ensemble.spec.task` lays them
-out, `target` [n, ...] where there is one, `positions` int64 [k] where some are kept, `field.NAME` that metrics ask
-for. Of samples of unlike `lengths` int64 [n, axes], values and targets are of all positions: [N, ...].
+out, `target` [n, ...] where there is one, `positions` int64 [k] where some are kept. Of
+samples of unlike `lengths` int64 [n, axes], values and targets are of all positions: [N, ...].
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import math
 import mmap
 import os
+import tempfile
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from ensemble.spec.positions import TAILS, fill_up
+from ensemble.spec.positions import fill_up
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.digests import open_checked
 from ensemble.store.errors import DamagedError, StoreError, explain_format
@@ -27,7 +29,7 @@ from ensemble.store.errors import DamagedError, StoreError, explain_format
 VERSION, RAGGED = 3, 4  # of samples of one length, and of unlike ones
 KEY = "ensemble.predictions"
 LENGTH_BYTES = 8  # at the start of a safetensors file: how long its header is
-DTYPES = {"I64": "<i8", "F64": "<f8", "F32": "<f4", "U8": "|u1"}  # in the order that they have in a file
+DTYPES = {"I64": "<i8", "F64": "<f8", "F32": "<f4"}  # in the order that they have in a file
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,6 @@ class Predictions:
         target: int64 or float64 [n, ...], or None.
         task: what they are predictions of.
         positions: int64 [k], which positions of each sample they are of (`PredictedRows.positions`); None: all.
-        lengths: int64 [n, axes], of samples of unlike length: how many positions each has. Values and target are
-            then of all positions, [N, ...]. None: all have as many.
         fields: fields of the batch [n, ...] that metrics of the split ask for, where this member has kept them.
     """
 
@@ -50,29 +50,15 @@ class Predictions:
     target: npt.NDArray[Any] | None
     task: Task = CLASSIFICATION
     positions: npt.NDArray[np.int64] | None = None
-    lengths: npt.NDArray[np.int64] | None = None
     fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
-
-    def fill_up(self, longest: npt.NDArray[np.int64] | None = None) -> Predictions:
-        """The predictions as [n, *longest, ...]; None: as long as the longest sample. See `positions.fill_up`."""
-        lengths, values, target = self.lengths, self.values, self.target
-        if lengths is None and longest is not None and (tail := TAILS.get(self.task.kind)) is not None:
-            own = values.shape[1 : values.ndim - tail]
-            lengths = np.tile(np.array(own, np.int64), (len(values), 1))
-            values = values.reshape(-1, *values.shape[1 + len(own) :])
-            target = target.reshape(-1) if target is not None and target.shape[1:] == own else target
-        if lengths is None:
-            return self
-        shape = None if longest is None else longest.tolist()
-        if target is not None and len(target) == len(values):
-            target = fill_up(target, lengths, shape, is_target=True)
-        return replace(self, values=fill_up(values, lengths, shape), target=target, lengths=None)
 
 
 def load_predictions(
     path: str | os.PathLike[str], *, mapped: bool = False, digest: str | None = None
 ) -> Predictions:
     """Read what `save_predictions` wrote; a symbolic link, a pipe or a device in its place is refused.
+
+    Samples of unlike length are filled up to the longest (`ensemble.spec.positions.fill_up`).
 
     Args:
         mapped: whether the arrays are mapped from the file, read only, and not read into memory.
@@ -99,21 +85,27 @@ def load_predictions(
             keys = list(file.keys())
             tensors = _map_tensors(name) if mapped else {key: file.get_tensor(key) for key in keys}
         task = Task.from_record(about["task"])
-        more = (tensors.get("target"), task, tensors.get("positions"), tensors.get("lengths"))
-        fields = {key.removeprefix("field."): _as_read(own) for key, own in tensors.items() if "." in key}
-        return Predictions(tensors["values"], tensors["index"], *more, fields)
+        values, target, lengths = tensors["values"], tensors.get("target"), tensors.get("lengths")
+        if lengths is not None:
+            target = None if target is None else fill_up(target, lengths, is_target=True)
+            values = fill_up(values, lengths, out=_make_array if mapped else np.empty)
+        fields = {name: np.asarray(own) for name, own in about.get("fields", {}).items()}
+        return Predictions(values, tensors["index"], target, task, tensors.get("positions"), fields)
     except FileNotFoundError:
         raise DamagedError(f"{path} does not exist: the member has not saved predictions for that split") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DamagedError(f"cannot read {path}: {type(error).__name__}: {error}") from None
 
 
-def _as_read(stored: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if stored.dtype != np.uint8:
-        return stored
-    return np.char.decode(np.ascontiguousarray(stored).view(f"S{stored.shape[-1]}")[..., 0], "utf-8")
+def _make_array(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array, in a file without a name where it is large: of all members together it may be more than memory."""
+    if math.prod(shape) * np.dtype(dtype).itemsize < _LEAST_FILED:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, dtype, shape=shape)
 
 
+_LEAST_FILED = 2**24
 #: Bytes of a file that is mapped, at least: a process may have 65,530 maps, and of small files more are read.
 _LEAST_MAPPED = 2**16
 _libc = ctypes.CDLL(None, use_errno=True)

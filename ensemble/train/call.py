@@ -106,20 +106,16 @@ def take_fields(batch: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any
     Raises:
         FieldError: there is no such field, or it holds something else.
     """
-    taken = {}
+    taken: dict[str, Any] = {}
     for name in names:
         if name not in batch:
             raise FieldError(unknown_name("Recipe.split_metrics: the batch has no field", name, list(batch)))
-        value: Any = batch[name]
+        value = batch[name]
         with contextlib.suppress(Exception):  # what cannot be made an array is named below
             taken[name] = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-        is_usable = name in taken and taken[name].dtype.kind in "biufU"
-        if not is_usable or taken[name].shape[:1] != (len(batch["index"]),):
-            inner = f" of {type(value[0]).__name__}" if isinstance(value, list | tuple) and value else ""
-            raise FieldError(
-                f"Recipe.split_metrics: the field {name!r} must be a tensor [b, ...], or a number or a text of "
-                f"each sample, and is a {type(value).__name__}{inner}"
-            )
+        if name not in taken or taken[name].dtype.kind not in "biufU" or len(taken[name]) != len(batch["index"]):
+            what = f"a {type(value).__name__}, no tensor [b, ...], and no numbers or texts of each sample"
+            raise FieldError(f"Recipe.split_metrics: the field {name!r} is {what}")
     return taken
 
 

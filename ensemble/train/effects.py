@@ -23,6 +23,8 @@ from ensemble.train.optimization import Optimization
 from ensemble.train.poison_records import PoisonRecords
 from ensemble.train.reporter import Reporter
 
+MOST_FIELDS = 2**24  # bytes of fields for metrics, which are kept with the predictions of one member
+
 
 class Effects:
     """The effects of one member, on one of its ranks.
@@ -79,18 +81,17 @@ class Effects:
         """Where this rank's predictions are collected."""
         return PredictedRows(RunDir(self._job.run_dir).member(self._job.identity.member))
 
-    def _has_fields(self, split: str, rows: PredictedRows) -> bool:
-        """Whether a member before this one has saved the same fields: they are kept once in a run."""
-        run, fields = RunDir(self._job.run_dir), rows.take_fields()
-        for folder in sorted(
-            path.parent for path in run.path.glob(f"members/*/{run.predictions('m', split).name}")
-        ):
-            if not fields or folder.name >= self._job.identity.member:
-                break
+    def _are_kept(self, split: str, rows: PredictedRows) -> bool:
+        """Whether a member before this one has saved the same fields, which are kept once in a run."""
+        run, own, index = RunDir(self._job.run_dir), rows.take_fields(), np.sort(rows.index)
+        before = sorted(
+            path.name for path in (run.path / "members").iterdir() if path.name < self._job.identity.member
+        )
+        for member in before if own else ():
             with contextlib.suppress(StoreError):
-                found = load_predictions(run.predictions(folder.name, split), mapped=True)
-                is_same = found.fields.keys() == fields.keys() and np.array_equal(found.index, np.sort(rows.index))
-                if is_same and all(np.array_equal(found.fields[name], own) for name, own in fields.items()):
+                kept = load_predictions(run.predictions(member, split), mapped=True)
+                known = {**kept.fields, "": kept.index}
+                if all(np.array_equal(known.get(name), values) for name, values in {**own, "": index}.items()):
                     return True
         return False
 
@@ -111,7 +112,8 @@ class Effects:
             if not rows.has_target:
                 target = self.data.targets(split, field, torch.from_numpy(rows.index), what)
                 rows.replace_target(as_stored_target(what, target))
-            if self._has_fields(split, rows):
+            is_large = sum(part.nbytes for parts in rows.fields.values() for part in parts) > MOST_FIELDS
+            if is_large or self._are_kept(split, rows):
                 rows.fields = {}
             return rows.save(path, what)
         except ValueError as error:  # another attempt would give the same

@@ -6,8 +6,7 @@ The batch is evaluated once more (`ensemble.train.undisturbed`), by rank 0 alone
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec import Recipe
-from ensemble.spec.losses import ClassAxisError, NamedLoss
+from ensemble.spec.losses import NamedLoss
 from ensemble.spec.positions import TAILS, choose_kept, count_bytes
 from ensemble.spec.split_metrics import list_asked
 from ensemble.spec.task import LABELS, NUMBERS, Task, find_known
@@ -93,16 +92,6 @@ def _look(state: TrainState, batch: Batch) -> None:
         if values[:1].numel() <= MOST_SHOWN:
             rows = values[torch.arange(SHOWN) % len(values)].tolist()
             state.reporter.event("first_outputs", task=task.as_record(), values=rows)
-
-
-def show_class_axis(state: TrainState, loss: Callable[[nn.Module, Batch], Tensor]) -> None:
-    """Compute a loss by name of batches of other lengths, until one shows along which axis the classes are."""
-    with undisturbed(state) as model, state.precision.autocast():
-        for split, samples in itertools.product(state.effects.splits, (1, 2, SHOWN, 4 * SHOWN)):
-            few = state.data.peek(split, samples, state.collate)
-            with contextlib.suppress(ClassAxisError), state.observer.watching(model, few):
-                loss(model, few)
-                return
 
 
 def try_offered(state: TrainState, batch: Batch) -> None:
@@ -190,9 +179,7 @@ def _explain_lengths(
     for samples in (SHOWN, 2, 4 * SHOWN):  # the longest are hardly the same
         few = first if samples == SHOWN else state.data.peek(split, samples, state.collate)
         values, target = compute_values(state.recipe, model, few, seen), find_target(few, state.recipe.target)
-        if kind in TAILS and target is None:
-            return
-        is_paddable = kind in TAILS
+        is_paddable = kind in TAILS and target is not None
         counts &= target is None or (kind in NUMBERS and target.dim() > 1 and bool(find_known(target).all()))
         if is_paddable and (not counts or state.collate is None):
             return

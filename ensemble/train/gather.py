@@ -50,8 +50,8 @@ def gather_predictions(comm: Communicator, rows: PredictedRows, together: Predic
         together.tail, together.positions = found[0], np.array(found[1])
     pieces = rows.pieces()
     for _ in range(max(gather_json(comm, rows.count_pieces()))):
-        parts = [torch.from_numpy(part.copy()) for part in next(pieces, ())]
-        shares = [gather_rows(comm, parts[at] if at < len(parts) else None) for at in range(4)]
+        parts = (None if part is None else torch.from_numpy(part.copy()) for part in next(pieces, [None] * 4))
+        shares = [gather_rows(comm, part) for part in parts]
         values, lengths, index, target = (None if share is None else share.numpy() for share in shares)
         if comm.rank == 0 and values is not None:
             together.add_flat(values, lengths, index, target)

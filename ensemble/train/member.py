@@ -35,7 +35,6 @@ from ensemble.store import PredictedRows, RunDir
 from ensemble.train.compilation import compile_forward, release_caches
 from ensemble.train.effects import Effects
 from ensemble.train.evaluator import Evaluator, Measure
-from ensemble.train.first_look import show_class_axis
 from ensemble.train.footprint import measure_footprint
 from ensemble.train.foreign_loop import EpochLoader, Fields, ForeignLoop
 from ensemble.train.gather import find_first, read_metric
@@ -486,10 +485,6 @@ class TrainContext:
     def noticing_plain_trainers(self) -> contextlib.AbstractContextManager[None]:
         """Refuse a framework's own Trainer in the train function, at its first step."""
         return noticing(self._state)
-
-    def show_class_axis(self, loss: Callable[[nn.Module, Batch], Tensor]) -> None:
-        """Let other batches show along which axis the model has its classes."""
-        show_class_axis(self._state, loss)
 
     def make_rows(self) -> PredictedRows:
         """Where predictions are collected until all are there."""

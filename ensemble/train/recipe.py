@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ensemble.spec import Recipe, SpecError
 from ensemble.spec.functions import takes_steps_per_epoch
-from ensemble.spec.losses import ClassAxisError, remember_class_axis
+from ensemble.spec.losses import remember_class_axis
 from ensemble.spec.recipe import apply_recipe_options
 from ensemble.train.evaluation import evaluate, explaining_label_errors
 from ensemble.train.forward_errors import describe_error
@@ -91,11 +91,7 @@ def compute_losses(recipe: Recipe, member: TrainContext, model: nn.Module, batch
     """The losses of a training batch, or a part of it, [b]; of mixed samples where the member mixes them."""
     if member.identity.mixup:
         return mixed_losses(recipe.loss, model, member.mixup(batch))
-    try:
-        losses: Tensor = recipe.loss(model, batch)
-    except ClassAxisError:
-        member.show_class_axis(recipe.loss)
-        losses = recipe.loss(model, batch)
+    losses: Tensor = recipe.loss(model, batch)
     return losses
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save
 
 from ensemble.spec.task import Task, quantiles
 from ensemble.store import (
@@ -55,10 +55,11 @@ def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
 
 
 @pytest.mark.parametrize("spool_bytes", [100, 2**20])
-def test_rows_of_unlike_length_are_kept_with_their_lengths_and_filled_up_where_they_are_read(
+def test_rows_of_unlike_length_are_kept_as_they_are_and_filled_up_where_they_are_read(
     tmp_path: Path, spool_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ensemble.store.predicted_rows._SPOOL_BYTES", spool_bytes)
+    monkeypatch.setattr("ensemble.store.predictions._LEAST_FILED", spool_bytes)
     values = np.random.default_rng(0).random((12, 5, 4, 3)).astype(np.float32)
     truth = np.arange(12 * 5 * 4).reshape(12, 5, 4)
     for dtype, nothing in ((np.int64, -100), (np.float64, np.nan)):
@@ -67,19 +68,22 @@ def test_rows_of_unlike_length_are_kept_with_their_lengths_and_filled_up_where_t
         batches = [(range(8, 12), 2, 3), (range(4), 5, 2), (range(4, 8), 3, 4)]
         for at, height, width in batches:
             rows.add(values[at, :height, :width], list(at), truth[at, :height, :width].astype(dtype))
+        found, _, targets = rows.arrays()
         rows.save(tmp_path / "saved", Task("classification"))
         rows.close()
-        kept = load_predictions(tmp_path / "saved")
-        assert kept.lengths is not None and kept.target is not None
-        assert kept.lengths.tolist() == [[5, 2]] * 4 + [[3, 4]] * 4 + [[2, 3]] * 4
-        assert kept.values.shape == (4 * (10 + 12 + 6), 3) and kept.target.shape == (4 * (10 + 12 + 6),)
-        saved = kept.fill_up()
-        assert saved.values.shape == values.shape and saved.target is not None
-        for at, height, width in batches:
-            assert np.array_equal(saved.values[at, :height, :width], values[at, :height, :width])
-            expected = np.full((4, 5, 4), nothing, dtype)
-            expected[:, :height, :width] = truth[at, :height, :width]
-            assert np.array_equal(saved.target[at], expected, equal_nan=True)
+        kept = load_file(tmp_path / "saved")
+        assert kept["lengths"].tolist() == [[5, 2]] * 4 + [[3, 4]] * 4 + [[2, 3]] * 4
+        assert kept["values"].shape == (4 * (10 + 12 + 6), 3) and kept["target"].shape == (4 * (10 + 12 + 6),)
+        for mapped in (False, True):
+            saved = load_predictions(tmp_path / "saved", mapped=mapped)
+            assert saved.values.shape == found.shape == values.shape
+            assert saved.target is not None and targets is not None
+            assert np.array_equal(saved.target, targets, equal_nan=True)
+            for at, height, width in batches:
+                assert np.array_equal(saved.values[at, :height, :width], values[at, :height, :width])
+                expected = np.full((4, 5, 4), nothing, dtype)
+                expected[:, :height, :width] = truth[at, :height, :width]
+                assert np.array_equal(saved.target[at], expected, equal_nan=True)
     assert not list((tmp_path / "new").glob("*"))
 
 
@@ -87,6 +91,7 @@ def test_rows_of_unlike_length_are_kept_with_their_lengths_and_filled_up_where_t
     ("tail", "target", "positions", "shape"),
     [
         (None, True, None, (3, 6, 2)),  # a free task
+        (1, False, None, (3, 6, 2)),
         (1, True, [0, 3], (3, 6, 2)),  # a part of the positions of other samples
         (1, True, None, (3, 5, 3)),  # other classes
     ],
@@ -101,25 +106,17 @@ def test_rows_that_differ_by_more_than_their_positions_are_refused(
         rows.add(np.zeros(shape), [3, 4, 5], np.zeros(shape[:2], np.int64) if target else None)
 
 
-def test_positions_at_the_end_without_a_target_are_not_kept_and_texts_and_numbers_of_samples_are(
-    tmp_path: Path,
-) -> None:
+def test_fields_of_the_samples_are_kept_in_the_order_of_the_index(tmp_path: Path) -> None:
     rows = PredictedRows(tmp_path)
-    rows.tail, rows.fields = 1, {"user": [], "name": []}
-    for index, targets in (([3, 1], [[0, -100, 1, -100], [-100] * 4]), ([2], [[-100, 0]])):
-        rows.add(np.arange(len(index) * len(targets[0]) * 2).reshape(len(index), -1, 2), index, np.array(targets))
-        rows.add_fields({"user": np.array(index) * 10, "name": np.array([f"é{each}" * each for each in index])})
+    rows.fields = {"user": [], "name": [], "at": []}
+    for index in ([3, 1], [2]):
+        rows.add(np.zeros((len(index), 2)), index, None)
+        names = [f"é{each}" * each for each in index]
+        rows.add_fields({"user": np.array(index) * 10, "name": np.array(names), "at": np.array(index) / 3})
     rows.save(tmp_path / "p")
-    kept = load_predictions(tmp_path / "p")
-    assert kept.index.tolist() == [1, 2, 3] and kept.lengths is not None
-    assert kept.lengths.tolist() == [[0], [2], [3]]
-    assert kept.target is not None and kept.target.tolist() == [-100, 0, 0, -100, 1]
-    assert kept.values[:, 0].tolist() == [0, 2, 0, 2, 4]
-    assert kept.fields["user"].tolist() == [10, 20, 30]
-    assert kept.fields["name"].tolist() == ["é1", "é2é2", "é3é3é3"]
-    filled = kept.fill_up()
-    assert filled.values.shape == (3, 3, 2) and filled.target is not None
-    assert filled.target.tolist() == [[-100] * 3, [-100, 0, -100], [0, -100, 1]]
+    kept = load_predictions(tmp_path / "p").fields
+    assert kept["user"].tolist() == [10, 20, 30] and kept["at"].tolist() == [1 / 3, 2 / 3, 1.0]
+    assert kept["name"].tolist() == ["é1", "é2é2", "é3é3é3"]
 
 
 def test_a_split_without_classes_has_no_target(tmp_path: Path) -> None:

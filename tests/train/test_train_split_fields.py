@@ -109,7 +109,7 @@ def test_fields_that_no_metric_can_have_are_named_before_the_training(tmp_path: 
 
     declared = declare(split_metrics=[judged], objective="judged", collate=name_users)
     (row, _) = ensemble.submit(declared, tmp_path, "inline").wait().members
-    assert "the field 'record' must be a tensor" in row["error"] and "is a list of dict" in row["error"]
+    assert "the field 'record' is a list, no tensor [b, ...], and no numbers or texts" in row["error"]
     assert row["attempts"] == 1 and not of_kind(tmp_path, "epoch")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ensemble.combine.metrics import Array
 from ensemble.combine.tasks.base import Stack as Stack
 from ensemble.combine.tasks.base import Statistic as Statistic
 from ensemble.combine.tasks.base import TaskMath
@@ -26,6 +25,6 @@ _MATH: dict[Kind, type[TaskMath]] = {
 }
 
 
-def find_math(task: Task, counts: Array | None = None) -> TaskMath:
-    """The mathematics of a task; `counts`: see `TaskMath`."""
-    return _MATH[task.kind](task, counts=counts)
+def find_math(task: Task) -> TaskMath:
+    """The mathematics of a task."""
+    return _MATH[task.kind](task)

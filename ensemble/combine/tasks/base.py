@@ -54,13 +54,10 @@ class TaskMath(ABC):
         no_stack: why members of this task cannot be stacked; None where they can.
         no_calibration: why predictions of this task are not calibrated; None where they are.
         center: of numbers, from which sums are taken that are added up; None: the mean of the numbers at hand.
-        counts: of samples of unlike length how many positions each has, int64 [n]: `values` and `target` are then
-            of all positions, one after the other. None: they are [n, ...].
     """
 
     task: Task
     center: float | None = None
-    counts: Array | None = None
     criteria: ClassVar[tuple[str, ...]] = ()
     calibration: ClassVar[str | None] = None
     tail: ClassVar[int] = 0
@@ -132,8 +129,6 @@ class TaskMath(ABC):
             self.check_target(arrays[0], target)
             return self.statistics(model(arrays), target)
         own, total = self, None
-        samples = len(target if self.counts is None else self.counts)
-        ends = None if self.counts is None else np.cumsum([0, *self.counts])
         for rows, at in pieces:
             part = take_positions(target[rows], at, 0)
             known = find_known(part)
@@ -141,15 +136,13 @@ class TaskMath(ABC):
                 continue
             if own.center is None and part.dtype.kind == "f":
                 own = replace(self, center=float(part[known].mean()))
-            if ends is not None:  # how many positions of each sample are in this piece
-                own = replace(own, counts=np.diff(np.clip(ends, rows.start, rows.stop)))
             values = [take_positions(each[rows], at, self.tail) for each in arrays]
             own.check_target(values[0], part)
             [statistic] = own.statistics(model(values), part)
             assert isinstance(statistic, MetricSums)
             if total is None:
-                total = replace(statistic, columns=np.zeros((len(statistic.columns), samples)))
-            total.columns[:, rows if ends is None else slice(None)] += statistic.columns
+                total = replace(statistic, columns=np.zeros((len(statistic.columns), len(target))))
+            total.columns[:, rows] += statistic.columns
         if total is None:
             raise CombineError(f"none of the {target.size} targets takes part: all are ignored")
         return [total]

@@ -89,7 +89,7 @@ class ClassificationMath(TaskMath):
 
     def statistics(self, values: Array, target: Array) -> list[Statistic]:
         """accuracy, nll, ece, ece_debiased, brier, and from six classes on top5_accuracy."""
-        rows = _flatten(values, target, self.counts)
+        rows = _flatten(values, target)
         p, t = rows.values, rows.target
         true = _pick(p, t)
         right = (p.argmax(axis=1) if p.shape[1] > 2 else p[:, 1] > p[:, 0]) == t
@@ -145,7 +145,7 @@ class ClassificationMath(TaskMath):
         """A multinomial logistic regression on the members' log-probabilities (see `stacks`)."""
         for own in values:
             self.check_target(own, target)
-        return fit_class_stack(values, target, self.counts)
+        return fit_class_stack(values, target)
 
     def fit_calibration(self, values: Array, target: Array) -> float:
         """The temperature of least NLL (see `temperature`)."""
@@ -169,8 +169,8 @@ def _finish(columns: int, sums: Array) -> Figures:
     return found | ({"top5_accuracy": top[0] / count} if top else {})
 
 
-def _flatten(values: Array, target: Array, counts: Array | None = None) -> Positions:
-    return flatten(np.asarray(values, dtype=np.float64), target, counts)
+def _flatten(values: Array, target: Array) -> Positions:
+    return flatten(np.asarray(values, dtype=np.float64), target)
 
 
 def _pick(probabilities: Array, target: Array) -> Array:

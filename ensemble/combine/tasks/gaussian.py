@@ -59,7 +59,7 @@ class GaussianMath(FloatMath):
         """rmse, mae, r2, pearson of the means, and nll, crps, calibration_error, coverage_90."""
         from scipy.special import ndtr, ndtri  # type: ignore[import-untyped]
 
-        rows = flatten(np.asarray(values, dtype=np.float64), target, self.counts)
+        rows = flatten(np.asarray(values, dtype=np.float64), target)
         mean, variance = rows.values.T
         error = mean - rows.target
         distance = np.abs(error) / np.sqrt(variance)

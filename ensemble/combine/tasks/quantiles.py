@@ -36,7 +36,7 @@ class QuantilesMath(FloatMath):
         """pinball (the mean over levels), crossing (the share of positions whose quantiles do not ascend), and of
         the outermost pair coverage and width.
         """
-        rows = flatten(np.asarray(values, dtype=np.float64), target, self.counts)
+        rows = flatten(np.asarray(values, dtype=np.float64), target)
         low, high = rows.values[:, 0], rows.values[:, -1]
         columns = [np.ones(len(low)), self._pinball(rows.values - rows.target[:, None]).mean(axis=1)]
         columns.append((np.diff(rows.values, axis=1) < 0).any(axis=1))

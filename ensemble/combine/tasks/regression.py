@@ -50,7 +50,7 @@ class RegressionMath(FloatMath):
 
     def statistics(self, values: Array, target: Array) -> list[Statistic]:
         """rmse, mae, r2 and pearson."""
-        rows = flatten(np.asarray(values, dtype=np.float64), target, self.counts)
+        rows = flatten(np.asarray(values, dtype=np.float64), target)
         return [MetricSums(rows.sum_by_sample(point_columns(rows, self.center)), finish_points)]
 
     def criterion(self, target: Array, name: str) -> Criterion:
@@ -70,7 +70,7 @@ class RegressionMath(FloatMath):
         """A ridge regression with coefficients not below 0 (see `stacks`)."""
         for own in values:
             self.check_target(own, target)
-        return fit_point_stack(values, target, self.counts)
+        return fit_point_stack(values, target)
 
 
 def find_errors(target: Array) -> tuple[Callable[[Array], Array], float]:

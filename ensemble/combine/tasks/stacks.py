@@ -148,10 +148,8 @@ def compute_logits(probabilities: Array) -> Array:
     return logits
 
 
-def fit_class_stack(
-    probabilities: Sequence[Array], target: Array, counts: Array | None = None
-) -> tuple[Stacker, Array]:
-    """Fit the stack of classes on these rows; `counts`: see `metrics.flatten`.
+def fit_class_stack(probabilities: Sequence[Array], target: Array) -> tuple[Stacker, Array]:
+    """Fit the stack of classes on these rows.
 
     Returns:
         The stacker, and out-of-fold probabilities of the same rows: what it says of rows that it was not fitted
@@ -160,7 +158,7 @@ def fit_class_stack(
     Raises:
         CombineError: when there are too few rows, or rows of one class only.
     """
-    rows, classes = len(target if counts is None else counts), probabilities[0].shape[-1]
+    rows, classes = len(target), probabilities[0].shape[-1]
     seen = len(np.unique(target[find_known(target)]))
     if rows < STACKED_ROWS or seen < 2:
         raise CombineError(
@@ -183,7 +181,7 @@ def fit_class_stack(
         true = kept.values[np.arange(len(kept.target)), kept.target]
         return float(-np.log(np.maximum(true, EPSILON)).mean())
 
-    return _choose_penalty(probabilities, target, (DEFAULT_PENALTY,) if large else PENALTIES, fit, loss, counts)
+    return _choose_penalty(probabilities, target, (DEFAULT_PENALTY,) if large else PENALTIES, fit, loss)
 
 
 def fit_label_stack(probabilities: Sequence[Array], target: Array) -> tuple[LabelStacker, Array]:
@@ -199,12 +197,10 @@ def fit_label_stack(probabilities: Sequence[Array], target: Array) -> tuple[Labe
     return _choose_penalty(probabilities, target, PENALTIES, _fit_labels, loss)
 
 
-def fit_point_stack(
-    points: Sequence[Array], target: Array, counts: Array | None = None
-) -> tuple[PointStacker, Array]:
+def fit_point_stack(points: Sequence[Array], target: Array) -> tuple[PointStacker, Array]:
     """Fit the stack of points on these rows; see `fit_class_stack`."""
-    if (rows := len(target if counts is None else counts)) < STACKED_ROWS:
-        raise CombineError(f"stacking needs {STACKED_ROWS} validation rows, got {rows}")
+    if len(target) < STACKED_ROWS:
+        raise CombineError(f"stacking needs {STACKED_ROWS} validation rows, got {len(target)}")
     known = find_known(target)
     if not target[known].std() > 0:
         raise CombineError("stacking needs validation targets that differ")
@@ -212,7 +208,7 @@ def fit_point_stack(
     def loss(held_out: Array) -> float:
         return float(np.mean((held_out[known] - target[known]) ** 2))
 
-    return _choose_penalty(points, target, RIDGES, _fit_points, loss, counts)
+    return _choose_penalty(points, target, RIDGES, _fit_points, loss)
 
 
 def _choose_penalty(
@@ -221,11 +217,9 @@ def _choose_penalty(
     penalties: Sequence[float],
     fit: Callable[[Sequence[Array], Array, float], S | None],
     loss: Callable[[Array], float],
-    counts: Array | None = None,
 ) -> tuple[S, Array]:
     """The stack with the penalty of least out-of-fold loss, and its out-of-fold predictions."""
-    fold_of = np.random.default_rng(0).permutation(len(target if counts is None else counts)) % FOLDS
-    fold_of = fold_of if counts is None else np.repeat(fold_of, counts)  # a sample is in one fold
+    fold_of = np.random.default_rng(0).permutation(len(target)) % FOLDS
     best: tuple[float, float, Array] | None = None
     for penalty in penalties:
         held_out = np.empty(values[0].shape)

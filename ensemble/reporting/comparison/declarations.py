@@ -132,7 +132,7 @@ class Declared:
         try:
             if model == "combined":
                 load = None if runs_code else self._refuse_code
-                one = read_combined(self.run_dir, self.state, self.split, load).fill_up()
+                one = read_combined(self.run_dir, self.state, self.split, load)
                 return PredictionMatrix([model], [one.values], one.index, one.target, {}, one.task)
             best = (self.state.combined or NOT_COMBINED).best_member
             if best is None:

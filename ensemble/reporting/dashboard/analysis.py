@@ -149,7 +149,7 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         if combined.reliability:
             curves["combined"] = combined.reliability["ensemble"]
         document["curves"] = {of: curve for of, curve in curves.items() if curve}
-        document["classes"] = _describe_classes(shown, models, combined)
+        document["classes"] = describe_classes(shown.task, models, shown.target, combined.classes)
         document["plots"] = plot_task(shown.task, models, shown.target, combined.classes)
     ranking = (state.objective, state.direction)
     names = [*(document["combined"] or {}), *(name for each in document["members"].values() for name in each)]
@@ -201,23 +201,6 @@ def _measure_members(
     if combined.best_member == best:
         found[best] = {**measured, **found[best]}
     return found
-
-
-def _describe_classes(
-    shown: PredictionMatrix, models: Mapping[str, Array], combined: Combined
-) -> dict[str, Any] | None:
-    """The figures of classes, of the same part of the positions as the run's."""
-    from ensemble.combine.tasks import find_math
-    from ensemble.spec.positions import take_positions
-
-    at, target, tail = None, shown.target, find_math(shown.task).tail
-    if combined.candidates and combined.method != "function":
-        at = shown.choose_part(len(combined.candidates))
-    if at is not None:
-        models = {of: take_positions(values, at, tail) for of, values in models.items()}
-        target = take_positions(target, at, 0)
-    assert target is not None
-    return describe_classes(shown.task, models, target, combined.classes)
 
 
 def _list_split_metrics(task_math: TaskMath, measured: Mapping[str, float]) -> list[str]:
