@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from ensemble.spec.split_metrics import KNOWN, SplitMetricLike, bind_fields, lis
 if TYPE_CHECKING:
     from ensemble.spec import Ensemble
 
-GROUPS = 8
 TOO_MANY = "there are too many predictions to compute it again for other samples"
 
 UNMEASURED = dict.fromkeys(("metrics", "best_member", "best_calibrated", "reliability", "intervals", "noise"))
@@ -69,17 +69,16 @@ def measure(
         if number == at:
             statistics["best"], metrics["best"] = of_member, figures
     calibrated: dict[str, float] | None = None
-    if ensemble.calibrate and task_math.calibration is not None and is_enough(valid.target):
+    is_calibrated = ensemble.calibrate and task_math.calibration is not None and is_enough(valid.target)
+    if is_calibrated and combined.best is not None:  # of the same part of the positions as the calibration
         factor = task_math.fit_calibration(valid.values[at], valid.target)
-        if is_part:  # calibration is of the same part of the positions
-            assert combined.best is not None
-            calibrated = task_math.measure(task_math.calibrate(combined.best, factor), combined.target)
-        else:
-            own = [report.values[at]]
-            calibrated = measure_model(lambda arrays: task_math.calibrate(arrays[0], factor), own)[1]
+        alike = [combined.best], combined.target
+        known = task_math.statistics_of(lambda arrays: task_math.calibrate(arrays[0], factor), *alike)
+        whole_best = partial(task_math.calibrate, combined.best, factor)
+        calibrated = task_math.finish(known, whole_best, combined.target, [] if is_part else more)
     for of, values in (("ensemble", whole), ("best", report.values[at])):
-        known = {name for statistic in statistics[of] for name in statistic(None)}
-        if left := [metric for metric in asked if name_of(metric) not in known]:
+        drawn = {name for statistic in statistics[of] for name in statistic(None)}
+        if left := [metric for metric in asked if name_of(metric) not in drawn]:
             split = Resampled(left, values, target, task_math.task, report.fields)
             statistics[of] += resample(split, metrics[of])
     found = intervals(statistics, len(target))
@@ -98,7 +97,8 @@ def measure(
         "best_calibrated": calibrated,
         "reliability": {of: [list(point) for point in curve] for of, curve in curves.items() if curve} or None,
     }
-    if is_part and (error := _measure_error(task_math, combined)) is not None:
+    if is_part:
+        error = _measure_error(task_math, combined)
         notes.append(f"by that part alone, {task_math.default_criterion} has a standard error of {error:.2g}")
     notes += [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
     drawn = {name for statistic in statistics["ensemble"] for name in statistic(None)}
@@ -116,16 +116,11 @@ def _predict_whole(combination: Combination, report: PredictionMatrix) -> Array:
     return found
 
 
-def _measure_error(task_math: TaskMath, combined: Quantified) -> float | None:
-    """How far the criterion may be off, as it is computed of a part of the positions: by groups of these."""
-    assert combined.target is not None
-    found = []
-    for group in range(GROUPS if task_math.criteria else 0):
-        target = combined.target[:, group::GROUPS]
-        if find_known(target).any():
-            figures = task_math.measure(combined.values[:, group::GROUPS], target)
-            found.append(figures[task_math.default_criterion])
-    return float(np.std(found, ddof=1) / len(found) ** 0.5) if len(found) > 1 else None
+def _measure_error(task_math: TaskMath, combined: Quantified) -> float:
+    """The standard error of the criterion as a figure of a part of the positions, by eight groups of these."""
+    parts = [(combined.values[:, at::8], cast("Array", combined.target)[:, at::8]) for at in range(8)]
+    found = [task_math.measure(*one)[task_math.default_criterion] for one in parts if find_known(one[1]).any()]
+    return float(np.std(found) / max(1, len(found) - 1) ** 0.5)
 
 
 def list_split_metrics(task_math: TaskMath, ensemble: Ensemble) -> list[SplitMetricLike]:

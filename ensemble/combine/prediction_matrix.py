@@ -83,9 +83,12 @@ class PredictionMatrix:
         groups = None if self.groups is None else tuple(self.groups[at[member]] for member in members)
         return replace(self, members=list(members), values=chosen, groups=groups)
 
-    def thin(self) -> PredictionMatrix:
-        """Returns the predictions of a part of the positions of each sample, where all are too many to fit to."""
-        most, shape = max(FEWEST_FITTED, MOST_FITTED // max(1, len(self.values))), self.values[0].shape
+    def thin(self, members: int | None = None) -> PredictionMatrix:
+        """Returns the predictions of a part of the positions of each sample, where all are too many to fit so many
+        members to; None: these.
+        """
+        shape = self.values[0].shape
+        most = max(FEWEST_FITTED, MOST_FITTED // max(1, members or len(self.values)))
         at = choose_positions(self.task, shape, most)
         if at is None:
             return self
@@ -102,14 +105,6 @@ class PredictionMatrix:
         values = [parts[id(own)] for own in self.values]
         positions = at if self.positions is None else self.positions[at]
         return replace(self, values=values, target=target, part=part, positions=positions)
-
-    def take_same(self, positions: Array | None) -> PredictionMatrix:
-        """Returns the predictions of these positions only, of those that were kept; None: of all."""
-        if positions is None or np.array_equal(positions, self.positions):
-            return self
-        at = positions if self.positions is None else np.searchsorted(self.positions, positions)
-        tail = find_math(self.task).tail
-        return replace(self, values=[take_positions(own, at, tail) for own in self.values], positions=positions)
 
     def take(self, rows: Any) -> PredictionMatrix:
         """Returns the predictions of these rows only: a slice, or int64 [k]."""

@@ -65,19 +65,13 @@ def combine_again(
 
 
 def read_combined(
-    run_dir: RunDir,
-    state: RunState,
-    split: str,
-    load_function: Callable[[], Any] | None = None,
-    *,
-    is_part: bool = False,
+    run_dir: RunDir, state: RunState, split: str, load_function: Callable[[], Any] | None = None
 ) -> Predictions:
     """The combined model's predictions on a split; of a stack, on the validation split, those of rows that it was
     not fitted on.
 
     Args:
         load_function: returns the run's `Ensemble.combine`; called only where the run combined by a function.
-        is_part: whether of the part of the positions only, of which the run's figures of classes are.
 
     Raises:
         CombineError: nothing was combined, or predictions are missing or no longer determine it.
@@ -99,8 +93,6 @@ def read_combined(
         function = load_function() if load_function is not None else run_dir.load_ensemble().combine
         if not callable(function) or combined.code != fingerprint_function(function):
             raise CombineError(f"{run_dir.path}: the function by which the run was combined is another one now")
-    if is_part and function is None:
-        valid, shown = valid.thin(), shown.thin()
     values = combine_again(combined, valid, shown, is_valid=split == "valid", function=function)
     if values is None:
         raise CombineError(f"{run_dir.path}: the saved predictions do not determine the combined ones any more")

@@ -90,8 +90,8 @@ class Effects:
         for member in before if own else ():
             with contextlib.suppress(StoreError):
                 kept = load_predictions(run.predictions(member, split), mapped=True)
-                known = {**kept.fields, "": kept.index}
-                if all(np.array_equal(known.get(name), values) for name, values in {**own, "": index}.items()):
+                is_same = np.array_equal(kept.index, index) and kept.fields.keys() == own.keys()
+                if is_same and all(np.array_equal(kept.fields[name], own[name]) for name in own):
                     return True
         return False
 
