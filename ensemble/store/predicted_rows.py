@@ -144,7 +144,6 @@ class PredictedRows:
                 raise UnlikeRows(
                     why if self.positions is None else f"{why}, or raise Ensemble.keep_predictions_gb"
                 )
-            self.is_ragged = True
         self._shape = own
         if self.positions is not None and self.tail is not None:
             rows, axes = take_positions(rows, self.positions, self.tail), 1
@@ -167,8 +166,10 @@ class PredictedRows:
                 self._target.add(target)
         except OSError as error:
             raise make_write_error(self._directory / "predictions", error) from None
-        self._lengths.append(lengths.copy())
-        self._indices.append(index.copy())
+        if len(index):
+            self._lengths.append(lengths.copy())
+            self._indices.append(index.copy())
+            self.is_ragged = self.is_ragged or bool((lengths != self._lengths[0][:1]).any())
 
     def replace_target(self, target: Any | None) -> None:
         """Take another target for all rows, in the order in which they were added; None: none."""
@@ -205,8 +206,7 @@ class PredictedRows:
         parts = [self._values.map(), self._target.map() if self.has_target else None]
         for number, part in enumerate(parts):
             if part is not None and len(part) == self._values.rows and lengths.shape[1]:
-                is_ragged = _are_unlike(lengths)
-                filled = fill_up(part, lengths, is_target=number == 1) if is_ragged else part
+                filled = fill_up(part, lengths, is_target=number == 1) if self.is_ragged else part
                 parts[number] = filled.reshape(len(lengths), *lengths.max(axis=0), *part.shape[1:])
         if (index[1:] < index[:-1]).any():
             order = index.argsort(kind="stable")
@@ -242,16 +242,15 @@ class PredictedRows:
         parts = {"index": index}
         if self.positions is not None:
             parts["positions"] = self.positions
-        is_ragged = _are_unlike(lengths)
         shape = (len(self), *lengths[0].tolist()) if len(lengths) else (0,)
-        if is_ragged:
+        if self.is_ragged:
             parts["lengths"], shape = (lengths if order is None else lengths[order]), (values.rows,)
         spools = {"values": values} | ({"target": target} if self.has_target else {})
         shapes = {name: (_name_dtype(part.dtype), part.shape) for name, part in parts.items()}
         for name, spool in spools.items():
             rows = shape if spool.rows == values.rows else (spool.rows,)
             shapes[name] = _name_dtype(spool.dtype), (*rows, *spool.shape)
-        about = {"v": RAGGED if is_ragged else VERSION, "task": task.as_record()}
+        about = {"v": RAGGED if self.is_ragged else VERSION, "task": task.as_record()}
         if self.fields:
             about["fields"] = {name: own.tolist() for name, own in self.take_fields().items()}
         header, size = _make_header(shapes, {KEY: json.dumps(about)})
@@ -290,10 +289,6 @@ class PredictedRows:
         """Free the memory and the files; what `arrays` gave stays."""
         self._values.close()
         self._target.close()
-
-
-def _are_unlike(lengths: npt.NDArray[np.int64]) -> bool:
-    return bool((lengths != lengths[:1]).any())
 
 
 def _read_target(target: Any, rows: int) -> npt.NDArray[Any]:
