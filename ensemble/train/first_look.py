@@ -76,8 +76,8 @@ def _look(state: TrainState, batch: Batch) -> None:
         with contextlib.suppress(PipelineError, StopIteration):  # bad records are named elsewhere
             few[split] = state.data.peek(split, SHOWN, state.collate)
     asked = [] if state.is_own_loop else list_asked(state.recipe.split_metrics)
-    for samples in few.values():
-        take_fields(samples, asked)
+    if "valid" in few:
+        take_fields(few["valid"], asked)
     predicted: list[tuple[Task, Tensor]] = []
     with undisturbed(state) as model, state.precision.autocast():
         for text in _list_remarks(state, model, batch, few, predicted):

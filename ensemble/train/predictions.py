@@ -66,7 +66,7 @@ def _predict_rows(
                     why = evaluator.bound(rows, task, values) or None
                 if why is not None:
                     break
-                rows.add_fields(take_fields(batch, rows.fields))
+                rows.add_fields(take_fields(batch, [name for name in rows.fields if name in batch]))
                 rows.add(values.float().cpu(), batch["index"].cpu(), None if target is None else target.cpu())
                 if (why := evaluator.explain_excess(rows)) is not None:
                     break
