@@ -101,9 +101,10 @@ def measure(
         error = _measure_error(task_math, combined)
         notes.append(f"by that part alone, {task_math.default_criterion} has a standard error of {error:.2g}")
     notes += [f"the metric {name!r} cannot be computed: {why}" for name, why in failed.items()]
-    drawn = {name for statistic in statistics["ensemble"] for name in statistic(None)}
-    without = [name for name in map(name_of, asked) if name in metrics["ensemble"] and name not in drawn]
-    notes += [f"{name} has no interval: {TOO_MANY}" for name in without]
+    if asked and not any(isinstance(each, Resampled) for each in statistics["ensemble"]):
+        drawn = {name for statistic in statistics["ensemble"] for name in statistic(None)}
+        without = [name for name in map(name_of, asked) if name in metrics["ensemble"] and name not in drawn]
+        notes += [f"{name} has no interval: {TOO_MANY}" for name in without]
     return fields, notes
 
 
