@@ -202,18 +202,27 @@ class PredictedRows:
         """Values, index and target of all rows by ascending index, filled up to the longest sample; of samples of
         one length mapped from the file, where there is one.
         """
-        index, lengths = self.index, self.lengths
-        parts = [self._values.map(), self._target.map() if self.has_target else None]
-        for number, part in enumerate(parts):
-            if part is not None and len(part) == self._values.rows and lengths.shape[1]:
-                filled = fill_up(part, lengths, is_target=number == 1) if self.is_ragged else part
-                parts[number] = filled.reshape(len(lengths), *lengths.max(axis=0), *part.shape[1:])
+        index, parts = self.index, [self._unfold(self._values)]
+        parts.append(self._unfold(self._target) if self.has_target else None)
         if (index[1:] < index[:-1]).any():
             order = index.argsort(kind="stable")
             index, parts = index[order], [None if part is None else part[order] for part in parts]
         values, target = parts
         assert values is not None
         return values, index, target
+
+    def _is_of_positions(self, spool: _Spool) -> bool:
+        return spool is self._values or (spool.rows == self._values.rows and not spool.shape)
+
+    def _unfold(self, spool: _Spool) -> npt.NDArray[Any] | None:
+        """All rows as [n, ...]."""
+        rows, lengths = spool.map(), self.lengths
+        if not lengths.shape[1] or not self._is_of_positions(spool):
+            return rows
+        is_target: bool = spool is self._target
+        filled = fill_up(rows, lengths, is_target=is_target) if self.is_ragged else rows
+        unfolded: npt.NDArray[Any] = filled.reshape(len(lengths), *lengths.max(axis=0), *spool.shape)
+        return unfolded
 
     def take_fields(self) -> dict[str, npt.NDArray[Any]]:
         """The fields of all rows by ascending index."""
@@ -248,7 +257,7 @@ class PredictedRows:
         spools = {"values": values} | ({"target": target} if self.has_target else {})
         shapes = {name: (_name_dtype(part.dtype), part.shape) for name, part in parts.items()}
         for name, spool in spools.items():
-            rows = shape if spool.rows == values.rows else (spool.rows,)
+            rows = shape if self._is_of_positions(spool) else (spool.rows,)
             shapes[name] = _name_dtype(spool.dtype), (*rows, *spool.shape)
         about = {"v": RAGGED if self.is_ragged else VERSION, "task": task.as_record()}
         if self.fields:

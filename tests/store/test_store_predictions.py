@@ -106,6 +106,22 @@ def test_rows_that_differ_by_more_than_their_positions_are_refused(
         rows.add(np.zeros(shape), [3, 4, 5], np.zeros(shape[:2], np.int64) if target else None)
 
 
+def test_a_target_of_samples_of_one_position_has_its_shape(tmp_path: Path) -> None:
+    values, target = np.arange(6.0).reshape(3, 1, 2), np.array([[0], [1], [0]])
+    for number, is_replaced in enumerate((False, True)):
+        rows = PredictedRows(tmp_path)
+        rows.tail = 1
+        rows.add(values, [2, 0, 1], None if is_replaced else target)
+        if is_replaced:
+            rows.replace_target(target)
+        found = rows.arrays()
+        rows.save(tmp_path / f"{number}")
+        kept = load_predictions(tmp_path / f"{number}")
+        for known, read in ((found[0], kept.values), (found[2], kept.target)):
+            assert known is not None and read is not None and np.array_equal(known, read)
+        assert kept.target is not None and kept.target.tolist() == [[1], [0], [0]]
+
+
 def test_fields_of_the_samples_are_kept_in_the_order_of_the_index(tmp_path: Path) -> None:
     rows = PredictedRows(tmp_path)
     rows.fields = {"user": [], "name": [], "at": []}
