@@ -13,13 +13,15 @@ samples moves both, and the difference is known better than either.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from ensemble.combine.metrics import AreasUnderCurve, Array, Figures, compute_defined
+from ensemble.combine.metrics import AreasUnderCurve, Array, Figures, MetricSums, compute_defined
 from ensemble.combine.tasks.base import Statistic
-from ensemble.spec.split_metrics import SplitMetricLike, name_of
+from ensemble.spec.split_metrics import SplitMetricLike, bind_fields, name_of
 from ensemble.spec.task import Task
 
 DRAWS = 1000
@@ -31,6 +33,9 @@ FEWEST_RESAMPLED = 40
 MOST_RESAMPLED = 50_000_000
 """Predicted values times metrics times draws of a `Resampled`, beyond which fewer draws are made, and none where
 they would be fewer than `FEWEST_RESAMPLED`: areas under curves of scikit-learn take half a minute."""
+
+MOST_ALONE = 2_000
+"""Samples of which each is measured alone, where the predictions are too many to draw from."""
 
 MOST_COUNTS = 20_000_000
 """Samples times draws beyond which fewer draws are made: two models of ten classes take about a second then."""
@@ -84,6 +89,7 @@ class Resampled:
     values: Array
     target: Array
     task: Task
+    fields: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def draws(self) -> int:
@@ -96,11 +102,38 @@ class Resampled:
         if not self.draws:
             return {}
         if counts is None:
-            found, _ = compute_defined(self.metrics, self.values, self.target, self.task)
-            return {name: np.array([value]) for name, value in found.items()}
+            return {name: np.array([value]) for name, value in self.compute(slice(None)).items()}
         draws = [np.repeat(np.arange(len(self.values)), own.astype(np.int64)) for own in counts]
-        rows = [compute_defined(self.metrics, self.values[own], self.target[own], self.task)[0] for own in draws]
+        rows = [self.compute(own) for own in draws]
         return {name: np.array([row.get(name, np.nan) for row in rows]) for name in map(name_of, self.metrics)}
+
+    def compute(self, rows: Any) -> dict[str, float]:
+        """The metrics of some samples."""
+        metrics = [
+            bind_fields(each, {name: of[rows] for name, of in self.fields.items()}) for each in self.metrics
+        ]
+        return compute_defined(metrics, self.values[rows], self.target[rows], self.task)[0]
+
+
+def resample(whole: Resampled, figures: Mapping[str, float]) -> list[Statistic]:
+    """What resamples metrics of a whole split, which are `figures` of all predictions.
+
+    Of too many predictions, it draws from the figures of single samples, where their mean is that of all, as of a
+    Dice score.
+    """
+    found: list[Statistic] = [whole] if whole.draws else []
+    for metric in whole.metrics if not found and len(whole.values) <= MOST_ALONE else ():
+        name, one = name_of(metric), replace(whole, metrics=[metric])
+        if callable(metric) and name in figures:
+            alone = [one.compute(slice(at, at + 1)).get(name, np.nan) for at in range(len(whole.values))]
+            if np.isclose(np.mean(alone), figures[name], rtol=1e-6, atol=0):
+                sums = np.stack([alone, np.ones(len(alone))])
+                found.append(MetricSums(sums, partial(_divide_sums, name)))
+    return found
+
+
+def _divide_sums(name: str, sums: Array) -> Figures:
+    return {name: sums[0] / sums[1]}
 
 
 def draw(

@@ -57,8 +57,11 @@ class Positions:
         """Sums float64 [s, n] over the rows of each sample, of `columns` [s, k]."""
         if columns.shape[1] == self.samples and np.array_equal(self.sample, np.arange(self.samples)):
             return np.asarray(columns, dtype=np.float64)
-        summed = [np.bincount(self.sample, weights=column, minlength=self.samples) for column in columns]
-        return np.stack(summed)
+        summed = np.zeros((len(columns), self.samples))
+        starts = np.flatnonzero(np.concatenate([[True], self.sample[1:] != self.sample[:-1]]))
+        for row, column in zip(summed, columns, strict=True):
+            row[self.sample[starts]] = np.add.reduceat(column, starts, dtype=np.float64)
+        return summed
 
 
 def flatten(values: Array, target: Array) -> Positions:
@@ -142,13 +145,14 @@ def count_bins(confidence: Array, right: Array, rows: Positions, bins: int = BIN
 
     Equal-width bins, each open below and closed above.
     """
-    bin_of = np.digitize(confidence, np.linspace(0, 1, bins + 1)[1:-1], right=True)
-    key = bin_of * rows.samples + rows.sample
-    parts = [
-        np.bincount(key, weights=weights, minlength=bins * rows.samples).reshape(bins, rows.samples)
-        for weights in (np.ones(len(key)), confidence, right)
-    ]
-    return np.concatenate(parts)
+    edges = np.linspace(0, 1, bins + 1)
+    bin_of = (confidence * bins).astype(np.int64).clip(0, bins - 1)  # but for rounding; a search is much slower
+    bin_of += confidence > edges[bin_of + 1]
+    bin_of -= (confidence <= edges[bin_of]) & (bin_of > 0)
+    key, size = bin_of.clip(0, bins - 1) * rows.samples + rows.sample, bins * rows.samples
+    wrong, hits = np.bincount(key + size * right, minlength=2 * size).astype(np.float64).reshape(2, -1)
+    parts = (wrong + hits, np.bincount(key, weights=confidence, minlength=size), hits)
+    return np.concatenate([part.reshape(bins, rows.samples) for part in parts])
 
 
 def count_scatter(columns: Array, bins: int = BINS) -> Array:

@@ -130,4 +130,9 @@ def merge_folds(members: Sequence[str], saved: Sequence[Predictions]) -> Predict
         rows = at[counts == many]
         parts = [values[rows + each] for each in range(many)]
         mean[counts == many] = find_math(one.task).mix(parts, average_weights(many))
-    return replace(one, values=mean, index=known, target=target)
+    fields = {
+        name: np.concatenate([each.fields[name] for each in saved])[order][at]
+        for name in one.fields
+        if all(name in each.fields for each in saved)
+    }
+    return replace(one, values=mean, index=known, target=target, fields=fields)

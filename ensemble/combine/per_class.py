@@ -17,12 +17,13 @@ import numpy as np
 
 from ensemble.combine.metrics import Array, CombineError, find_known, flatten
 from ensemble.combine.tasks import find_math
-from ensemble.events import NOT_COMBINED
+from ensemble.events import NOT_COMBINED, Combined
 from ensemble.spec.task import LABELS, Task
 
 if TYPE_CHECKING:
     import pandas
 
+    from ensemble.combine.prediction_matrix import PredictionMatrix
     from ensemble.store import RunDir, RunState
 
 MOST_DENSE = 10_000
@@ -213,7 +214,7 @@ def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, 
     Raises:
         CombineError: nothing was combined, the task has no classes, or the predictions have no targets.
     """
-    from ensemble.combine.prediction_matrix import read_prediction_matrix
+    from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
     from ensemble.combine.recorded import read_combined
     from ensemble.store import fold, read_events
 
@@ -223,10 +224,18 @@ def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, 
     ensemble = read_combined(run_dir, state, split)
     if ensemble.target is None:
         raise CombineError(f"{run_dir.path}: the {split} split has no targets")
-    classes, found = combined.classes, {}
-    found["ensemble"] = compute_per_class(ensemble.task, ensemble.values, ensemble.target, classes, split)
+    name, values = ["ensemble"], [ensemble.values]
+    models = {name[0]: PredictionMatrix(name, values, ensemble.index, ensemble.target, {}, ensemble.task)}
     if combined.best_member:
-        best = read_prediction_matrix(run_dir, state, [combined.best_member], split)
-        if best.members:
-            found["best"] = compute_per_class(best.task, best.values[0], ensemble.target, classes, split)
-    return found
+        models["best"] = read_prediction_matrix(run_dir, state, [combined.best_member], split)
+    parts = {of: take_part(model, combined) for of, model in models.items() if model.members}
+    return {
+        of: compute_per_class(part.task, part.values[0], part.target, combined.classes, split)
+        for of, part in parts.items()
+        if part.target is not None
+    }
+
+
+def take_part(model: PredictionMatrix, combined: Combined) -> PredictionMatrix:
+    """The part of the positions of which the run's figures of classes are."""
+    return model if combined.method == "function" else model.thin(len(combined.candidates or ()))

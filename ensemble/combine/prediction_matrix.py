@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from ensemble.combine.conformal_scores import list_chunks
 from ensemble.combine.methods import list_representatives
 from ensemble.combine.metrics import Array, CombineError
 from ensemble.combine.tasks import find_math
-from ensemble.spec.positions import TAILS, choose_positions, count_positions, take_positions, widen
+from ensemble.spec.positions import TAILS, choose_positions, count_positions, fill_up, take_positions
 from ensemble.spec.task import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNSAVED = "saved no"
 
-MOST_FITTED, FEWEST_FITTED = 2**23, 2**20
+MOST_FITTED, FEWEST_FITTED = 2**21, 2**19
 """Numbers of all members together, of one at least, beyond which weights and calibration are fitted to a part."""
 
 
@@ -39,6 +39,7 @@ class PredictionMatrix:
             that (`ensemble.combine.out_of_fold`); else None.
         part: of which of the positions they are, as a note to the user; "": of all.
         positions: which ones of each sample were kept; None: all.
+        fields: fields of the samples that metrics of the split ask for.
     """
 
     members: list[str]
@@ -50,6 +51,7 @@ class PredictionMatrix:
     groups: tuple[int, ...] | None = None
     part: str = ""
     positions: Array | None = None
+    fields: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def unsaved(self) -> bool:
@@ -81,9 +83,12 @@ class PredictionMatrix:
         groups = None if self.groups is None else tuple(self.groups[at[member]] for member in members)
         return replace(self, members=list(members), values=chosen, groups=groups)
 
-    def thin(self) -> PredictionMatrix:
-        """Returns the predictions of a part of the positions of each sample, where all are too many to fit to."""
-        most, shape = max(FEWEST_FITTED, MOST_FITTED // max(1, len(self.values))), self.values[0].shape
+    def thin(self, members: int | None = None) -> PredictionMatrix:
+        """Returns the predictions of a part of the positions of each sample, where all are too many to fit so many
+        members to; None: these.
+        """
+        shape = self.values[0].shape
+        most = max(FEWEST_FITTED, MOST_FITTED // max(1, members or len(self.values)))
         at = choose_positions(self.task, shape, most)
         if at is None:
             return self
@@ -158,8 +163,11 @@ def align(
     math = find_math(task)
     for member, one in saved.items():
         own_values = np.asarray(one.values)
-        chunks = [own_values[at] for at in list_chunks(own_values)]  # mapped, of which few are in memory at once
-        if not chunks or any(map(math.explain_invalid, chunks)):
+        is_rounded, is_invalid = False, not len(own_values)
+        for chunk in (own_values[at] for at in list_chunks(own_values)):  # mapped, of which few are in memory
+            is_invalid = is_invalid or math.explain_invalid(chunk) is not None
+            is_rounded = is_rounded or (not is_invalid and math.normalise(chunk) is not chunk)
+        if is_invalid:
             problem = math.explain_invalid(own_values)
             left_out[member] = f"{split} {problem}"
             continue
@@ -176,7 +184,7 @@ def align(
                     "again"
                 )
             _check_same_targets(split, members[0], target, member, own_target, index)
-        if any(math.normalise(chunk) is not chunk for chunk in chunks):
+        if is_rounded:
             rows = math.normalise(rows)
         if values:
             _check_same_shape(split, members[0], values[0], member, rows, task)
@@ -187,7 +195,8 @@ def align(
     kept = [one.positions for one in saved.values() if one.positions is not None]
     part = f"all figures are of the {len(kept[0]):,} positions of each sample that are kept" if kept else ""
     positions = np.asarray(kept[0]) if kept else None
-    return PredictionMatrix(members, values, index, target, left_out, task, part=part, positions=positions)
+    fields = next((one.fields for one in saved.values() if one.fields and np.array_equal(one.index, index)), {})
+    return PredictionMatrix(members, values, index, target, left_out, task, None, part, positions, fields)
 
 
 def widen_alike(saved: Sequence[Predictions]) -> list[Predictions]:
@@ -195,17 +204,20 @@ def widen_alike(saved: Sequence[Predictions]) -> list[Predictions]:
     tail, axes = TAILS.get(saved[0].task.kind), {each.values.ndim for each in saved}
     if tail is None or len(axes) > 1 or any(each.positions is not None for each in saved):
         return list(saved)
-    lengths = [
-        max(sizes) for sizes in zip(*(each.values.shape[1 : max(axes) - tail] for each in saved), strict=True)
-    ]
+    shapes = [each.values.shape[1 : max(axes) - tail] for each in saved]
+    lengths = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
     return [
-        replace(
-            each,
-            values=widen(each.values, lengths),
-            target=None if each.target is None else widen(each.target, lengths, is_target=True),
-        )
-        for each in saved
+        each if each.values.shape[1 : len(lengths) + 1] == lengths else _widen(each, lengths) for each in saved
     ]
+
+
+def _widen(one: Predictions, longest: tuple[int, ...]) -> Predictions:
+    axes, target = len(longest), one.target
+    lengths = np.tile(one.values.shape[1 : axes + 1], (len(one.values), 1))
+    if target is not None:
+        target = fill_up(target.reshape(-1), lengths, longest, is_target=True)
+    flat = one.values.reshape(-1, *one.values.shape[axes + 1 :])
+    return replace(one, values=fill_up(flat, lengths, longest), target=target)
 
 
 def are_equal(first: Array, second: Array) -> bool:

@@ -32,6 +32,7 @@ from ensemble.combine.shifted_split import describe_change, read_shifted
 from ensemble.combine.tasks import TaskMath, find_math
 from ensemble.combine.thresholds import measure_decisions, with_thresholds
 from ensemble.spec.objectives import infer_mode
+from ensemble.spec.split_metrics import list_fields
 from ensemble.spec.task import CLASSIFICATION, as_task
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def combine_samples(
     shifted, why = None, ""
     if ensemble.shifted is not None:
         shifted, why = read_shifted(run_dir, state, valid, combination, best)
-    more = list_split_metrics(task_math, ensemble)
+    more = [one for one in list_split_metrics(task_math, ensemble) if not list_fields(one)]
     change, why_not = describe_change(shifted, measured["metrics"], more)
     sureness = describe(samples[0], samples[-1], shifted, level=ensemble.coverage)
     if is_fitted:  # it would be calibrated on what it is measured on

@@ -7,6 +7,7 @@ for a model in float64), whatever the member's precision.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ LOSSES: Mapping[str, Kind | None] = {
     "gaussian_nll": "gaussian",
     "pinball": "quantiles",
 }
+#: Along which axis a model has its classes, 1 or -1, as batches have shown of which the shapes say it.
+_class_axes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _NO_INPUTS = ("index", "weight")
 _OF_LABELS = ("cross_entropy", "binary_cross_entropy", "focal", "binary_focal")
 _OF_CLASSES = ("cross_entropy", "focal")
@@ -70,8 +73,9 @@ class NamedLoss:
                 fields = ", ".join(each for each in batch if each not in _NO_INPUTS)
                 raise SpecError(f"the data have no field {name!r} of Recipe.{option}; they have {fields}")
         outputs = model(*(batch[name] for name in self.find_inputs(batch)))
+        is_training = getattr(model, "training", False)
         try:
-            return self.compute(outputs, batch[self.target], training=getattr(model, "training", False))
+            return self.compute(outputs, batch[self.target], training=is_training, model=model)
         except SpecError as error:
             raise SpecError(f"{error} (the target is the field {self.target!r})") from None
 
@@ -101,18 +105,20 @@ class NamedLoss:
         known = find_known(target, of_labels=self.name in _OF_LABELS)
         return known.reshape(len(known), -1).any(dim=1)
 
-    def compute(self, outputs: Any, target: Tensor, *, training: bool = False) -> Tensor:
+    def compute(self, outputs: Any, target: Tensor, *, training: bool = False, model: Any = None) -> Tensor:
         """The loss of each sample, [b].
 
         Args:
             outputs: of the model; for "gaussian_nll" a tuple (mean, variance), or a dict of both.
             target: [b, ...].
             training: whether labels are smoothed.
+            model: whose earlier batches say along which axis the classes are, where this one does not.
         """
         if self.scale is not None:
             target = _standardize(target, *self.scale)
         if self.name in _OF_CLASSES:
-            return _cross_entropy(outputs, target, self.label_smoothing if training else 0.0, self.gamma)
+            smoothing = self.label_smoothing if training else 0.0
+            return _cross_entropy(outputs, target, smoothing, self.gamma, model)
         if self.name == "gaussian_nll":
             return _gaussian_nll(outputs, target)
         outputs = _widen(outputs)
@@ -197,14 +203,16 @@ def _mean(losses: Tensor, counted: Tensor) -> Tensor:
     return sums / counted.sum(dim=1).clamp(min=1)
 
 
-def _cross_entropy(outputs: Any, target: Tensor, label_smoothing: float, gamma: float) -> Tensor:
+def _cross_entropy(
+    outputs: Any, target: Tensor, label_smoothing: float, gamma: float, model: Any = None
+) -> Tensor:
     from torch.nn.functional import cross_entropy
 
     if target.is_floating_point():
         raise SpecError(
             f"cross_entropy: the target is {_name_type(target)}, and classes are integers: return int64"
         )
-    scores, classes = _move_classes(_widen(outputs), target), target.long()
+    scores, classes = _move_classes(_widen(outputs), target, model), target.long()
     losses = cross_entropy(
         scores, classes, reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing
     )
@@ -222,19 +230,28 @@ def _focus(losses: Tensor, gamma: float) -> Tensor:
     return wrong.clamp(min=torch.finfo(wrong.dtype).tiny) ** gamma * losses
 
 
-def _move_classes(scores: Tensor, target: Tensor) -> Tensor:
+def remember_class_axis(model: Any, axis: int | None) -> None:
+    """Note along which axis, 1 or -1, a model has its classes: a batch as long as there are classes hides it."""
+    if axis:
+        _class_axes[model] = axis
+
+
+def _move_classes(scores: Tensor, target: Tensor, model: Any) -> Tensor:
     """Scores with the classes on axis 1, where torch has them; they may be on the last one."""
     at_1 = scores.dim() == target.dim() + 1 and scores.shape[2:] == target.shape[1:]
     at_last = scores.shape[:-1] == target.shape
-    if at_1 and (scores.dim() == 2 or not at_last):
-        return scores
-    if at_last and not at_1:
-        return scores.movedim(-1, 1)
-    why = "both axis 1 and the last may be that of the classes" if at_1 else "they do not fit"
-    raise SpecError(
-        f"cross_entropy: scores of shape {list(scores.shape)} for a target of shape {list(target.shape)}: {why}; "
-        "give a loss function of your own"
-    )
+    axis: int | None = 1 if at_1 else -1 if at_last else None
+    if at_1 and at_last and scores.dim() > 2:
+        axis = None if model is None else _class_axes.get(model)
+    elif model is not None and target.dim() > 1:
+        remember_class_axis(model, axis)
+    if axis is None:
+        why = "both axis 1 and the last may be that of the classes" if at_1 else "they do not fit"
+        raise SpecError(
+            f"cross_entropy: scores of shape {list(scores.shape)} for a target of shape {list(target.shape)}: "
+            f"{why}; give a loss function of your own"
+        )
+    return scores if axis == 1 else scores.movedim(-1, 1)
 
 
 def _name_type(target: Tensor) -> str:

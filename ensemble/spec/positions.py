@@ -7,7 +7,7 @@ same ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,15 +79,33 @@ def take_positions(array: Any, positions: Any, tail: int) -> Any:
     return array.reshape(len(array), math.prod(array.shape[1:end]), *array.shape[end:])[:, positions]
 
 
-def widen(array: Any, lengths: Sequence[int], *, is_target: bool = False) -> Any:
-    """[n, ...] with these lengths along the next axes: a target takes no part there, values repeat the last."""
-    wider = [(0, length - own) for length, own in zip(lengths, array.shape[1:], strict=False)]
-    if not any(more for _, more in wider):
-        return array
-    pads = [(0, 0), *wider, *[(0, 0)] * (array.ndim - 1 - len(wider))]
-    if is_target:
-        return np.pad(array, pads, constant_values=np.nan if array.dtype.kind == "f" else IGNORED)
-    return np.pad(array, pads, mode="edge")
+def locate(lengths: Any, longest: Sequence[int] | None = None) -> Any:
+    """Which of the positions [n, *longest] samples of these lengths [n, axes] have; None: those of the longest."""
+    longest = lengths.max(axis=0) if longest is None else longest
+    is_own = np.ones((len(lengths), *longest), dtype=bool)
+    for axis, length in enumerate(longest):
+        inside = np.arange(length) < lengths[:, axis, None]
+        is_own &= inside.reshape(-1, *(length if at == axis else 1 for at in range(len(longest))))
+    return is_own
+
+
+def fill_up(
+    flat: Any,
+    lengths: Any,
+    longest: Sequence[int] | None = None,
+    *,
+    is_target: bool = False,
+    out: Callable[..., Any] = np.empty,
+) -> Any:
+    """The positions [N, ...] of samples of unlike lengths [n, axes] as [n, *longest, ...]. What is added is a
+    target that takes no part, or the values of the first position.
+    """
+    is_own = locate(lengths, longest)
+    nothing = np.nan if flat.dtype.kind == "f" else IGNORED
+    filled = out((*is_own.shape, *flat.shape[1:]), flat.dtype)
+    filled[...] = nothing if is_target else flat[0] if len(flat) else 0
+    filled[is_own] = flat
+    return filled
 
 
 def list_pieces(task: Task, shape: Sequence[int]) -> list[tuple[slice, slice]]:

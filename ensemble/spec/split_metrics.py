@@ -114,6 +114,11 @@ def list_fields(metric: SplitMetricLike) -> list[str]:
     return [one.name for one in fields if one.default is one.empty]
 
 
+def list_asked(metrics: Iterable[SplitMetricLike]) -> list[str]:
+    """The fields that any of the metrics asks for."""
+    return list(dict.fromkeys(name for metric in metrics for name in list_fields(metric)))
+
+
 def bind_fields(metric: SplitMetricLike, fields: Mapping[str, Array]) -> SplitMetricLike:
     """The function of values and target alone, with the fields [n, ...] that it asks for."""
     asked = {name: fields[name] for name in list_fields(metric)}

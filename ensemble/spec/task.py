@@ -98,9 +98,10 @@ def find_known(target: ArrayT, *, of_labels: bool = False) -> ArrayT:
     """
     given: Any = target
     kind = str(given.dtype).removeprefix("torch.")
+    if kind.startswith("int"):
+        return given != IGNORED  # type: ignore[no-any-return]
     known: Any = given == given
-    is_unsigned = kind.startswith(("uint", "bool"))  # torch would compare with what -100 is as a uint8: 156
-    if kind.startswith("int") or (of_labels and not is_unsigned):
+    if of_labels and not kind.startswith(("uint", "bool")):  # torch would compare with -100 as a uint8: 156
         known = known & (given != IGNORED)
     return known  # type: ignore[no-any-return]
 

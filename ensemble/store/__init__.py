@@ -18,7 +18,8 @@ from ensemble.store.kept_code import load_code, pickle_by_value
 from ensemble.store.log_lines import end_of_events, read_events, read_events_from
 from ensemble.store.member import MemberState, NodeState, Span
 from ensemble.store.member_files import has_predictions, read_checkpoint, read_predictions
-from ensemble.store.predictions import PredictedRows, Predictions, load_predictions, save_predictions
+from ensemble.store.predicted_rows import PredictedRows, save_predictions
+from ensemble.store.predictions import Predictions, load_predictions
 from ensemble.store.requests import receive_requests, withdraw_request, write_request
 from ensemble.store.rundir import RunDir
 from ensemble.store.snapshot import RunStatus

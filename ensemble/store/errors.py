@@ -24,7 +24,7 @@ class WriteError(StoreError):
 
 
 class UnlikeRows(StoreError):
-    """Predictions of a batch do not have the shape of those before, and cannot be filled up to it."""
+    """Predictions of a batch do not have the shape of those before, and not only more or fewer positions."""
 
 
 class DamagedError(StoreError):

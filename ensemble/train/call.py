@@ -7,11 +7,16 @@ the arguments of that call are fields of the batch, unchanged, the call can be r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ensemble.spec.task import Task
+from ensemble.spec.validation import unknown_name
+from ensemble.train.job import FieldError
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,25 @@ def find_target(batch: Mapping[str, Any], name: str) -> Any:
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
     return value if hasattr(value, "is_floating_point") else None
+
+
+def take_fields(batch: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The fields of a batch that metrics of the split ask for: arrays [b, ...] of numbers or texts.
+
+    Raises:
+        FieldError: there is no such field, or it holds something else.
+    """
+    taken: dict[str, Any] = {}
+    for name in names:
+        if name not in batch:
+            raise FieldError(unknown_name("Recipe.split_metrics: the batch has no field", name, list(batch)))
+        value = batch[name]
+        with contextlib.suppress(Exception):  # what cannot be made an array is named below
+            taken[name] = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        if name not in taken or taken[name].dtype.kind not in "biufU" or len(taken[name]) != len(batch["index"]):
+            what = f"a {type(value).__name__}, no tensor [b, ...], and no numbers or texts of each sample"
+            raise FieldError(f"Recipe.split_metrics: the field {name!r} is {what}")
+    return taken
 
 
 @dataclass(frozen=True)

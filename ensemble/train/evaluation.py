@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
 from ensemble.spec.positions import TAILS
-from ensemble.spec.split_metrics import KNOWN, bind_fields, compute, list_fields, name_of
+from ensemble.spec.split_metrics import KNOWN, bind_fields, compute, list_asked, name_of
 from ensemble.spec.task import NUMBERS, Task, find_known
-from ensemble.train.call import find_target
+from ensemble.store import PredictedRows
+from ensemble.train.call import find_target, take_fields
 from ensemble.train.data import as_stored_target, describe_not_finite
-from ensemble.train.gather import Ratio, compute_once, gather_json, gather_rows, share_lengths
+from ensemble.train.gather import Ratio, compute_once, gather_json, gather_predictions
 from ensemble.train.job import LabelError, TrainingError
 from ensemble.train.member import TrainContext
 from ensemble.train.outputs import FirstCall, OutputError, compute_outputs, explain_label_error, to_scaled_values
@@ -29,12 +30,7 @@ from ensemble.train.predictions import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from pipelines import Batch
-
-    Array = npt.NDArray[np.generic]
 
 
 #: Epochs after which a member should be better than a constant guess, if it has so many.
@@ -87,16 +83,17 @@ class _SplitRows:
 
     def __init__(self, recipe: Recipe, member: TrainContext) -> None:
         self._recipe, self._member = recipe, member
-        self._rows = member.make_rows()
-        #: Those that metrics of the split ask for, of the same samples; the names are those of all ranks.
-        self._fields: dict[str, list[Tensor]] = {
-            field: [] for metric in recipe.split_metrics for field in list_fields(metric)
-        }
+        self._rows = self._make_rows()
         self._is_measured, self._missing = False, ""  # whether some batch has predictions; why some has none
         self._shape_mismatch = ""  # why the targets of some batch are no labels
         self._names: set[str] = set()  # of the figures of the task
         self._classes = 0  # of a classification
         self._counts: list[Tensor] = []  # see `count_targets`
+
+    def _make_rows(self) -> PredictedRows:
+        rows = self._member.make_rows()
+        rows.fields = {name: [] for name in list_asked(self._recipe.split_metrics)}
+        return rows
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Any]:
         """Loss, figures of the task, and the recipe's own metrics of one batch: see `TrainContext.evaluate`."""
@@ -127,8 +124,7 @@ class _SplitRows:
             figures.update(own)
         if self._wanted(figures) and values is not None:
             self._rows.tail = None if task is None else TAILS.get(task.kind)
-            for name, rows in self._fields.items():
-                rows.append(batch[name].cpu())
+            self._rows.add_fields(take_fields(batch, self._rows.fields))
             self._rows.add(values.float().cpu(), batch["index"].cpu(), None if kept is None else kept.cpu())
         return figures
 
@@ -225,29 +221,18 @@ class _SplitRows:
             return {}
         if self._missing or self._shape_mismatch:
             raise OutputError(f"{', '.join(map(name_of, wanted))}: {self._missing or self._shape_mismatch}")
-        share_lengths(member.comm, self._rows)
-        parts: tuple[Array | None, ...] = self._rows.arrays() if len(self._rows) else (None, None, None)
-        parts += tuple(torch.cat(rows).numpy() if rows else None for rows in self._fields.values())
-        self._rows.close()
-        self._rows = member.make_rows()  # the member keeps `measure` until the next evaluation
-        self._fields = {name: [] for name in self._fields}
-        if member.comm.world > 1:
-            shares = (None if part is None else torch.from_numpy(part.copy()) for part in parts)
-            gathered = [gather_rows(member.comm, share) for share in shares]
-            parts = tuple(None if part is None else part.numpy() for part in gathered)
+        own, self._rows = self._rows, self._make_rows()  # the member keeps `measure` until the next evaluation
+        with contextlib.closing(own), contextlib.closing(member.make_rows()) as together:
+            rows = gather_predictions(member.comm, own, together)
 
-        def compute_metrics() -> dict[str, float]:
-            values, index, target, *asked = parts
-            seen = member.observer.seen
-            assert values is not None and index is not None and seen is not None and seen.task is not None
-            order = index.argsort() if member.comm.world > 1 else slice(None)  # the same for any number of ranks
-            fields = {
-                name: part[order] for name, part in zip(self._fields, asked, strict=True) if part is not None
-            }
-            bound = [bind_fields(metric, fields) for metric in wanted]
-            return compute(bound, values[order], None if target is None else target[order], seen.task)
+            def compute_metrics() -> dict[str, float]:
+                seen = member.observer.seen
+                assert seen is not None and seen.task is not None
+                values, _, target = rows.arrays()
+                bound = [bind_fields(metric, rows.take_fields()) for metric in wanted]
+                return compute(bound, values, target, seen.task)
 
-        found: dict[str, float] = compute_once(member.comm, compute_metrics)
+            found: dict[str, float] = compute_once(member.comm, compute_metrics)
         return {name: found.get(name, math.nan) for name in map(name_of, wanted)}
 
 

@@ -21,7 +21,7 @@ from ensemble.store import PredictedRows
 from ensemble.train.averaging import LossProbe
 from ensemble.train.call import Observation
 from ensemble.train.data import as_stored_target
-from ensemble.train.gather import Means, find_first, gather_json, gather_rows, share_lengths
+from ensemble.train.gather import Means, find_first, gather_predictions
 from ensemble.train.job import StopTraining, TrainingError
 from ensemble.train.seeding import seed_everything, step_seed
 from ensemble.train.state import TrainState
@@ -54,6 +54,7 @@ class Evaluator:
         self.measured: dict[str, float] = {}
         self.footprint: dict[str, float] = {}
         self._has_warned = False
+        self._kept_bytes = 0  # of this rank's predictions of the splits so far
         state.data.on_resident_wait = state.report_progress
 
     def evaluate(self, measure: Measure, split: str) -> dict[str, float]:
@@ -179,13 +180,23 @@ class Evaluator:
             self.save_rows(split, what, rows)
 
     def bound(self, rows: PredictedRows, task: Task, values: Tensor) -> str:
-        """Choose the positions of values [b, ...] that are kept; returns why none are, or ""."""
+        """Choose by the first batch [b, ...] which positions of values are kept; returns why none are, or ""."""
         rows.positions, why = choose_kept(self._state.ensemble, task, values.shape[1:])
         rows.tail = TAILS.get(task.kind)
         if rows.positions is None:
             return why
         self._state.remark(why)
         return ""
+
+    def explain_excess(self, rows: PredictedRows) -> str | None:
+        """Why samples of unlike length are not kept, of which the first batch does not tell what all take."""
+        gb, kept = self._state.ensemble.keep_predictions_gb, self._kept_bytes + rows.nbytes
+        if not rows.is_ragged or kept * self._state.comm.world <= gb * 1e9:
+            return None
+        return (
+            f"the predictions of samples of unlike length take more than Ensemble.keep_predictions_gb={gb:g}: "
+            "none are kept; declare a larger one"
+        )
 
     def _find_task(self, task: str | Task | None) -> Task:
         """The task of predictions, the same on all ranks: the one given, else the recipe's, else what was seen."""
@@ -215,23 +226,11 @@ class Evaluator:
                 "with Ensemble.out_of_fold a member predicts on 'valid' only what it has not learnt from: the "
                 "samples that member.batches('valid') gives"
             )
-        if state.comm.world == 1:
-            self._save(split, what, rows)
-            return
-        share_lengths(state.comm, rows)
+        self._kept_bytes += rows.nbytes
         with contextlib.closing(state.effects.make_rows()) as together:
-            kept = find_first(state.comm, None if rows.positions is None else [rows.tail, rows.positions.tolist()])
-            if kept is not None:
-                together.tail, together.positions = kept[0], torch.tensor(kept[1]).numpy()
-            pieces = rows.pieces()
-            for _ in range(max(gather_json(state.comm, rows.count_pieces()))):
-                parts = next(pieces, (None, None, None))
-                shares = (None if part is None else torch.from_numpy(part.copy()) for part in parts)
-                values, index, target = (gather_rows(state.comm, part) for part in shares)
-                if state.comm.rank == 0 and values is not None:
-                    together.add(values, index, target)
+            gathered = gather_predictions(state.comm, rows, together)
             if state.comm.rank == 0:
-                self._save(split, what, together)
+                self._save(split, what, gathered)
 
     def _save(self, split: str, task: Task, rows: PredictedRows) -> None:
         if not len(rows):
@@ -242,9 +241,10 @@ class Evaluator:
             samples, is_skipped = len(data.pipeline(split)), data.pipeline(split).on_error == "skip"
             if len(rows) < samples and not is_skipped and data.find_held_out(split) is None:
                 self._state.remark(f"predictions on 'valid' are of {len(rows)} of its {samples} samples")
-            values, _, target = rows.arrays()
-            if target is not None and values.nbytes <= MOST_COMPARED:
+            if rows.has_target and rows.nbytes <= MOST_COMPARED:
+                values, _, target = rows.arrays()
                 with contextlib.suppress(Exception):  # a target of one's own may have any form
+                    assert target is not None
                     self.measured = measure_reported(self.find_reported(), task, values, target)
 
     def find_reported(self) -> dict[str, float]:

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from ensemble.spec import Recipe
 from ensemble.spec.losses import NamedLoss
 from ensemble.spec.positions import TAILS, choose_kept, count_bytes
+from ensemble.spec.split_metrics import list_asked
 from ensemble.spec.task import LABELS, NUMBERS, Task, find_known
 from ensemble.store.member import UNCOMBINED
-from ensemble.store.predictions import PAD
+from ensemble.store.predicted_rows import PAD
 from ensemble.train.accumulation import split_batch
-from ensemble.train.call import Observation, find_target
+from ensemble.train.call import Observation, find_target, take_fields
 from ensemble.train.infer_task import PREDICT, OutputError, describe, find_class_axis, fit_points, take_logits
+from ensemble.train.job import FieldError
 from ensemble.train.outputs import (
     FirstCall,
     compute_outputs,
@@ -60,7 +62,9 @@ def look(state: TrainState, batch: Batch) -> None:
     state.is_looked_at = True
     try:
         _look(state, batch)
-    except Exception as error:  # whatever it may be, the member trains
+    except FieldError:
+        raise
+    except Exception as error:  # whatever else it may be, the member trains
         state.reporter.log(f"the first batch could not be looked at: {type(error).__name__}: {error}")
 
 
@@ -71,6 +75,9 @@ def _look(state: TrainState, batch: Batch) -> None:
     for split in state.effects.splits:
         with contextlib.suppress(PipelineError, StopIteration):  # bad records are named elsewhere
             few[split] = state.data.peek(split, SHOWN, state.collate)
+    asked = [] if state.is_own_loop else list_asked(state.recipe.split_metrics)
+    if "valid" in few:
+        take_fields(few["valid"], asked)
     predicted: list[tuple[Task, Tensor]] = []
     with undisturbed(state) as model, state.precision.autocast():
         for text in _list_remarks(state, model, batch, few, predicted):

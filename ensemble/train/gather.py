@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,11 +40,25 @@ def gather_rows(comm: Communicator, rows: Tensor | None) -> Tensor | None:
     return torch.cat(comm.all_gather(rows))
 
 
-def share_lengths(comm: Communicator, rows: PredictedRows) -> None:
-    """Give the rows of each rank as many positions as those of all others have."""
-    for shape in gather_json(comm, rows.shape):
-        if shape is not None and rows.shape is not None:
-            rows.widen(shape)
+def gather_predictions(comm: Communicator, rows: PredictedRows, together: PredictedRows) -> PredictedRows:
+    """The predictions of all ranks on rank 0, in `together`, some at a time; of one rank alone its own."""
+    if comm.world == 1:
+        return rows
+    kept = None if rows.positions is None else rows.positions.tolist()
+    found = find_first(comm, [rows.tail, kept] if len(rows) else None)
+    if found is not None and found[1] is not None:
+        together.tail, together.positions = found[0], np.array(found[1])
+    pieces = rows.pieces()
+    for _ in range(max(gather_json(comm, rows.count_pieces()))):
+        parts = (None if part is None else torch.from_numpy(part.copy()) for part in next(pieces, [None] * 4))
+        shares = [gather_rows(comm, part) for part in parts]
+        values, lengths, index, target = (None if share is None else share.numpy() for share in shares)
+        if comm.rank == 0 and values is not None:
+            together.add_flat(values, lengths, index, target)
+    for name, parts_of in rows.fields.items():
+        shared = gather_json(comm, [part.tolist() for part in parts_of])
+        together.fields[name] = [np.asarray(part) for share in shared for part in share if part]
+    return together
 
 
 def find_first(comm: Communicator, value: Any) -> Any:

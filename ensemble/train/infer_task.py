@@ -119,7 +119,8 @@ def find_class_axis(outputs: tuple[int, ...], target: tuple[int, ...] | None) ->
         target: the shape [b, ...] of the target; None where there is none: then there are no positions.
 
     Raises:
-        OutputError: neither fits, or both do.
+        UnshownError: both fit, as where a batch is as long as there are classes.
+        OutputError: neither fits.
     """
     target = outputs[:1] if target is None else target
     if outputs == target:
@@ -127,7 +128,7 @@ def find_class_axis(outputs: tuple[int, ...], target: tuple[int, ...] | None) ->
     first = len(outputs) == len(target) + 1 and outputs[2:] == target[1:]
     last = outputs[:-1] == target
     if first and last and len(outputs) > 2:
-        raise OutputError(
+        raise UnshownError(
             f"outputs {list(outputs)} may have their classes along axis 1 or along the last one (the target is "
             f"{list(target)}); declare Recipe.predict(model, batch) -> probabilities, classes last"
         )

@@ -41,6 +41,10 @@ class LabelError(TrainingError):
     """The label of a sample is not a class of the model."""
 
 
+class FieldError(TrainingError):
+    """The batches lack a field that a metric of the split asks for."""
+
+
 class UnusableData(TrainingError):
     """Records of a split on which members are evaluated cannot be prepared."""
 

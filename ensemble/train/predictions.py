@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.spec.losses import find_wrong_label
+from ensemble.spec.split_metrics import list_asked
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task, as_task, find_known
 from ensemble.store import PredictedRows, UnlikeRows
 from ensemble.store.member import UNCOMBINED
-from ensemble.train.call import Observation, find_target
+from ensemble.train.call import Observation, find_target, take_fields
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluator import Evaluator
 from ensemble.train.first_look import try_offered
@@ -36,6 +36,8 @@ def predict(evaluator: Evaluator, state: TrainState, split: str, function: Predi
         function: what predicts; None: `Recipe.predict`, or what the outputs of the model say.
     """
     with contextlib.closing(state.effects.make_rows()) as rows:
+        asked = [] if state.is_own_loop else list_asked(state.recipe.split_metrics)
+        rows.fields = {name: [] for name in asked}
         why, task = _predict_rows(evaluator, state, split, function, rows)
         why = find_first(state.comm, why)
         if why is not None:
@@ -60,12 +62,14 @@ def _predict_rows(
                 why = explain_shape_mismatch(task, values, target)
                 if why is not None and split == "shifted" and target is not None:
                     is_foreign, why = True, explain_shape_mismatch(task, values, None)
-                is_longer = rows.shape is None or math.prod(values.shape[1:]) > math.prod(rows.shape)
-                if why is None and is_longer:
+                if why is None and not len(rows):
                     why = evaluator.bound(rows, task, values) or None
                 if why is not None:
                     break
+                rows.add_fields(take_fields(batch, [name for name in rows.fields if name in batch]))
                 rows.add(values.float().cpu(), batch["index"].cpu(), None if target is None else target.cpu())
+                if (why := evaluator.explain_excess(rows)) is not None:
+                    break
     except (OutputError, UnlikeRows) as error:
         why = str(error)
     if find_first(state.comm, is_foreign or None):

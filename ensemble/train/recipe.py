@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ensemble.spec import Recipe, SpecError
 from ensemble.spec.functions import takes_steps_per_epoch
+from ensemble.spec.losses import remember_class_axis
 from ensemble.spec.recipe import apply_recipe_options
 from ensemble.train.evaluation import evaluate, explaining_label_errors
 from ensemble.train.forward_errors import describe_error
@@ -36,6 +37,7 @@ def train(recipe: Recipe, member: TrainContext) -> None:
     optimizer = make_recipe_optimizer(recipe, member.identity, model, member.params)
     schedule = _make_schedule(recipe, member, optimizer)
     model, optimizer = member.prepare(model, optimizer, schedule, recipe.clip_norm)
+    remember_class_axis(model, None if member.observer.seen is None else member.observer.seen.class_axis)
     member.validate_by(lambda: evaluate(recipe, member))
 
     is_trained = False

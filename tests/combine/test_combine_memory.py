@@ -13,8 +13,7 @@ import pytest
 from ensemble.combine import prediction_matrix, uncertainty
 from ensemble.combine.combination import fit_held_out
 from ensemble.combine.quantify import quantify
-from ensemble.store import RunDir, read_predictions
-from ensemble.store.predictions import save_predictions
+from ensemble.store import RunDir, read_predictions, save_predictions
 
 MEMBERS, N, CLASSES = 24, 4_000, 20
 

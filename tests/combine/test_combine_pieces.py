@@ -13,12 +13,13 @@ import pytest
 import torch
 
 from ensemble import Ensemble, Recipe
-from ensemble.combine import combine, find_math, prediction_matrix, uncertainty
+from ensemble.combine import bootstrap, combine, find_math, prediction_matrix, uncertainty
 from ensemble.combine.metrics import Array
+from ensemble.combine.per_class import compute_per_class, read_per_class
+from ensemble.combine.run import combine_samples
 from ensemble.spec import positions
 from ensemble.spec.task import IGNORED, Task
-from ensemble.store import RunDir
-from ensemble.store.predictions import save_predictions
+from ensemble.store import RunDir, save_predictions
 from pipelines import Pipeline, sources
 
 N, SIDE = 5, 40
@@ -82,10 +83,13 @@ def run(path: Path, task: Task, members: int, shape: tuple[int, ...]) -> tuple[R
     return run_dir, SimpleNamespace(members=known, ended=None)
 
 
-def declare(task: Task, **more: Any) -> Ensemble:
+def declare(task: Task, metrics: Sequence[Any] = (), **more: Any) -> Ensemble:
     data = Pipeline(sources.arrays(x=np.zeros((40, 1), np.float32)))
     recipe = Recipe(
-        model=lambda params: torch.nn.Linear(1, 1), loss=lambda model, batch: model(batch["x"]), task=task
+        model=lambda params: torch.nn.Linear(1, 1),
+        loss=lambda model, batch: model(batch["x"]),
+        task=task,
+        split_metrics=metrics,
     )
     return Ensemble(name="large", recipe=recipe, members=[{}], train=data, valid=data, allow_overlap=True, **more)
 
@@ -131,3 +135,56 @@ def test_combining_takes_less_memory_than_two_members_have_predicted(
         tracemalloc.stop()
     assert found["metrics"] is not None
     assert peak < 2 * one, f"{peak / one:.1f} times what one member has predicted"
+
+
+def dice(values: Array, target: Array) -> float:
+    """Of class 1, the mean of the samples', as of segmentations."""
+    predicted, true = (each.reshape(len(target), -1) == 1 for each in (values.argmax(axis=-1), target))
+    size = predicted.sum(axis=1) + true.sum(axis=1)
+    return float((2 * (predicted & true).sum(axis=1) / np.maximum(size, 1)).mean())
+
+
+def pooled_dice(values: Array, target: Array) -> float:
+    """Of class 1, of the positions of all samples together: no mean of theirs."""
+    predicted, true = values.argmax(axis=-1) == 1, target == 1
+    return float(2 * (predicted & true).sum() / (predicted.sum() + true.sum()))
+
+
+def test_metrics_of_a_whole_split_are_of_all_positions_and_have_an_interval_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, samples = TASKS[0], 12
+    made = run(tmp_path, task, 3, (samples, SIDE, SIDE))
+    declared = declare(task, [dice, pooled_dice], combine="average")
+    for number, member in enumerate(made[1].members.values()):  # which is best is not to depend on the part
+        member.metrics = {str(declared.objective): float(number)}
+    whole = combine(*made, declared)
+    size = samples * SIDE**2 * 3
+    monkeypatch.setattr(bootstrap, "MOST_RESAMPLED", size * bootstrap.FEWEST_RESAMPLED // 2)
+    monkeypatch.setattr(prediction_matrix, "MOST_FITTED", size)
+    monkeypatch.setattr(prediction_matrix, "FEWEST_FITTED", 1)
+    part = combine(*made, declared)
+    for name in ("dice", "pooled_dice"):
+        for of in ("ensemble", "best", "mean"):
+            assert part["metrics"][of][name] == pytest.approx(whole["metrics"][of][name], abs=1e-6)
+    for of in ("ensemble", "best", "difference"):
+        assert part["intervals"][of]["dice"] == pytest.approx(whole["intervals"][of]["dice"], abs=0.02)
+    assert "pooled_dice" in whole["intervals"]["ensemble"] and "pooled_dice" not in part["intervals"]["ensemble"]
+    assert "pooled_dice has no interval" in part["note"] and "; dice has no interval" not in part["note"]
+    assert "by that part alone, nll has a standard error of 0.0" in part["note"]
+
+
+def test_figures_of_classes_are_of_the_part_that_the_run_has_them_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = TASKS[0]
+    run_dir, state = run(tmp_path, task, 3, (N, SIDE, SIDE))
+    monkeypatch.setattr(prediction_matrix, "MOST_FITTED", 3 * N * SIDE**2 * 3 // 2)
+    monkeypatch.setattr(prediction_matrix, "FEWEST_FITTED", 1)
+    fields, [shown] = combine_samples(run_dir, state, declare(task))
+    state.combined = SimpleNamespace(**fields, classes=None)
+    found = read_per_class(run_dir, state)
+    assert shown.target is not None and shown.target.shape == (N, SIDE**2 // 2) and shown.best is not None
+    for of, values in (("ensemble", shown.values), ("best", shown.best)):
+        own = compute_per_class(task, values, shown.target, None, "valid")
+        assert found[of].as_record() == own.as_record()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from event_dicts import fold, read_events
 from finished_runs import of_kind
+from safetensors.numpy import load_file
 from torch import nn
 
 import ensemble
@@ -81,7 +82,7 @@ def declare(collate: Any, task: str, **options: Any) -> Ensemble:
         "train": data.take(40),
         "valid": Pipeline(sources.arrays(**{name: values[40:60] for name, values in rows.items()})),
         "test": Pipeline(sources.arrays(**{name: values[60:] for name, values in rows.items()})),
-        "members": [Member({"size": size, "lr": 0.05}) for size in (4, 8)],
+        "members": [Member({"size": size, "lr": 0.05}, batch_size=size) for size in (4, 8)],  # other batches
         "epochs": 4,
         "batch_size": 6,
         "allow_overlap": True,
@@ -109,6 +110,8 @@ def assert_same(one: Path, other: Path, members: int = 2) -> None:
     for number in range(members):
         for split in ("valid", "test"):
             kept = [load_predictions(RunDir(path).predictions(f"member-{number}", split)) for path in (one, other)]
+            filed = load_file(RunDir(one).predictions(f"member-{number}", split))
+            assert len(filed["values"]) == len(filed["target"]) == filed["lengths"].sum() < kept[0].target.size  # type: ignore[union-attr]
             assert kept[0].values.shape[1] == kept[0].target.shape[1] < MAX == kept[1].values.shape[1]  # type: ignore[union-attr]
             targets = [np.nan_to_num(np.asarray(each.target), nan=-100.0) for each in kept]
             takes_part = [target != -100 for target in targets]
@@ -182,3 +185,38 @@ def test_ranks_of_unlike_length_have_the_predictions_of_one(tmp_path: Path) -> N
         ensemble.submit(declare(collate, "classification", members=members), tmp_path / name, "local").wait()
     assert remarks(tmp_path / "longest") == []
     assert_same(tmp_path / "longest", tmp_path / "max", members=1)
+
+
+def test_a_batch_as_long_as_there_are_classes_has_the_class_axis_of_those_before(tmp_path: Path) -> None:
+    lengths = np.arange(80) % 4 + 2
+    label = np.where(np.arange(MAX) >= lengths[:, None], -100, CLASSES.clip(0))
+    data = {"words": WORDS, "label": label, "length": lengths}
+    train, valid, test = (
+        Pipeline(sources.arrays(**{name: values[at] for name, values in data.items()}), seed=0)
+        for at in (slice(40), slice(40, 60), slice(60, None))
+    )
+    metrics = []
+    for name, collate in (("longest", pad_to_longest), ("max", None)):
+        members = [Member({"size": 4, "lr": 0.05}, batch_size=1)]
+        declared = declare(collate, "classification", train=train, valid=valid, test=test, members=members)
+        ensemble.submit(declared, tmp_path / name, "inline").wait()
+        assert not [text for text in remarks(tmp_path / name) if "learnt nothing" not in text]
+        metrics.append([each["metrics"] for each in of_kind(tmp_path / name, "epoch")])
+        kept = load_predictions(RunDir(tmp_path / name).predictions("member-0", "valid"))
+        assert kept.values.shape[1:] == ((5 if name == "longest" else MAX), 3)
+    for longest, longer in zip(*metrics, strict=True):
+        assert longest == pytest.approx(longer, rel=1e-4)
+
+
+def test_later_longer_batches_do_not_exceed_the_bound_without_a_word(tmp_path: Path) -> None:
+    words, lengths = WORDS[:40], np.repeat([4, 12], 20)
+    rows = {"words": words, "label": np.where(np.arange(MAX) >= lengths[:, None], -100, 1), "length": lengths}
+    valid = Pipeline(sources.arrays(**rows))
+    size = (lengths.sum() * (3 * 4 + 8)) / 1e9
+    for share in (1.05, 0.95):
+        options = {"valid": valid, "test": None, "batch_size": 4, "keep_predictions_gb": size * share}
+        declared = declare(pad_to_longest, "classification", members=[Member({"size": 4, "lr": 0.05})], **options)
+        ensemble.submit(declared, tmp_path / str(share), "inline").wait()
+        said = [text for text in remarks(tmp_path / str(share)) if "Ensemble.keep_predictions_gb" in text]
+        assert bool(said) == (share < 1)
+        assert RunDir(tmp_path / str(share)).predictions("member-0", "valid").exists() == (share > 1)

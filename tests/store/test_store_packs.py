@@ -18,11 +18,19 @@ from forked import FORK
 
 import ensemble.store.pack_index as pack_index
 import ensemble.store.packs as packs
-from ensemble.store import DamagedError, EventLog, RunDir, fold, load_checkpoint, load_predictions, read_events
+from ensemble.store import (
+    DamagedError,
+    EventLog,
+    RunDir,
+    fold,
+    load_checkpoint,
+    load_predictions,
+    read_events,
+    save_predictions,
+)
 from ensemble.store.checkpoint import count_bytes, save_checkpoint
 from ensemble.store.member_log import find_position, read_text
 from ensemble.store.packs import finish_removal, measure, open_member_file, remove_packed, unpack, write_packs
-from ensemble.store.predictions import save_predictions
 
 MEMBERS = ["member-0", "member-1", "member-2"]
 

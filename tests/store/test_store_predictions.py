@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save
+from safetensors.numpy import load_file, save
 
 from ensemble.spec.task import Task, quantiles
 from ensemble.store import (
@@ -17,7 +17,7 @@ from ensemble.store import (
     save_checkpoint,
     save_predictions,
 )
-from ensemble.store.predictions import VERSION
+from ensemble.store.predictions import RAGGED, VERSION
 
 
 def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None:
@@ -35,7 +35,9 @@ def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None
 def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
     tmp_path: Path, target: type | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.store.predictions._SPOOL_BYTES", 100)  # some rows are in memory, then in a file
+    monkeypatch.setattr(
+        "ensemble.store.predicted_rows._SPOOL_BYTES", 100
+    )  # some rows are in memory, then in a file
     values = np.random.default_rng(0).random((40, 2, 3)).astype(np.float32)
     truth = None if target is None else np.arange(40 * 5).reshape(40, 5).astype(target)
     expected = {"values": values, "index": np.arange(40)} | ({} if truth is None else {"target": truth})
@@ -53,10 +55,11 @@ def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
 
 
 @pytest.mark.parametrize("spool_bytes", [100, 2**20])
-def test_rows_of_unlike_length_have_the_longest_and_what_is_added_takes_no_part(
+def test_rows_of_unlike_length_are_kept_as_they_are_and_filled_up_where_they_are_read(
     tmp_path: Path, spool_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ensemble.store.predictions._SPOOL_BYTES", spool_bytes)
+    monkeypatch.setattr("ensemble.store.predicted_rows._SPOOL_BYTES", spool_bytes)
+    monkeypatch.setattr("ensemble.store.predictions._LEAST_FILED", spool_bytes)
     values = np.random.default_rng(0).random((12, 5, 4, 3)).astype(np.float32)
     truth = np.arange(12 * 5 * 4).reshape(12, 5, 4)
     for dtype, nothing in ((np.int64, -100), (np.float64, np.nan)):
@@ -65,16 +68,22 @@ def test_rows_of_unlike_length_have_the_longest_and_what_is_added_takes_no_part(
         batches = [(range(8, 12), 2, 3), (range(4), 5, 2), (range(4, 8), 3, 4)]
         for at, height, width in batches:
             rows.add(values[at, :height, :width], list(at), truth[at, :height, :width].astype(dtype))
+        found, _, targets = rows.arrays()
         rows.save(tmp_path / "saved", Task("classification"))
         rows.close()
-        saved = load_predictions(tmp_path / "saved")
-        assert saved.values.shape == values.shape and saved.target is not None
-        for at, height, width in batches:
-            assert np.array_equal(saved.values[at, :height, :width], values[at, :height, :width])
-            expected = np.full((4, 5, 4), nothing, dtype)
-            expected[:, :height, :width] = truth[at, :height, :width]
-            assert np.array_equal(saved.target[at], expected, equal_nan=True)
-            assert np.array_equal(saved.values[at, -1, -1], values[at, height - 1, width - 1])
+        kept = load_file(tmp_path / "saved")
+        assert kept["lengths"].tolist() == [[5, 2]] * 4 + [[3, 4]] * 4 + [[2, 3]] * 4
+        assert kept["values"].shape == (4 * (10 + 12 + 6), 3) and kept["target"].shape == (4 * (10 + 12 + 6),)
+        for mapped in (False, True):
+            saved = load_predictions(tmp_path / "saved", mapped=mapped)
+            assert saved.values.shape == found.shape == values.shape
+            assert saved.target is not None and targets is not None
+            assert np.array_equal(saved.target, targets, equal_nan=True)
+            for at, height, width in batches:
+                assert np.array_equal(saved.values[at, :height, :width], values[at, :height, :width])
+                expected = np.full((4, 5, 4), nothing, dtype)
+                expected[:, :height, :width] = truth[at, :height, :width]
+                assert np.array_equal(saved.target[at], expected, equal_nan=True)
     assert not list((tmp_path / "new").glob("*"))
 
 
@@ -87,7 +96,7 @@ def test_rows_of_unlike_length_have_the_longest_and_what_is_added_takes_no_part(
         (1, True, None, (3, 5, 3)),  # other classes
     ],
 )
-def test_rows_that_cannot_be_filled_up_are_refused(
+def test_rows_that_differ_by_more_than_their_positions_are_refused(
     tmp_path: Path, tail: int | None, target: bool, positions: list[int] | None, shape: tuple[int, ...]
 ) -> None:
     rows = PredictedRows(tmp_path)
@@ -95,6 +104,35 @@ def test_rows_that_cannot_be_filled_up_are_refused(
     rows.add(np.zeros((3, 5, 2)), [0, 1, 2], np.zeros((3, 5), np.int64) if target else None)
     with pytest.raises(UnlikeRows, match="pad all batches to one length"):
         rows.add(np.zeros(shape), [3, 4, 5], np.zeros(shape[:2], np.int64) if target else None)
+
+
+def test_a_target_of_samples_of_one_position_has_its_shape(tmp_path: Path) -> None:
+    values, target = np.arange(6.0).reshape(3, 1, 2), np.array([[0], [1], [0]])
+    for number, is_replaced in enumerate((False, True)):
+        rows = PredictedRows(tmp_path)
+        rows.tail = 1
+        rows.add(values, [2, 0, 1], None if is_replaced else target)
+        if is_replaced:
+            rows.replace_target(target)
+        found = rows.arrays()
+        rows.save(tmp_path / f"{number}")
+        kept = load_predictions(tmp_path / f"{number}")
+        for known, read in ((found[0], kept.values), (found[2], kept.target)):
+            assert known is not None and read is not None and np.array_equal(known, read)
+        assert kept.target is not None and kept.target.tolist() == [[1], [0], [0]]
+
+
+def test_fields_of_the_samples_are_kept_in_the_order_of_the_index(tmp_path: Path) -> None:
+    rows = PredictedRows(tmp_path)
+    rows.fields = {"user": [], "name": [], "at": []}
+    for index in ([3, 1], [2]):
+        rows.add(np.zeros((len(index), 2)), index, None)
+        names = [f"é{each}" * each for each in index]
+        rows.add_fields({"user": np.array(index) * 10, "name": np.array(names), "at": np.array(index) / 3})
+    rows.save(tmp_path / "p")
+    kept = load_predictions(tmp_path / "p").fields
+    assert kept["user"].tolist() == [10, 20, 30] and kept["at"].tolist() == [1 / 3, 2 / 3, 1.0]
+    assert kept["name"].tolist() == ["é1", "é2é2", "é3é3é3"]
 
 
 def test_a_split_without_classes_has_no_target(tmp_path: Path) -> None:
@@ -149,11 +187,11 @@ def test_the_task_and_a_target_of_several_numbers_come_back(tmp_path: Path, task
     assert np.array_equal(kept.target, target[::-1], equal_nan=True)
 
 
-@pytest.mark.parametrize("format", [VERSION - 1, VERSION + 1])
+@pytest.mark.parametrize("format", [VERSION - 1, RAGGED + 1])
 def test_predictions_of_another_format_are_refused_in_one_sentence(tmp_path: Path, format: int) -> None:
     header = {"ensemble.predictions": json.dumps({"v": format})}
     (tmp_path / "p").write_bytes(save({"values": np.ones((2, 3), np.float32)}, metadata=header))
-    known = rf"\(format {format}, this one reads {VERSION}\); train it again, or use that version$"
+    known = rf"\(format {format}, this one reads {RAGGED}\); train it again, or use that version$"
     with pytest.raises(StoreError, match=f"p was written by another version of ray-ensemble {known}"):
         load_predictions(tmp_path / "p")
 

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from finished_runs import of_kind
 from torch import Tensor, nn
 
 import ensemble
 from ensemble import Ensemble, Recipe, Resources, SpecError
+from ensemble.store import RunDir, load_predictions
 from pipelines import Pipeline, sources
 
 USERS, ITEMS = 6, 8
@@ -71,6 +73,44 @@ def test_a_metric_gets_the_fields_it_names_and_the_loss_is_computed_in_training_
     for row, own in zip(result.members, saved, strict=True):
         assert row["state"] == "finished" and set(row["metrics"]) == {"hit_rate", "mae", "rmse"}
         assert row["metrics"]["hit_rate"] == hit_rate(own.values, own.targets, user[own.index])
+    both = ensemble.load_predictions(tmp_path, "valid")
+    figures, members = result.combined.metrics, [row["metrics"]["hit_rate"] for row in result.members]
+    assert figures["ensemble"]["hit_rate"] == hit_rate(both.values, both.targets, user[both.index])
+    assert figures["best"]["hit_rate"] in members and figures["mean"]["hit_rate"] == pytest.approx(
+        np.mean(members)
+    )
+    low, high = result.combined.intervals["ensemble"]["hit_rate"]
+    assert low < high
+    kept = [load_predictions(RunDir(tmp_path).predictions(f"member-{at}", "valid")).fields for at in (0, 1)]
+    assert kept[0]["user"].tolist() == user.tolist()
+    assert workers > 1 or not kept[1]  # once in a run, where they do not end at the same time
+
+
+def name_users(batch: Any) -> dict[str, Any]:
+    """Texts and numbers in lists, which are no tensors."""
+    name = [f"Zoë {each}" for each in batch["user"].tolist()]
+    return {**batch, "name": name, "of": batch["item"].tolist(), "record": [{"name": each} for each in name]}
+
+
+def test_fields_may_be_texts_and_lists(tmp_path: Path) -> None:
+    def named(values: np.ndarray, target: np.ndarray, name: np.ndarray, of: np.ndarray) -> float:
+        assert len(name) == len(of) == len(values)
+        return hit_rate(values, target, np.array([int(each.removeprefix("Zoë ")) for each in name]))
+
+    declared = declare(split_metrics=[named, hit_rate], objective="named", collate=name_users)
+    result = ensemble.submit(declared, tmp_path, "inline").wait()
+    for figures in (*(row["metrics"] for row in result.members), *result.combined.metrics.values()):
+        assert figures["named"] == figures["hit_rate"]
+
+
+def test_fields_that_no_metric_can_have_are_named_before_the_training(tmp_path: Path) -> None:
+    def judged(values: np.ndarray, target: np.ndarray, record: np.ndarray) -> float:
+        return 0.5
+
+    declared = declare(split_metrics=[judged], objective="judged", collate=name_users)
+    (row, _) = ensemble.submit(declared, tmp_path, "inline").wait().members
+    assert "the field 'record' is a list, no tensor [b, ...], and no numbers or texts" in row["error"]
+    assert row["attempts"] == 1 and not of_kind(tmp_path, "epoch")
 
 
 def test_a_field_that_no_batch_has_is_named(tmp_path: Path) -> None:
@@ -80,7 +120,7 @@ def test_a_field_that_no_batch_has_is_named(tmp_path: Path) -> None:
     declared = declare(split_metrics=[recall], objective="recall")
     (row, _) = ensemble.submit(declared, tmp_path, "inline").wait().members
     assert "the batch has no field 'users'; did you mean 'user'?" in row["error"]
-    assert row["attempts"] == 1
+    assert row["attempts"] == 1 and not of_kind(tmp_path, "epoch")
 
 
 def test_members_are_not_ranked_by_a_loss_that_is_not_computed() -> None:

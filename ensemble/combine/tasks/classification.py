@@ -52,9 +52,9 @@ class ClassificationMath(TaskMath):
             return f"outputs of shape {shape} are not probabilities [n, classes] with two classes or more"
         if not values.size:
             return "there are no samples"
-        if not np.isfinite(values).all():
+        sums = fold(np.add, values)
+        if not np.isfinite(sums).all():
             return f"outputs of shape {shape} hold NaN or infinity"
-        sums = fold(np.add, values.astype(np.float64))
         if values.min() < -1e-6 or np.abs(sums - 1).max() > SUM_TOLERANCE:
             row = int(np.abs(sums - 1).argmax())
             return (
@@ -65,7 +65,7 @@ class ClassificationMath(TaskMath):
 
     def normalise(self, values: Array) -> Array:
         """Rows that sum to 1; those rounded to a half precision are off by up to a hundredth."""
-        sums = fold(np.add, values.astype(np.float64))
+        sums = fold(np.add, values)
         if np.abs(sums - 1).max() < 1e-4 and values.min() >= 0:
             return values
         rows = np.maximum(values, 0)
@@ -79,7 +79,8 @@ class ClassificationMath(TaskMath):
         super().check_target(values, target)
         if target.dtype.kind not in "iu":
             raise CombineError(f"targets must be integer classes, got {target.dtype}")
-        known = target[find_known(target)]
+        takes_part = find_known(target)
+        known = target if takes_part.all() else target[takes_part]
         low, high = int(known.min()), int(known.max())
         if low < 0 or high >= values.shape[-1]:
             raise CombineError(
@@ -91,7 +92,7 @@ class ClassificationMath(TaskMath):
         rows = _flatten(values, target)
         p, t = rows.values, rows.target
         true = _pick(p, t)
-        right = p.argmax(axis=1) == t
+        right = (p.argmax(axis=1) if p.shape[1] > 2 else p[:, 1] > p[:, 0]) == t
         columns = [
             np.ones(len(t)),
             right,
@@ -174,6 +175,8 @@ def _flatten(values: Array, target: Array) -> Positions:
 
 def _pick(probabilities: Array, target: Array) -> Array:
     """The probability given to the true class: float64 [k]."""
+    if probabilities.shape[1] == 2:
+        return np.where(target == 1, probabilities[:, 1], probabilities[:, 0]).astype(np.float64)
     column: Array = probabilities[np.arange(len(target)), target].astype(np.float64)
     return column
 

@@ -6,6 +6,7 @@ something cannot be computed, `missing` says why in one line.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,6 +114,7 @@ def explain(error: Exception) -> str:
 
 
 def _measure(run_dir: RunDir, state: RunState) -> Document:
+    from ensemble.combine.per_class import take_part
     from ensemble.combine.tasks import find_math
 
     found = read_evaluated(run_dir, state)
@@ -149,7 +151,10 @@ def _measure(run_dir: RunDir, state: RunState) -> Document:
         if combined.reliability:
             curves["combined"] = combined.reliability["ensemble"]
         document["curves"] = {of: curve for of, curve in curves.items() if curve}
-        document["classes"] = describe_classes(shown.task, models, shown.target, combined.classes)
+        own = {of: take_part(replace(shown, members=[of], values=[each]), combined) for of, each in models.items()}
+        part, target = {of: model.values[0] for of, model in own.items()}, own["best"].target
+        assert target is not None
+        document["classes"] = describe_classes(shown.task, part, target, combined.classes)
         document["plots"] = plot_task(shown.task, models, shown.target, combined.classes)
     ranking = (state.objective, state.direction)
     names = [*(document["combined"] or {}), *(name for each in document["members"].values() for name in each)]
