@@ -91,23 +91,21 @@ def find_generators(sampler: BaseSampler) -> tuple[list[Any], bool]:
 
 def seed_generator(generator: Any, seed: int) -> None:
     """Seed one of `find_generators`."""
-    if isinstance(generator, random.Random | np.random.RandomState):
-        generator.seed(seed)
-    elif isinstance(generator, np.random.Generator):
+    if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = type(generator.bit_generator)(seed).state
     else:
-        generator.rng.seed(seed)
+        getattr(generator, "rng", generator).seed(seed)
 
 
 def draw_number(generator: Any) -> int:
     """A number that follows from the state of one of `find_generators`; 0 where it was given no seed."""
+    if getattr(generator, "_rng", generator) is None:
+        return 0
+    generator = getattr(generator, "rng", generator)
     if isinstance(generator, random.Random):
         return generator.getrandbits(31)
-    if isinstance(generator, np.random.RandomState):
-        return int(generator.randint(2**31))
-    if isinstance(generator, np.random.Generator):
-        return int(generator.integers(2**31))
-    return 0 if generator._rng is None else int(generator.rng.randint(2**31))
+    draw = generator.integers if isinstance(generator, np.random.Generator) else generator.randint
+    return int(draw(2**31))
 
 
 def hyperband(min_resource: int, epochs: int, reduction_factor: int) -> BasePruner:

@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ensemble.events import Objective
 from ensemble.search._compat import silence_optuna
@@ -128,6 +128,11 @@ class KeptStudy:
                 self._ids[number], self._saved[number] = find_id(self._study, trial.number), trial
         return dict(self._saved)
 
+    def refuse(self, number: int) -> NoReturn:
+        """Raise the StoreError of a trial that the run has and the study lacks."""
+        said = f"has no trial {number} of the study {self.name!r}, which the run has"
+        raise StoreError(self._explain(said, "put it back, or train anew with --fresh"))
+
     def save(self, trials: Mapping[int, FrozenTrial]) -> None:
         """Write what has changed of trials; into a journal together.
 
@@ -196,8 +201,8 @@ class KeptStudy:
         if trial.state != before.state:
             storage.set_trial_state_values(id, trial.state, trial.values)
 
-    def _explain(self, what: str, error: Exception) -> str:
-        cause = error.__cause__ or error  # Optuna says "invalid data" of whatever a driver raises
+    def _explain(self, what: str, error: Exception | str) -> str:
+        cause = getattr(error, "__cause__", None) or error  # Optuna says "invalid data" of what a driver raises
         line = next(iter(str(cause).strip().splitlines()), "") or type(cause).__name__
         return without_password(f"the Optuna storage {self._address} {what}: {line}", self._address)
 

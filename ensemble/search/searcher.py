@@ -20,9 +20,8 @@ from ensemble.search.factory import OwnSampler, is_beyond_gp, make_grid, make_pr
 from ensemble.search.foreign import calling
 from ensemble.search.kept_study import PRUNED_AFTER, KeptStudy, directions
 from ensemble.search.space import make_space
-from ensemble.search.storage import open_storage, without_password
+from ensemble.search.storage import open_storage
 from ensemble.spec import Search, SpecError
-from ensemble.store import StoreError
 from ensemble.store.member import UNRECOVERABLE
 
 if TYPE_CHECKING:
@@ -148,11 +147,7 @@ class Searcher:
         trials, members = self._kept.read(), {member.number: member for member in state.members.values()}
         for number in range(1 + max((*trials, *members), default=-1)):
             if number not in trials:
-                where = without_password(self._address, self._address)
-                raise StoreError(
-                    f"the Optuna study {self._kept.name!r} in {where} has no trial {number}, which the run has: "
-                    "put it back, or train anew with --fresh"
-                )
+                self._kept.refuse(number)
             self._load(number, trials[number], members.get(number))
         if trials and self._own_sampler is not None and not self._own_sampler.is_of_optuna:
             _log.warning(
@@ -347,9 +342,8 @@ class Searcher:
 
         Args:
             params: its hyperparameters; missing ones are proposed.
-            outside: why its results cannot be compared with the other trials' (`explain_outside`, or other
-                settings); None: they can. Such a trial is recorded as failed: Optuna accepts no value outside the
-                range, and samplers would ignore any hyperparameter that one of the trials lacks.
+            outside: why its results cannot be compared with the other trials'; None: they can. Such a trial is
+                recorded as failed: samplers would ignore any hyperparameter that one of the trials lacks.
             lineage: of a clone; becomes an attribute of the trial.
 
         Returns:

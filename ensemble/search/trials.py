@@ -87,9 +87,8 @@ class Trials(Protocol):
     def add(self, given: Member | Mapping[str, Any], lineage: dict[str, Any] | None = None) -> Identity:
         """Add a member to the run, in addition to those that are declared; `left` does not count it.
 
-        Its `first_epoch` is not known yet if members share a stream, because it joins the stream at the stream's
-        next epoch. A search proposes the hyperparameters that are missing, and learns from the member if it lies
-        inside the space. If it does not, `outside` says why, and the member trains to its end and is never pruned.
+        A search proposes the hyperparameters that are missing, and learns from the member if it lies inside the
+        space; else `outside` says why, and it is never pruned.
 
         Args:
             given: as in `Ensemble.members`.

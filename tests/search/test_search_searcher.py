@@ -152,7 +152,7 @@ def test_a_space_that_changed_under_a_run_is_said_and_a_wider_one_is_searched(tm
 
 def test_a_study_that_is_not_that_of_the_run_is_refused(tmp_path: Path) -> None:
     run = Run(Search(SPACE, trials=2), tmp_path / "journal").to_the_end()
-    with pytest.raises(StoreError, match=r"the Optuna study 's' in .*other has no trial 0, which the run has"):
+    with pytest.raises(StoreError, match=r"the Optuna storage .*other has no trial 0 of the study 's', which"):
         Run(run.search, tmp_path / "other", run.events)
     with pytest.raises(SpecError, match="the Optuna study 's' optimizes accuracy, and the search loss"):
         Run(run.search, run.journal, [{**run.events[0], "objective": "loss"}, *run.events[1:]])
