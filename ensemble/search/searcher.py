@@ -158,6 +158,7 @@ class Searcher:
             if self._is_over(member):
                 self._tell_member(member, state.objective)
         self._end_by_terminator()
+        self.flush()
 
     def _load(self, number: int, trial: FrozenTrial, member: MemberState | None) -> None:
         """Add a trial of the storage to the study in memory."""
