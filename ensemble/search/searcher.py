@@ -511,6 +511,7 @@ class Searcher:
         """
         from optuna.trial import TrialState
 
+        self.flush()
         for number, value in values.items():
             trial = self.get_trial(number)
             if trial.state == TrialState.COMPLETE:
