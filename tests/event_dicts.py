@@ -69,13 +69,6 @@ def collect_notices(events: Iterable[Mapping[str, Any] | Event]) -> list[Any]:
     return notices.collect_notices(map(typed, events))
 
 
-def write_study(events: Iterable[Mapping[str, Any] | Event], storage: Any) -> Any:
-    """`ensemble.search.study.write_study` of the run that these dicts are the log of."""
-    from ensemble.search import study
-
-    return study.write_study(fold(events), storage)
-
-
 def lines(events: Iterable[Mapping[str, Any] | Event]) -> bytes:
     """Events as the lines of a log."""
     made = (json.dumps(complete(each)).encode() for each in map(as_dict, events))

@@ -317,8 +317,10 @@ def test_pruned_trials_stay_pruned_and_the_declaration_with_all_epochs_is_the_ru
             assert (member.state, member.attempts, len(member.history)) == before[name]
     backend = optuna.storages.journal.JournalFileBackend(str(RunDir(path).journal))
     study = optuna.load_study(study_name="executed", storage=optuna.storages.JournalStorage(backend))
-    for trial in study.trials:
-        member = state.members[f"member-{trial.number}"]
+    last = {trial.user_attrs["member"]: trial for trial in study.trials}
+    assert len(study.trials) == len(last) + len(finished), "what was trained further is told as another trial"
+    for name, trial in last.items():
+        member = state.members[name]
         assert trial.state.name == ("COMPLETE" if member.id in finished else "PRUNED")
         assert trial.last_step == len(member.history)
         if member.id in finished:

@@ -68,7 +68,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5  # how late a request from another shell may be seen
 USAGE_EVERY_S = 5.0
 BUDGET_EVERY_S = 1.0
-MIRROR_S = 0.1  # of each tick, at most, for showing a search to people
 SNAPSHOT_EVERY_S = 5.0  # how often it is looked whether the log has grown by a snapshot's worth
 METRICS_EVERY_S = 5.0  # for a cluster that collects metrics itself, and drops them 20 s after the last report
 MIRROR_END_S = 600.0  # for what the mirror lacks when the run has ended
@@ -318,7 +317,6 @@ class Controller:
                 self._requests_at = now + TICK_S
                 self._perform(actions)
                 self._handle_requests()
-                self._trials.catch_up(MIRROR_S)
                 actions = []
             if now >= self._usage_at or self.session.attempts.costs.is_due(self._limit_clock.read()):
                 self._usage_at = now + USAGE_EVERY_S
@@ -434,7 +432,7 @@ class Controller:
                 self._perform(self.session.pack_rest(*self._read_clock()))
                 self._process(self._performer.reducer.wait())
             self.handle(self.executor.events(0.0))
-        self._trials.catch_up()
+        self._trials.flush()
         self.executor.close()
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
         self._perform(self.session.log_held(*self._read_clock()))

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble.events import Event
-from ensemble.search.study import write_study
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir, RunState, StoreError, WriteError, fold, read_events
 from ensemble.store.verification import save_result_digests
@@ -110,7 +109,7 @@ class Finalizer:
             write_bytes(path, format_samples(samples).encode())
 
     def write_report(self, ending: Event) -> None:
-        """Write the report and, unless a searcher kept it all along, the Optuna study.
+        """Write the report.
 
         Args:
             ending: the last event, which is logged only after this, so that it says what could not be written.
@@ -121,8 +120,6 @@ class Finalizer:
             if path != self._run_dir.uncertainty_csv:  # it was written when members were combined
                 path.unlink(missing_ok=True)  # of an earlier session; what cannot be written now is to be missing
         self._write_report(events)
-        if self._run_dir.journal in self._run_dir.list_results(state):
-            self._write_study(state)
 
     def write_missing(self, state: RunState, missing: Sequence[str]) -> None:
         """Write results of a run that has ended which are missing.
@@ -138,9 +135,7 @@ class Finalizer:
                 self._note("the members could not be combined", error)
         if run_dir.report.name in missing:
             self._write_report(events)
-        if run_dir.journal.name in missing:
-            self._write_study(state)
-        if {*missing} - {run_dir.report.name, run_dir.journal.name, run_dir.uncertainty_csv.name}:
+        if {*missing} - {run_dir.report.name, run_dir.uncertainty_csv.name}:
             from ensemble.combine.per_class import read_per_class
 
             with contextlib.suppress(Exception):  # there are none, or the predictions cannot be read
@@ -156,14 +151,6 @@ class Finalizer:
             write_report(self._run_dir, events)
         except Exception as error:
             self._note("the report could not be written", error)
-
-    def _write_study(self, state: RunState) -> None:
-        try:
-            self._run_dir.journal.unlink(missing_ok=True)  # it is written as a whole
-            write_study(state, self._run_dir.journal)
-        except Exception as error:
-            self._run_dir.journal.unlink(missing_ok=True)
-            self._note("the Optuna study could not be written", error)
 
     def write_ledger(self) -> None:
         """Write the ledger of what the run has used, and what that amounts to, from the whole log; its rows as a

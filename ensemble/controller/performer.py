@@ -89,6 +89,7 @@ class Performer:
         Raises:
             StoreError: the log could not be written; nothing was performed.
         """
+        self._trials.flush()
         logged = [action for action in actions if isinstance(action, Log)]
         self._events.write([(each.event, each.line) for each in logged])
         for each in logged:
@@ -255,6 +256,11 @@ def complete_event(
     kind = event["type"]
     if kind == "exited":
         return add_exit_notes(event, run_dir)
+    if kind == "started" and (last := event.get("last_epoch")) and (reporter := find_reporter(event)) is not None:
+        with contextlib.suppress(
+            NoObjectiveError
+        ):  # its event may have got lost with a controller that was killed
+            trials.prune_decision(reporter.number, last["epoch"], last.get("metrics") or {})
     if kind not in ("epoch", "finished") or (identity := find_reporter(event)) is None:
         return event
     metrics = event.get("metrics") or {}

@@ -55,7 +55,6 @@ class MemberDeclared(MemberEvent, tag="member"):
     auto: list[str] = []
     added: bool = False
     outside: str | None = None
-    suggested: Json | None = None
     selected_by: Json | None = None
     epochs_before: int | None = None
     population: Json | None = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ensemble.search._compat import hyperband
+from ensemble.search._compat import draw_number, find_generators, hyperband, seed_generator
 from ensemble.spec import Dimension, Search, SpecError
 from ensemble.spec.options import PRUNERS, resolve
 
@@ -68,11 +68,7 @@ def make_sampler(search: Search, number: int) -> BaseSampler:
     """The sampler for one trial, seeded by the search's seed and the trial's number.
 
     From trial `GP_TRIALS` on it is tpe in place of gp, whose proposals take the longer the more trials there are.
-    One of the user's is as it was declared.
     """
-    if not search.sampler_name:
-        own: Any = copy.deepcopy(search.sampler)
-        return own  # type: ignore[no-any-return]
     from optuna import samplers
 
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
@@ -86,6 +82,29 @@ def make_sampler(search: Search, number: int) -> BaseSampler:
         genetic = samplers.NSGAIISampler if search.sampler_name == "nsga2" else samplers.NSGAIIISampler
         return genetic(population_size=size, seed=seed)
     return samplers.RandomSampler(seed=seed)
+
+
+class OwnSampler:
+    """A sampler of the user's, seeded for each trial by the search's seed, the trial's number and its own seed.
+
+    Of one of Optuna's each trial gets a copy, as if another process had asked: what it learns is in the study. One
+    of another class is asked itself, because it may keep what it learns.
+    """
+
+    def __init__(self, search: Search) -> None:
+        self._seed = search.seed
+        self._sampler: Any = copy.deepcopy(search.sampler)
+        declared: Any = copy.deepcopy(search.sampler)
+        generators, self.is_of_optuna = find_generators(declared)
+        self._drawn = [draw_number(generator) for generator in generators]
+
+    def get(self, number: int) -> BaseSampler:
+        """The sampler for one trial."""
+        sampler: BaseSampler = copy.deepcopy(self._sampler) if self.is_of_optuna else self._sampler
+        for at, (generator, drawn) in enumerate(zip(find_generators(sampler)[0], self._drawn, strict=False)):
+            seed = np.random.SeedSequence([self._seed, number, drawn, at]).generate_state(1)[0]
+            seed_generator(generator, int(seed))
+        return sampler
 
 
 def make_pruner(search: Search, epochs: int) -> BasePruner:

@@ -1,13 +1,7 @@
-"""How much of the objective's variance each hyperparameter explains, by Optuna's fANOVA.
+"""How much of the objective's variance each hyperparameter explains, by Optuna's fANOVA (Hutter et al. 2014).
 
-fANOVA (Hutter et al. 2014, "An Efficient Approach for Assessing Hyperparameter Importance") fits a random forest
-to the finished members and splits the variance of its prediction over the hyperparameters. Optuna's other
-evaluator, PED-ANOVA, is faster, but it judges by the best tenth of the trials: on 3 (a - 0.4)² + b / 2 with ten
-idle parameters it named the right one first in none of two draws of 32 trials, fANOVA in both. The forest's time
-grows with the square of the trials (32 trees, 12 parameters: 0.2 s for 32, 1.6 s for 200, 24 s for 1,000),
-so at most `MOST_TRIALS` are used, evenly spread over the order in which they were made.
-
-Members of a fixed list are judged as the trials of a search are.
+PED-ANOVA is faster, but judges by the best tenth of the trials: 32 are too few. A forest's time grows with the
+square of the trials, so at most `MOST_TRIALS` are used. Members of a fixed list are judged as trials are.
 """
 
 from __future__ import annotations

@@ -1,23 +1,7 @@
-"""The marginal gain of a member in the ensemble's metric, as the objective of a search.
+"""The *gain* of a member: by how much it improves the greedy ensemble of the others on the validation split.
 
-The *gain* of a member is the improvement of the ensemble's metric on the validation split by this member. The
-other finished members are combined by greedy selection (`ensemble.combine.methods`), and the member is mixed in
-with the best of a few shares. It always gets a share, so the gain of a harmful member is negative. A first member,
-without others, is compared with what who knows only the targets would predict: of classes, their frequencies.
-
-Gains shrink as the ensemble grows: of 60 random trials on handwritten digits, in their order, the first three
-added 0.10, 0.02 and 1.23 nats, all but one of the next 57 at most 0.02. So gains that were computed at different
-times are not comparable: a sampler would prefer its first trials for ever, and a pruner would end all later ones.
-Therefore the gains of *all* finished trials are recomputed against the present ensemble before each proposal, as
-in Lévesque et al. 2016 ("Bayesian hyperparameter optimization for ensemble learning", UAI), and the pruner uses
-the metric. The gains depend only on the predictions on disk and on which members have finished, so a resumed
-search computes the same. 30 members take about 0.07 s with 270 samples, 0.5 s with 2000.
-
-Results on those digits, with 30 trials of TPE and 4 seeds, as the mean NLL of the greedy ensemble: on the 270
-validation samples 0.170 with the gain in NLL and 0.184 with the metric (with hyperband 0.204 and 0.215); on the
-270 test samples 0.218 and 0.206 (with hyperband 0.227 and 0.238). A small validation split is only fitted better;
-use the gain where that split is large. The gain in accuracy is exactly 0 for most members and did not help (0.219,
-with hyperband 0.222).
+It is mixed in with the best of a few shares, so that of a harmful one it is negative. Gains shrink as the ensemble
+grows: those of all finished trials are computed anew before each proposal (Lévesque et al. 2016, UAI).
 """
 
 from __future__ import annotations

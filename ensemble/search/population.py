@@ -1,10 +1,7 @@
 """Population based training (Jaderberg et al. 2017): who goes on from whose state, with which hyperparameters.
 
-A population trains in generations, of which each takes its part of the epochs. When all members of a generation
-have ended, each place in it is filled anew: by the member that had it, or, where that was among the worst or has
-failed, by one that starts with the state of one of the best (exploit) and with its hyperparameters, changed
-(explore). So what a generation does follows from the results of the one before and the seed: how many members
-train side by side, and whether the run was interrupted, makes no difference.
+What a generation does follows from the results of the one before and the seed: neither how many members train side
+by side nor an interruption makes a difference.
 """
 
 from __future__ import annotations

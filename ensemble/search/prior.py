@@ -9,8 +9,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ensemble.search._compat import import_optuna
+from ensemble.search.kept_study import directions
 from ensemble.search.storage import open_storage
-from ensemble.search.study import directions
 from ensemble.spec import Search, SpecError
 from ensemble.spec.search import take_trials
 from ensemble.store.files import write_json

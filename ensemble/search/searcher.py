@@ -1,20 +1,11 @@
-"""A hyperparameter search: Optuna's samplers and pruners as a function of the run's log.
+"""A hyperparameter search: Optuna's samplers and pruners over the study in the run's storage, by ask and tell.
 
-A proposal depends only on the history, the search's seed and the trial's number, because the sampler is made and
-seeded anew for each `ask`. Therefore a resumed run proposes what the interrupted one would have proposed. A
-sampler of the user's has a state of its own: a resume asks it again for each trial of the log, where the history
-was the same, and so brings it to the same state, or finds out that it cannot be.
-
-All decisions are made on a study in memory, which `Searcher.restore` rebuilds from the log. The storage that a
-user names (or the journal in the run directory) is a mirror of that study, for people and dashboards. If a
-database cannot be reached, only the mirror is behind. The caller updates the mirror by `Searcher.catch_up`, so
-that many reports are written together.
+A proposal depends only on the study, the search's seed and the trial's number, because the sampler is seeded anew
+for each `ask`. Samplers and pruners read a copy in memory, where a trial's number is that of its member.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import importlib.util
 import logging
 import math
@@ -23,15 +14,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ensemble.events import Cost, Epoch, Failed, Finished, MemberDeclared, Objective
-from ensemble.search._compat import import_optuna, silence_optuna, without_first
-from ensemble.search.factory import is_beyond_gp, make_grid, make_pruner, make_sampler
+from ensemble.events import Cost, Objective
+from ensemble.search._compat import import_optuna, silence_optuna, without_constraints, without_first
+from ensemble.search.factory import OwnSampler, is_beyond_gp, make_grid, make_pruner, make_sampler
 from ensemble.search.foreign import calling
-from ensemble.search.frozen_trials import describe_cost
-from ensemble.search.mirror import Mirror
-from ensemble.search.space import is_equal, make_space
-from ensemble.search.storage import open_storage, without_password
-from ensemble.search.study import StudyMirror, directions
+from ensemble.search.kept_study import PRUNED_AFTER, KeptStudy, directions
+from ensemble.search.space import make_space
+from ensemble.search.storage import open_storage
 from ensemble.spec import Search, SpecError
 from ensemble.store.member import UNRECOVERABLE
 
@@ -47,8 +36,14 @@ _log = logging.getLogger(__name__)
 
 #: Packages that a sampler needs beyond Optuna; each has a module of the same name.
 _NEEDS = {"cmaes": ("cmaes",), "gp": ("scipy", "torch")}
-#: Samplers that keep what they know in the trials that they propose: those of the log are proposed again.
+#: Samplers that keep what they know in the trials that they propose.
 _KEPT_IN_TRIALS = ("cmaes", "nsga2", "nsga3")
+#: System attributes of a trial: what its sampler has changed in the study's attributes; whether a user added it,
+#: whether it lies outside the search, and whether the sampler ended that with it.
+_STUDY_CHANGES = "ensemble:study"
+_ADDED, _OUTSIDE, _ENDS_SEARCH = "ensemble:added", "ensemble:outside", "ensemble:ends_search"
+#: Fields of `cost` events that a trial shows.
+_COST = ("energy_j", "energy_origin", "cpu_s")
 
 
 class Searcher:
@@ -58,7 +53,7 @@ class Searcher:
         search: the space, the sampler, the pruner, the seed.
         direction: `"max"` or `"min"`.
         epochs: of each trial; hyperband's largest resource (its smallest is one epoch).
-        storage: of the mirror: a path (journal file), a URL, an Optuna storage, or None for one in memory.
+        storage: of the study: a path (journal file), a URL, an Optuna storage, or None for one in memory.
         prior: completed trials of an earlier study, from which the sampler learns.
 
     Raises:
@@ -86,21 +81,19 @@ class Searcher:
                 f"Search.sampler={named!r} needs {' and '.join(missing)}: "
                 f"`pip install {' '.join(missing)}`, or choose tpe"
             )
-        self.search, self._gain = search, search.gain is not None
-        self._objectives = [Objective("", direction), *search.objectives]  # `restore` knows the first one's name
+        self.search, self._gain, self._direction = search, search.gain is not None, direction
         self._awaits_cost = any(each.is_cost for each in search.objectives)
         self._epochs = epochs
-        self._grid = make_grid(search) if search.sampler_name == "grid" else None
+        self._grid = make_grid(search) if named == "grid" else None
         self._space = make_space(search.space)
         for number, given in enumerate(search.enqueue):
             if (why := self._space.explain_outside(given)) is not None:
                 raise SpecError(f"Search.enqueue[{number}]: {why}")
-        self._own_sampler = None if named else make_sampler(search, 0)
-        self._terminator = search.terminator
-        self._storage = optuna.storages.InMemoryStorage()
+        self._own_sampler = None if named else OwnSampler(search)
+        self._memory = optuna.storages.InMemoryStorage()
         with silence_optuna():  # a fixed name: hyperband derives a trial's bracket from it
             self.study = optuna.create_study(
-                storage=self._storage,
+                storage=self._memory,
                 study_name="search",
                 directions=directions(direction, search.objectives),
                 pruner=make_pruner(search, epochs),
@@ -111,30 +104,131 @@ class Searcher:
         self._first = len(prior)  # the number of the run's first trial in the study
         self._judged = without_first(self.study, self._first)
         self.study.stop = self._end_proposals  # type: ignore[method-assign]
-        self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
-        self._params: list[dict[str, Any]] = []
-        self._suggested: dict[int, dict[str, Any]] = {}  # where the hyperparameters do not have all of it
+        self._study_id = self._memory.get_study_id_from_name(self.study.study_name)
+        self._added = 0  # trials that a user added; they are no points of a grid
+        self._unstarted: list[int] = []  # trials without a member: they were asked for before a kill
+        self._changed: dict[int, None] = {}  # trials of which the storage does not have all
         self._has_ended = False  # whether nothing more is proposed
-        self._is_repeatable = True  # whether the user's sampler has proposed what the log has
         self._outside: set[int] = set()  # trials that samplers and pruners ignore
         self._is_beyond_gp = False
-        self._added = 0  # trials that a user added; they are no points of a grid
-        self._prune_decisions: dict[int, dict[int, bool]] = {}
-        self._name = self._run_id = ""  # `restore` takes them from the log
-        opened = [open_storage(storage)]
-
-        def connect() -> StudyMirror:  # after a failure the storage is opened again
-            at = opened.pop() if opened else open_storage(storage)
-            name = search.study if isinstance(search.study, str) else None
-            return StudyMirror(at, name or self._name, self._run_id, self._objectives, bool(name))
-
-        self._mirror = Mirror(connect, lambda text: without_password(text, str(storage)))
+        self._storage, self._address = open_storage(storage), str(storage)
 
     @property
     def trials(self) -> int:
         """The number of trials: as declared, and at most the points of a grid."""
         most = self.search.trials
         return most if self._grid is None else min(most, len(self._grid))
+
+    @property
+    def _count(self) -> int:
+        """The number of the run's trials."""
+        return len(self.study.get_trials(deepcopy=False)) - self._first
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next trial: of one without a member first."""
+        return self._unstarted[0] if self._unstarted else self._count
+
+    def open(self, state: RunState) -> None:
+        """Read the study of a run, once, before any trial is requested, and tell it how members have ended.
+
+        Trials that had not ended, or failed for a reason that may be corrected, are running again.
+
+        Raises:
+            SpecError: a trial lies outside the space, or the study has other objectives.
+            StoreError: the storage cannot be read, or lacks the trial of a member.
+        """
+        if self._count:
+            raise ValueError("open() must be called before trials are requested")
+        joined = self.search.study if isinstance(self.search.study, str) else None
+        objectives = [Objective(state.objective, self._direction), *self.search.objectives]
+        name = joined or state.name
+        self._kept = KeptStudy(self._storage, self._address, name, state.run_id, objectives, bool(joined))
+        trials, members = self._kept.read(), {member.number: member for member in state.members.values()}
+        for number in range(1 + max((*trials, *members), default=-1)):
+            if number not in trials:
+                self._kept.refuse(number)
+            self._load(number, trials[number], members.get(number))
+        if trials and self._own_sampler is not None and not self._own_sampler.is_of_optuna:
+            _log.warning(
+                "what Search.sampler (%s) keeps in itself is lost: it goes on by what the study has",
+                type(self.search.sampler).__name__,
+            )
+        for member in members.values():
+            if self._is_over(member):
+                self._tell_member(member, state.objective)
+        self._end_by_terminator()
+        self.flush()
+
+    def _load(self, number: int, trial: FrozenTrial, member: MemberState | None) -> None:
+        """Add a trial of the storage to the study in memory."""
+        from optuna.trial import TrialState, create_trial
+
+        about = trial.system_attrs
+        is_added, is_outside = _ADDED in about, _OUTSIDE in about
+        if member is not None:
+            is_added, is_outside = bool(member.identity.get("added")), member.identity.get("outside") is not None
+        is_over = member is None or is_outside or self._is_over(member)
+        if trial.state == TrialState.FAIL and member is not None and member.state in ("finished", "pruned"):
+            is_over = is_outside  # else it was told that it failed, and ran again
+        made = create_trial(
+            state=trial.state if is_over else TrialState.RUNNING,
+            values=trial.values if is_over else None,
+            user_attrs=trial.user_attrs,
+            system_attrs=about if is_over else without_constraints(about),
+            intermediate_values=trial.intermediate_values,
+        )
+        if is_outside:
+            self._outside.add(number)
+        else:
+            made.params, made.distributions = self._fit(trial, member, number)
+        self.study.add_trial(made)
+        for key, value in about.get(_STUDY_CHANGES, {}).items():
+            self._memory.set_study_system_attr(self._study_id, key, value)
+        self._added += is_added
+        self._has_ended |= _ENDS_SEARCH in about
+        if member is None and is_added:  # the addition was refused, or it was killed before the log had it
+            self.tell(number, "failed")
+            self._outside.add(number)
+        elif member is None:
+            self._unstarted.append(number)
+
+    def _fit(
+        self, trial: FrozenTrial, member: MemberState | None, number: int
+    ) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+        """The values of a trial and their distributions in the declared space, which may be wider than before."""
+        from optuna.trial import TrialState, create_trial
+
+        try:
+            params, distributions = self._space.describe(trial.params)
+            create_trial(state=TrialState.RUNNING, params=params, distributions=distributions)
+        except (KeyError, SpecError, ValueError) as error:
+            if trial.state == TrialState.FAIL and (member is None or member.reason == "impossible"):
+                return trial.params, trial.distributions
+            raise SpecError(
+                f"Search.space does not hold the hyperparameters of member-{number} ({error}); resume with "
+                "the space that the run began with, or choose another run directory"
+            ) from None
+        return params, distributions
+
+    def _is_over(self, member: MemberState) -> bool:
+        """Whether all is known by which a member's trial is judged, and it does not run again."""
+        if member.state == "failed":
+            return member.reason in UNRECOVERABLE
+        if member.state == "finished":
+            return member.cost is not None or not self._awaits_cost
+        return member.state in ("pruned", "cancelled")
+
+    def _tell_member(self, member: MemberState, objective: str) -> None:
+        """Tell how a member has ended, unless its trial has been told already."""
+        if self.get_trial(member.number).state.is_finished():
+            return
+        value = member.metrics.get("gain" if self._gain else objective)
+        value = -value if self._gain and self._direction == "min" and value is not None else value
+        constraints = member.constraints
+        if constraints is None and member.state == "finished":  # older logs lack it
+            constraints = self.compute_constraints(member.number, member.metrics)
+        self.tell(member.number, member.state, value, member.cost, member.metrics, constraints)
 
     def ask(
         self,
@@ -152,36 +246,28 @@ class Searcher:
             ValueError: `number` is beyond the next trial.
             SpecError: the user's function that makes hyperparameters fails for this trial, which has none then.
         """
-        if number < len(self._params):
-            return dict(self._params[number])
-        if number > len(self._params):
-            raise ValueError(f"trial {number} was requested, but the next trial is {len(self._params)}")
-        self._mirror.mark_changed(number)
-        if self._grid is not None:
-            assert isinstance(self.search.space, Mapping)
-            point = self._grid[(number - self._added) % len(self._grid)]
-            self._adopt(number, {**self.search.space, **point})
-        else:
-            self._ask(number, self._find_enqueued(number) if given is None else given)
-        self._describe_lineage(number, lineage)
-        return dict(self._params[number])
+        if number > self._count:
+            raise ValueError(f"trial {number} was requested, but the next trial is {self._count}")
+        if number < self._count:
+            if number in self._unstarted:
+                self._unstarted.remove(number)
+            return self._space.read(self.get_trial(number))
+        return self._ask(number, self._find_given(number) if given is None else given, lineage)
 
     def get_trial(self, number: int) -> FrozenTrial:
         """A trial of the run, which nobody changes."""
-        return self._frozen_trial(number)
-
-    def suggested(self, number: int) -> dict[str, Any] | None:
-        """What the sampler suggested for a trial; None where its hyperparameters have all of that."""
-        return self._suggested.get(number)
+        return self.study.get_trials(deepcopy=False)[self._first + number]
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing more is proposed: a finite space has no point left, or the terminator says so."""
         return self._has_ended
 
-    def _find_enqueued(self, number: int) -> Mapping[str, Any]:
-        """What the user gave of a trial before the search; nothing of most."""
+    def _find_given(self, number: int) -> Mapping[str, Any]:
+        """What the sampler does not decide of a trial: its point of the grid, or what the user enqueued."""
         proposed = number - self._added
+        if self._grid is not None:
+            return self._grid[proposed % len(self._grid)]
         return self.search.enqueue[proposed] if proposed < len(self.search.enqueue) else {}
 
     def _check_prior(self, trial: FrozenTrial) -> None:
@@ -198,29 +284,34 @@ class Searcher:
                         "the choices in their order must be the same"
                     ) from None
 
-    def _end_proposals(self) -> None:
-        self._has_ended = True
-
-    def _ask(self, number: int, given: Mapping[str, Any], is_added: bool = False) -> None:
+    def _ask(
+        self, number: int, given: Mapping[str, Any], lineage: Mapping[str, Any] | None, marks: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """Add trial `number` as running: the sampler proposes what is not given."""
-        trial = self._propose(number, self._space.encode(given), is_added)
-        self._params.append({})
+        before = dict(self._memory.get_study_system_attrs(self._study_id))
+        trial = self._propose(number, self._space.encode(given))
+        params: dict[str, Any] = {}
         try:
-            self._params[number] = self._space.read(trial)
+            params = self._space.read(trial)
         finally:
-            self._keep_suggested(number, trial.params)
-        self._describe(number)
+            fixed = {name: value for name, value in params.items() if name not in trial.params}
+            for key, value in {**fixed, **({} if lineage is None else {"lineage": dict(lineage)})}.items():
+                trial.set_user_attr(key, value)
+            after = self._memory.get_study_system_attrs(self._study_id)
+            attributes: dict[str, Any] = dict.fromkeys(marks, True)
+            if changes := {key: value for key, value in after.items() if before.get(key) != value}:
+                attributes[_STUDY_CHANGES] = changes
+            for key, value in attributes.items():
+                self._memory.set_trial_system_attr(self._trial_id(number), key, value)
+            self._changed[number] = None
+            self.flush()
+        return params
 
-    def _propose(self, number: int, suggested: Mapping[str, Any], is_added: bool = False) -> Trial:
-        """A new trial of the study, in which the sampler proposes what is not suggested.
-
-        Of a trial that was added, a sampler of the user's is not asked: a resume does not know what was given.
-        """
+    def _propose(self, number: int, suggested: Mapping[str, Any]) -> Trial:
+        """A new trial of the study, in which the sampler proposes what is not suggested."""
         if suggested:
             self.study.enqueue_trial(dict(suggested))
         self._choose_sampler(number)
-        if is_added and self._own_sampler is not None:
-            self.study.sampler = make_sampler(dataclasses.replace(self.search, sampler="random"), number)
         with calling(self.study.sampler, "Search.sampler"):
             trial = self.study.ask(self._space.distributions)
             if self.search.sampler_name in _KEPT_IN_TRIALS:
@@ -228,16 +319,11 @@ class Searcher:
                 _ = trial.relative_params
         return trial
 
-    def _keep_suggested(self, number: int, suggested: Mapping[str, Any]) -> None:
-        known = self._space.encode(self._params[number])
-        if any(name not in known or not is_equal(known[name], value) for name, value in suggested.items()):
-            self._suggested[number] = dict(suggested)
-
     def _choose_sampler(self, number: int) -> None:
-        if self._own_sampler is not None:
-            self.study.sampler = self._own_sampler
-            return
         known = self._first + number
+        if self._own_sampler is not None:
+            self.study.sampler = self._own_sampler.get(known)
+            return
         if is_beyond_gp(self.search, known) and not self._is_beyond_gp:
             self._is_beyond_gp = True
             _log.warning("gp takes seconds for a proposal after %d trials: tpe proposes from here on", known)
@@ -252,28 +338,31 @@ class Searcher:
         params: Mapping[str, Any],
         outside: str | None = None,
         lineage: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    ) -> tuple[int, dict[str, Any]]:
         """Add a trial that a user declared, in addition to `trials`.
 
         Args:
             params: its hyperparameters; missing ones are proposed.
-            outside: why its results cannot be compared with the other trials' (`explain_outside`, or other
-                settings); None: they can. Such a trial is recorded as failed: Optuna accepts no value outside the
-                range, and samplers would ignore any hyperparameter that one of the trials lacks.
+            outside: why its results cannot be compared with the other trials'; None: they can. Such a trial is
+                recorded as failed: samplers would ignore any hyperparameter that one of the trials lacks.
             lineage: of a clone; becomes an attribute of the trial.
 
         Returns:
-            All its hyperparameters.
+            Its number, and all its hyperparameters.
         """
-        number = len(self._params)
-        if outside is None:
-            self._ask(number, params, is_added=True)
-            self._describe_lineage(number, lineage)
-        else:
-            self._add_outside(number, params, outside, lineage)
+        from optuna.trial import TrialState, create_trial
+
+        number = self._count
         self._added += 1
-        self._mirror.mark_changed(number)
-        return dict(self._params[number])
+        if outside is None:
+            return number, self._ask(number, params, lineage, [_ADDED])
+        about = {**params, "outside": outside} | ({} if lineage is None else {"lineage": dict(lineage)})
+        marks: dict[str, Any] = {_ADDED: True, _OUTSIDE: True}
+        self.study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=about, system_attrs=marks))
+        self._outside.add(number)
+        self._changed[number] = None
+        self.flush()
+        return number, dict(params)
 
     def is_ranked(self, number: int) -> bool:
         """Whether a trial is compared with the others; one that was added from outside the space is not."""
@@ -281,7 +370,7 @@ class Searcher:
 
     def has_reported(self, number: int) -> bool:
         """Whether a trial has reported the objective after any of its epochs."""
-        return bool(self._frozen_trial(number).intermediate_values)
+        return bool(self.get_trial(number).intermediate_values)
 
     def report(self, number: int, epoch: int, value: float) -> bool:
         """Record the objective of a trial after its own epoch `epoch` (from 0).
@@ -290,18 +379,21 @@ class Searcher:
             Whether to prune it. A repeated report gets the same answer; once True, all later answers are True. A
             trial is never pruned after its last epoch.
         """
-        self._mirror.mark_changed(number)
-        prune_decisions = self._prune_decisions.setdefault(number, {})
-        if epoch not in prune_decisions and not self._frozen_trial(number).state.is_finished():
-            done = epoch + 1
-            self._storage.set_trial_intermediate_value(self._trial_id(number), done, float(value))
+        trial, done = self.get_trial(number), epoch + 1
+        pruned_after = trial.system_attrs.get(PRUNED_AFTER)  # its value may be missing: a kill came between
+        is_open = not trial.state.is_finished() and (pruned_after is None or done <= pruned_after)
+        if is_open and done not in trial.intermediate_values:
+            self._memory.set_trial_intermediate_value(self._trial_id(number), done, float(value))
             # Called even if the answer is not used, because the pruner records the value of this rung.
-            prune_decisions[epoch] = self._judge(number) and done < self._epochs
-        return any(prune_decision for known, prune_decision in prune_decisions.items() if known <= epoch)
+            if pruned_after is None and self._judge(number) and done < self._epochs:
+                self._memory.set_trial_system_attr(self._trial_id(number), PRUNED_AFTER, done)
+            self._changed[number] = None
+        pruned_after = self.get_trial(number).system_attrs.get(PRUNED_AFTER)
+        return pruned_after is not None and done >= pruned_after
 
     def _judge(self, number: int) -> bool:
         """Whether the pruner, or the user's function, ends a trial after its last report."""
-        trial, stop = self._storage.get_trial(self._trial_id(number)), self.search.stop
+        trial, stop = self.get_trial(number), self.search.stop
         with calling(self.study.pruner, "Search.pruner"):
             prune = self.study.pruner.prune(self._judged, trial)
         if stop is None:
@@ -331,8 +423,7 @@ class Searcher:
         """
         from optuna.trial import TrialState
 
-        self._mirror.mark_changed(number)
-        trial = self._frozen_trial(number)
+        trial = self.get_trial(number)
         if trial.state.is_finished():
             return
         last = trial.intermediate_values.get(trial.last_step) if trial.last_step is not None else None
@@ -355,15 +446,26 @@ class Searcher:
 
     def _end(self, number: int, state: TrialState, values: list[float]) -> None:
         if self._own_sampler is not None and number not in self._outside:
-            with calling(self._own_sampler, "Search.sampler"):
-                self._own_sampler.after_trial(self.study, self._frozen_trial(number), state, values or None)
-        self._storage.set_trial_state_values(self._trial_id(number), state, values or None)
-        if self._terminator is None or self._has_ended:
+            sampler = self._own_sampler.get(self._first + number)
+            with calling(sampler, "Search.sampler"):
+                sampler.after_trial(self.study, self.get_trial(number), state, values or None)
+            if self._has_ended:
+                self._memory.set_trial_system_attr(self._trial_id(number), _ENDS_SEARCH, True)
+        self._memory.set_trial_state_values(self._trial_id(number), state, values or None)
+        self._changed[number] = None
+        self._end_by_terminator()
+
+    def _end_by_terminator(self) -> None:
+        terminator, trials = self.search.terminator, self.study.get_trials(deepcopy=False)
+        if terminator is None or self._has_ended or not any(trial.state.is_finished() for trial in trials):
             return
-        with calling(self._terminator, "Search.terminator"):
-            self._has_ended = bool(self._terminator.should_terminate(self.study))
+        with calling(terminator, "Search.terminator"):
+            self._has_ended = bool(terminator.should_terminate(self.study))
         if self._has_ended:
-            _log.warning("the terminator ends the search after %d trials", len(self._params))
+            _log.warning("the terminator ends the search after %d trials", self._count)
+
+    def _end_proposals(self) -> None:
+        self._has_ended = True
 
     def compute_constraints(self, number: int, metrics: Mapping[str, Any]) -> dict[str, float] | None:
         """By how much a finished trial violates each constraint of the search; None where that has none.
@@ -394,8 +496,9 @@ class Searcher:
         self, number: int, value: float, cost: Cost | None, metrics: Mapping[str, Any]
     ) -> list[float]:
         """The values of a finished trial, whose cost the study then shows; empty where one is not known."""
-        for key, shown in describe_cost(cost).items():
-            self._storage.set_trial_user_attr(self._trial_id(number), key, shown)
+        for key in _COST:
+            if (shown := getattr(cost, key, None)) is not None:
+                self._memory.set_trial_user_attr(self._trial_id(number), key, shown)
         further = [each.read(cost, metrics) for each in self.search.objectives]
         known = [float(each) for each in further if each is not None]
         return [value, *known] if len(known) == len(further) and math.isfinite(value) else []
@@ -404,169 +507,21 @@ class Searcher:
         """Replace the values of completed trials, from which the next proposals are made.
 
         Args:
-            values: number -> value. The mirror keeps the values that were recorded first.
+            values: number -> value. The storage keeps the values that were told.
         """
         from optuna.trial import TrialState
 
+        self.flush()
         for number, value in values.items():
-            trial = self._frozen_trial(number)
+            trial = self.get_trial(number)
             if trial.state == TrialState.COMPLETE:
                 trial.values = [value]
 
-    def restore(self, state: RunState) -> None:
-        """Rebuild the study from a run's log, once, before any trial is requested.
-
-        Trials that had not ended, or failed for a reason that may be corrected, are running again.
-
-        Raises:
-            SpecError: a member of the log lies outside the space.
-            StoreError: the storage cannot be opened.
-        """
-        if self._params:
-            raise ValueError("restore() must be called before trials are requested")
-        self._name, self._run_id = state.name, state.run_id
-        self._objectives[0] = Objective(state.objective, self._objectives[0].mode)
-        for event in state.decision_events:
-            if isinstance(event, Failed) and event.reason not in UNRECOVERABLE:
-                continue
-            if isinstance(event, Finished if self._awaits_cost else Cost):
-                continue  # a trial has ended when all that it is judged by is known
-            member = state.members[event.member]
-            number = member.number
-            if not member.is_declared:  # its declaration was lost with a part of the log
-                continue
-            metrics: Mapping[str, Any] = getattr(event, "metrics", None) or {}
-            value = metrics.get(state.objective)
-            if isinstance(event, MemberDeclared):
-                for skipped in range(len(self._params), number):  # an addition that was refused
-                    self._add_outside(skipped, {}, "it was never declared")
-                    self._added += 1
-                lineage = event.lineage
-                if event.outside is None:
-                    self._adopt(number, event.params, event.suggested, is_added=bool(event.added))
-                    self._describe_lineage(number, lineage)
-                else:
-                    self._add_outside(number, event.params, event.outside, lineage)
-                self._added += bool(event.added)
-            elif isinstance(event, Epoch):
-                if value is not None:  # else it was undefined after this epoch, or not measured
-                    self.report(number, event.epoch, value)
-            elif isinstance(event, Cost):
-                value = member.metrics.get(state.objective)
-                self.tell(number, "finished", value, event, member.metrics, self._read_constraints(member))
-            else:
-                if self._gain and (value := metrics.get("gain")) is not None and self._objectives[0].mode == "min":
-                    value = -value
-                known = self._read_constraints(member) if isinstance(event, Finished) else None
-                self.tell(number, event.type, value, metrics=metrics, constraints=known)
-        for lost in range(len(self._params), 1 + max((m.number for m in state.members.values()), default=-1)):
-            self._add_outside(lost, {}, "its declaration was lost with a part of the log")
-        self._mirror.open(self._run_trials())
-
-    def _read_constraints(self, member: MemberState) -> Mapping[str, float] | None:
-        """By how much a finished trial of the log violates each constraint; older logs lack it."""
-        known = member.constraints
-        return self.compute_constraints(member.number, member.metrics) if known is None else known
-
-    def _adopt(
-        self,
-        number: int,
-        params: Mapping[str, Any],
-        suggested: Mapping[str, Any] | None = None,
-        is_added: bool = False,
-    ) -> None:
-        """Add trial `number` as running, with hyperparameters that were decided before.
-
-        Args:
-            suggested: what the sampler suggested, where the hyperparameters do not have that.
-        """
-        from optuna.trial import TrialState, create_trial
-
-        encoded = self._space.encode(params) if suggested is None else suggested
-        try:
-            values, distributions = self._space.describe(encoded)
-            adopted = create_trial(state=TrialState.RUNNING, params=values, distributions=distributions)
-        except (KeyError, SpecError, ValueError) as error:
-            if not params:  # the user's function failed for it
-                values, distributions, adopted = {}, {}, create_trial(state=TrialState.RUNNING)
-            else:
-                raise SpecError(
-                    f"Search.space does not hold the hyperparameters of member-{number} ({error}); resume with "
-                    "the space that the run began with, or choose another run directory"
-                ) from None
-        if self.search.sampler_name in _KEPT_IN_TRIALS:
-            self._repeat(number, values, distributions, values)
-        elif self._own_sampler is None or is_added:
-            self.study.add_trial(adopted)
-        else:
-            self._repeat(number, values, distributions, self._space.encode(self._find_enqueued(number)))
-        self._params.append(dict(params))
-        if suggested is not None:
-            self._suggested[number] = dict(suggested)
-        self._describe(number)
-
-    def _repeat(
-        self,
-        number: int,
-        values: dict[str, Any],
-        distributions: dict[str, BaseDistribution],
-        suggested: Mapping[str, Any],
-    ) -> None:
-        """Ask the sampler again for a trial of the log; it is that trial, whatever the sampler says now."""
-        trial = self._propose(number, suggested)
-        if self._space.distributions is None:
-            with contextlib.suppress(SpecError):
-                self._space.read(trial)
-        if self._own_sampler is not None and self._is_repeatable and values and trial.params != values:
-            self._is_repeatable = False
-            _log.warning(
-                "the sampler %s proposes otherwise than before the interruption (has it a seed?): trials "
-                "of the log stay, and the next ones are not those of an undisturbed run",
-                type(self._own_sampler).__name__,
-            )
-        frozen = self._frozen_trial(number)
-        frozen.params, frozen.distributions = values, distributions
-
-    def _add_outside(
-        self, number: int, params: Mapping[str, Any], why: str, lineage: Mapping[str, Any] | None = None
-    ) -> None:
-        """Add trial `number` as failed, so that samplers and pruners ignore it."""
-        from optuna.trial import TrialState, create_trial
-
-        about = {**params, "member": f"member-{number}", "outside": why}
-        if lineage is not None:
-            about["lineage"] = dict(lineage)
-        self.study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=about))
-        self._outside.add(number)
-        self._params.append(dict(params))
-
-    def _describe(self, number: int) -> None:
-        """Record in the study a trial's member and its fixed hyperparameters."""
-        suggested = self._frozen_trial(number).params
-        fixed = {name: value for name, value in self._params[number].items() if name not in suggested}
-        for key, value in {"member": f"member-{number}", **fixed}.items():
-            self._storage.set_trial_user_attr(self._trial_id(number), key, value)
-
-    def _describe_lineage(self, number: int, lineage: Mapping[str, Any] | None) -> None:
-        """Record in the study what a running trial is a clone of."""
-        if lineage is not None:
-            self._storage.set_trial_user_attr(self._trial_id(number), "lineage", dict(lineage))
-
     def _trial_id(self, number: int) -> int:
-        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, self._first + number)
+        return self._memory.get_trial_id_from_study_id_trial_number(self._study_id, self._first + number)
 
-    def _frozen_trial(self, number: int) -> FrozenTrial:
-        return self.study.get_trials(deepcopy=False)[self._first + number]
-
-    def _run_trials(self) -> list[FrozenTrial]:
-        """The trials of the run, by number."""
-        return self.study.get_trials(deepcopy=False)[self._first :]
-
-    def catch_up(self, within_s: float | None = None) -> None:
-        """Update the mirror with everything that was recorded since the last call.
-
-        Args:
-            within_s: about how many seconds to spend on it, in another thread; the rest is written next time.
-                None: write everything and wait for it, but not long for a storage that does not answer.
-        """
-        self._mirror.catch_up(self._run_trials(), within_s)
+    def flush(self) -> None:
+        """Write what has changed of trials since the last call to the storage."""
+        if self._changed:
+            self._kept.save({number: self.get_trial(number) for number in self._changed})
+            self._changed.clear()

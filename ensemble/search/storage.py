@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from ensemble.spec.search import DATABASE
-from ensemble.store.files import StoreError, has_begun
+from ensemble.store.files import StoreError
 from ensemble.store.user_files import check_writable
 
 if TYPE_CHECKING:
@@ -74,14 +74,12 @@ def check_storage(storage: str | os.PathLike[str]) -> str | Path:
     if is_named_so or head.startswith(_SQLITE):
         _check_database(path)
         return f"sqlite:///{path.absolute()}"
-    if not _is_of_run(path):
-        check_writable(path, lambda content: bool(_OPERATION.match(content)), f"{_JOURNAL}, or a SQLite database")
+    check_writable(path, _is_journal, f"{_JOURNAL}, or a SQLite database")
     return path
 
 
-def _is_of_run(path: Path) -> bool:
-    """Whether it is the journal in a run directory, which is written anew from the log where it is damaged."""
-    return path.name == "optuna.journal" and has_begun(path.parent)
+def _is_journal(content: bytes) -> bool:
+    return bool(_OPERATION.match(content)) or b'{"op_code":0,"worker_id":"'.startswith(content)  # torn at once
 
 
 def _check_database(path: Path) -> None:
@@ -108,16 +106,12 @@ def _open_journal(path: Path) -> BaseStorage:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _mend_journal(path)
-        try:
-            return Journal(str(path), STALE_LOCK_S)
-        except (ValueError, KeyError, AssertionError, TypeError) as error:  # its middle is damaged
-            if not _is_of_run(path):
-                raise StoreError(
-                    f"{path} is not {_JOURNAL}, or is damaged ({type(error).__name__}: {error}): it is left as it "
-                    "is; choose another file"
-                ) from None
-            path.unlink()
-            return Journal(str(path), STALE_LOCK_S)
+        return Journal(str(path), STALE_LOCK_S)
+    except (ValueError, KeyError, AssertionError, TypeError) as error:  # its middle is damaged
+        raise StoreError(
+            f"{path} is not {_JOURNAL}, or is damaged ({type(error).__name__}: {error}): it is left as it "
+            "is; choose another file"
+        ) from None
     except OSError as error:
         raise StoreError(f"cannot open the Optuna journal {path}: {error.strerror}") from error
 
@@ -146,12 +140,12 @@ def _find_torn_line(path: Path) -> int | None:
     """Where the last line of a journal begins, if that is incomplete.
 
     Raises:
-        StoreError: the file is a user's, and a line of it is no operation.
+        StoreError: a line of it is no operation.
     """
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
     for number, line in enumerate(content[:whole].splitlines(), start=1):
-        if not _OPERATION.match(line) and not _is_of_run(path):
+        if not _OPERATION.match(line):
             raise StoreError(
                 f"{path}: line {number} is not of {_JOURNAL}; it is left as it is: choose another file"
             )

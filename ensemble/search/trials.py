@@ -87,9 +87,8 @@ class Trials(Protocol):
     def add(self, given: Member | Mapping[str, Any], lineage: dict[str, Any] | None = None) -> Identity:
         """Add a member to the run, in addition to those that are declared; `left` does not count it.
 
-        Its `first_epoch` is not known yet if members share a stream, because it joins the stream at the stream's
-        next epoch. A search proposes the hyperparameters that are missing, and learns from the member if it lies
-        inside the space. If it does not, `outside` says why, and the member trains to its end and is never pruned.
+        A search proposes the hyperparameters that are missing, and learns from the member if it lies inside the
+        space; else `outside` says why, and it is never pruned.
 
         Args:
             given: as in `Ensemble.members`.
@@ -114,8 +113,8 @@ class Trials(Protocol):
         """Note that a member has ended in a state: "finished", "pruned", "failed" or "cancelled"."""
         return
 
-    def catch_up(self, within_s: float | None = None) -> None:
-        """Update the mirror of the study, for about so many seconds; None completes it."""
+    def flush(self) -> None:
+        """Write what has changed of a search to its storage, before the log has what follows from it."""
         return
 
 
@@ -201,7 +200,6 @@ class SearchTrials(Trials):
         self._ensemble = ensemble
         self._search = ensemble.search
         self._sharing = sharing
-        self._next = 1 + max((member.number for member in state.members.values()), default=-1)
         self._proposed = sum(not member.identity.get("added") for member in state.members.values())
         self.awaits_pruner = self._search.prunes
         self._searcher = Searcher(
@@ -211,9 +209,8 @@ class SearchTrials(Trials):
             storage=self._search.storage or str(run_dir.journal),
             prior=load_prior(run_dir, self._search, ensemble.mode or "max"),
         )
-        self._searcher.restore(state)
+        self._searcher.open(state)
         self._state = state
-        self._warn_of_unknown()
         self._population = None if self._search.population is None else Population(ensemble, state, self._searcher)
         if self._population is not None:
             self._proposed = self._population.proposed
@@ -260,8 +257,7 @@ class SearchTrials(Trials):
     def next(self) -> Identity:
         """It joins the running stream, so its first epoch is not known yet."""
         self._revalue()
-        number, params = self._next, dict[str, Any]()
-        self._next += 1
+        number, params = self._searcher.next_number, dict[str, Any]()
         self._proposed += 1
         try:
             if self._population is not None:
@@ -277,14 +273,11 @@ class SearchTrials(Trials):
             if not self._was_possible:
                 self._count_failure(why)
             usual = self._ensemble.identify(number, {})
-            suggested = self._searcher.suggested(number)
-            raise ImpossibleError(dataclasses.replace(usual, params=params, suggested=suggested), why) from None
+            raise ImpossibleError(dataclasses.replace(usual, params=params), why) from None
         if not self._was_possible:
             self._was_possible = True
             self._failed_first = None if self._failed_first is None else 0
-        return dataclasses.replace(
-            identity, first_epoch=self._first_epoch, suggested=self._searcher.suggested(number)
-        )
+        return dataclasses.replace(identity, first_epoch=self._first_epoch)
 
     def listed(self, number: int) -> Identity | None:
         """What was proposed, as the ensemble declares its trials now."""
@@ -307,14 +300,12 @@ class SearchTrials(Trials):
         names = {name for params in sample_space(space, self._search.seed) for name in params}
         if twice := [name for name in sorted(names - {"params"}) if getattr(member, name, None) is not None]:
             raise SpecError(f"the search proposes {twice[0]!r}: give it as a hyperparameter, {twice[0]}=VALUE")
-        number = self._next
-        asked = self._ensemble.identify(number, member)
+        asked = self._ensemble.identify(self._searcher.next_number, member)
         outside = self._searcher.explain_outside(member.params) or self._describe_difference(asked)
         if select_warm(lineage) is not None:
             whose = "weights of another member" if member.start is None else "declared weights"
             outside = f"it starts with the {whose}"
-        params = self._searcher.add(member.params, outside, lineage)
-        self._next += 1
+        number, params = self._searcher.add(member.params, outside, lineage)
         try:
             identity = self._ensemble.identify(number, dataclasses.replace(member, params=params))
         except SpecError:  # of what was given and what was proposed to complete it
@@ -326,7 +317,6 @@ class SearchTrials(Trials):
             outside=outside,
             first_epoch=self._first_epoch,
             lineage=lineage,
-            suggested=self._searcher.suggested(number),
         )
 
     def _describe_difference(self, identity: Identity) -> str | None:
@@ -431,22 +421,8 @@ class SearchTrials(Trials):
                     "%s ended without a value of %r: the search does not learn from it", member.id, each.name
                 )
 
-    def _warn_of_unknown(self) -> None:
-        """Say that trials of the log were not measured by what is optimized now."""
-        ended = [
-            m for m in self._state.members.values() if m.state == "finished" and self._searcher.is_ranked(m.number)
-        ]
-        for each in self._search.objectives:
-            known = [m for m in ended if m.value_of(each) is not None or (each.is_cost and m.cost is None)]
-            if len(known) < len(ended):
-                _log.warning(
-                    "%d trials of the log have no value of %r: the search does not learn from them",
-                    len(ended) - len(known),
-                    each.name,
-                )
-
-    def catch_up(self, within_s: float | None = None) -> None:
-        self._searcher.catch_up(within_s)
+    def flush(self) -> None:
+        self._searcher.flush()
 
     @property
     def _objective(self) -> str:

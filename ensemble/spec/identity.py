@@ -39,7 +39,6 @@ class Identity:
             then these fields hold a safe guess: one worker, a whole core, a whole GPU, unknown.
         added: whether it was added to the run in progress, beyond what the ensemble declares.
         outside: why a search does not learn from it; None where it does.
-        suggested: what a search's sampler suggested for it, if `params` does not have all of that.
         widened_from: its number of workers before it was given more; None where it was not. Learning-rate rules
             that count workers use it, because the global batch has not grown with the workers.
         epochs_before: its number of epochs as it was declared, if it was given more after it had ended; None where
@@ -87,7 +86,6 @@ class Identity:
     auto: list[str] = field(default_factory=list)
     added: bool = False
     outside: str | None = None
-    suggested: dict[str, Any] | None = None
     widened_from: int | None = None
     span_nodes: bool | Literal["auto", "spread"] = True
     lineage: dict[str, Any] | None = None
@@ -107,7 +105,6 @@ class Identity:
     def compared_fields(self) -> dict[str, Any]:
         """The fields that determine the weights, except `first_epoch`; `lineage` only of a warm clone."""
         ignored = {"cpus_per_worker", "gpus_per_worker", "memory_gb", "first_epoch", "auto", "added", "outside"}
-        ignored |= {"suggested"}  # `params` follows from it
         ignored |= {
             "widened_from",
             "epochs_before",

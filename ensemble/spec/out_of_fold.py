@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pipelines import Pipeline
 
 #: Fields of an identity by which members of one configuration may differ.
-_OWN = {"member", "number", "seed", "weights", "lineage", "first_epoch", "auto", "added", "outside", "suggested"}
+_OWN = {"member", "number", "seed", "weights", "lineage", "first_epoch", "auto", "added", "outside"}
 _OWN |= {"workers", "threads", "cpus_per_worker", "gpus_per_worker", "memory_gb", "widened_from", "span_nodes"}
 _OWN |= {"nodes"}
 

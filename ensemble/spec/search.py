@@ -65,8 +65,8 @@ class Search:
             to 10,000.
         sampler: what proposes hyperparameters (Optuna): tpe, random, grid, gp, cmaes, nsga2, nsga3 (of the two
             genetic ones `{"name": "nsga2", "population_size": 12}`, of which the first generation is drawn at
-            random); or a sampler of Optuna or OptunaHub with its own seed. A resume asks it again for each trial
-            of the log, and says if it answers otherwise; what was proposed stays. Or population based training
+            random); or a sampler of Optuna or OptunaHub, of which each trial gets a copy, or one of another
+            class, which is asked itself: what it keeps in itself is lost at a resume. Or population based training
             (Jaderberg et al. 2017): `{"name": "pbt", "population": 8, "generations": 4, "quantile": 0.25,
             "resample": 0.25, "factor": 1.2, "inherit": []}`. Each generation trains its part of the epochs. When
             all of it have ended, a member goes on from its own state, or, if it is in the worst `quantile` or

@@ -14,7 +14,7 @@ than a loss that is not a number. A member that waits, is placed or runs may be 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -205,9 +205,8 @@ def give_more_epochs(run: RunState, more_epochs: events.MoreEpochs, t: float) ->
 
 def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
     """Lets members that have finished wait to be evaluated on other data, or with other code."""
-    finished = {event.member: event for event in run.decision_events if isinstance(event, events.Finished)}
     for member in map(run.members.__getitem__, members):
-        trained = finished.get(member.id, member.trained)
+        trained = run.finished.get(member.id, member.trained)
         reopen_member(run, member, t)
         member.trained = trained
         member.remarks = [text for text in member.remarks if not text.startswith((UNCOMBINED, OUTDATED))]
@@ -241,7 +240,6 @@ def _start_run(run: RunState, event: events.RunStarted) -> None:
         node.excluded.clear()
     code = event.code
     back = {member.id for member in run.members.values() if member.is_resumable(code)}
-    _forget_decisions(run, back, events.Failed)
     for member in run.members.values():
         member.failures = 0
         if member.id in back:
@@ -304,29 +302,11 @@ def _declare_member(run: RunState, event: events.MemberDeclared) -> None:
     if event.widened and member.state == "stopped":
         member.state = "waiting"
     if known and member.state == "failed":  # it failed for good, and is declared otherwise now
-        _forget_decisions(run, {member.id}, events.Failed)
         member.requeue(event.t)
         member.code = run.header.code
     if not known or is_restored:
         member.code = run.header.code
-        run.decision_events.insert(_find_place(run, member) if is_restored else len(run.decision_events), event)
         run.declared += event.added
-
-
-def _find_place(run: RunState, member: MemberState) -> int:
-    """The place of a declaration made again among the decision events: before what follows it, by number."""
-    for place, event in enumerate(run.decision_events):
-        if event.member == member.id or (
-            isinstance(event, events.MemberDeclared) and (event.number or 0) > member.number
-        ):
-            return place
-    return len(run.decision_events)
-
-
-def _forget_decisions(
-    run: RunState, members: Collection[str], kinds: type[Event] | tuple[type[Event], ...]
-) -> None:
-    run.decision_events = [e for e in run.decision_events if not isinstance(e, kinds) or e.member not in members]
 
 
 def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEvent) -> None:
@@ -377,16 +357,14 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.trained, member.outdated = None, event.outdated
             if event.outdated is not None:
                 member.remarks.append(f"{OUTDATED}: {event.outdated}")
-            run.decision_events.append(event)
+            run.finished[member.id] = event
         case events.Remark():
             member.remarks += [event.text] if event.text not in member.remarks else []
         case events.Cost():
             member.cost = event
-            run.decision_events.append(event)
         case events.Pruned() | events.Cancelled():
             member.end("pruned" if isinstance(event, events.Pruned) else "cancelled", t)
             member.checkpoint_before = None
-            run.decision_events.append(event)
         case events.Stopped() | events.Paused():
             member.end("stopped" if isinstance(event, events.Stopped) else "paused", t)
             member.epoch = member.epoch if event.epoch is None else event.epoch
@@ -404,7 +382,6 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             member.end("waiting" if event.retry else "failed", t)
             if member.state == "failed":
                 member.checkpoint_before = None
-                run.decision_events.append(event)
 
 
 def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
@@ -436,7 +413,7 @@ def _leave_out_damaged(run: RunState, member: MemberState, event: events.Damaged
 
 def reopen_member(run: RunState, member: MemberState, t: float) -> None:
     """Lets a member that has finished wait to be trained further, or to save again what it had saved."""
-    _forget_decisions(run, {member.id}, (events.Finished, events.Cost))
+    run.finished.pop(member.id, None)
     member.cost = member.constraints = member.weights_sha256 = member.kept = None
     member.trained = member.outdated = None
     member.requeue(t)
@@ -465,7 +442,6 @@ def _end_epoch(run: RunState, member: MemberState, event: events.Epoch) -> None:
     member.history.append(event)
     member.metrics, member.epoch, member.step = event.metrics, event.epoch + 1, 0
     member.samples_per_s = event.samples_per_s or member.samples_per_s
-    run.decision_events.append(event)
 
 
 def _drop_missing(metrics: dict[str, float | None]) -> dict[str, float]:

@@ -14,8 +14,8 @@
     packs/                          those files of many members that have ended (`ensemble.store.packs`)
     compiled/                       kernels that torch.compile has made (`ensemble.train.kernel_caches`); a cache
     prior-trials.json               of an earlier Optuna study, which the search knows (`ensemble.search.prior`)
-    optuna.journal, report.html,
-    ledger.json, ledger.csv,
+    optuna.journal                  the Optuna study of a search, unless that has another storage: the truth of it
+    report.html, ledger.json, ledger.csv,
     results.json, metrics.csv,
     summary.json, uncertainty.csv   derived
     digests.json                    digests of these, as they were written last
@@ -163,8 +163,6 @@ class RunPaths:
     def list_results(self, state: RunState) -> list[Path]:
         """What is written of the run as it stands when it has ended."""
         found = [self.report, self.ledger, self.ledger_csv, self.results, self.metrics_csv, self.summary]
-        if state.mode != "search":  # a search may keep its study elsewhere
-            found.append(self.journal)
         return found + ([self.uncertainty_csv] if (state.combined or NOT_COMBINED).metrics else [])
 
 

@@ -123,7 +123,7 @@ class RunStatus:
                     apply_event(self.state, _shorten(event) if isinstance(event, Epoch) else event)
                 except EVENT_ERRORS as error:
                     leave_out(self.state, event, error)
-            self.state.decision_events.clear()
+            self.state.finished.clear()
 
     def read_used(self) -> LedgerView:
         """What was used, up to the present end of the log.
@@ -231,7 +231,7 @@ def _leave_out_hidden(state: RunState) -> RunState:
         members=members,
         files={},
         info={},
-        decision_events=[],
+        finished={},
         profiles={},
         planned=None,
         memory_increases=[],

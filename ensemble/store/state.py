@@ -30,8 +30,7 @@ class RunState:
         differences: the last `sample_difference` event of each (member, split); member None: of a cache.
         quarantined: the `gpu_quarantined` event of each GPU that has broken in this start, by its id.
         unusable: the last `node_unusable` event of each node, by its name, until it can be used.
-        decision_events: what a search decides from, in the log's order: member, epoch, finished, cost, pruned,
-            failed (for good) and cancelled events.
+        finished: the `finished` event of each member that has; not in what a snapshot keeps.
         profiles: the last `profile` event (`ensemble.schedule.Profile`) of each (shape, device).
         planned: the last plan for members that waited (`ensemble.controller.planner`).
         missing: what the cluster has not given yet of what the run asked for, in words; empty if nothing.
@@ -71,7 +70,7 @@ class RunState:
     differences: dict[tuple[str | None, str], events.SampleDifference] = field(default_factory=dict)
     quarantined: dict[str, events.GpuQuarantined] = field(default_factory=dict)
     unusable: dict[str, events.NodeUnusable] = field(default_factory=dict)
-    decision_events: list[events.MemberEvent] = field(default_factory=list)
+    finished: dict[str, events.Finished] = field(default_factory=dict)
     profiles: dict[tuple[str, str], events.Profiled] = field(default_factory=dict)
     planned: events.Planned | None = None
     missing: str = ""

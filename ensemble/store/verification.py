@@ -179,7 +179,7 @@ def check_results(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
         known = dict.fromkeys((path.name for path in run_dir.list_results(state)), "unreadable")
     for path in run_dir.list_results(state):
         if path.exists() and path.stat().st_size > 0:
-            yield _check(run_dir, path, None if path == run_dir.journal else known.get(path.name), "result", None)
+            yield _check(run_dir, path, known.get(path.name), "result", None)
         else:
             detail = "it is empty" if path.exists() else "it was not written, or is gone"
             yield FileCheck(path.name, "result", None, "missing", detail)
@@ -191,7 +191,7 @@ def save_result_digests(run_dir: RunDir, state: RunState) -> None:
     Raises:
         WriteError: they cannot be written.
     """
-    there = [path for path in run_dir.list_results(state) if path != run_dir.journal and path.is_file()]
+    there = [path for path in run_dir.list_results(state) if path.is_file()]
     write_json(run_dir.result_digests, {path.name: digest_file(path) for path in there})
 
 

@@ -34,7 +34,6 @@ from ensemble.executors import ClusterLostError
 from ensemble.meter.power import Gpu
 from ensemble.schedule import Node
 from ensemble.spec import SpecError
-from ensemble.store import RunDir
 
 ENSEMBLE = [sys.executable, "-m", "ensemble.cli"]
 ROOT = Path(__file__).parents[2]
@@ -424,22 +423,6 @@ def test_a_report_is_written_again(finished: tuple[Path, Any, Path]) -> None:
     report.unlink()
     assert call("report", finished[0]).stdout.strip() == str(report)
     assert "<html" in report.read_text()[:1000]
-
-
-def test_a_list_of_members_is_an_optuna_study_too(finished: tuple[Path, Any, Path]) -> None:
-    import optuna
-
-    run_dir = RunDir(finished[0])
-    backend = optuna.storages.journal.JournalFileBackend(str(run_dir.journal))
-    study = optuna.load_study(study_name="tiny", storage=optuna.storages.JournalStorage(backend))
-    assert study.direction == optuna.study.StudyDirection.MAXIMIZE
-    rows = json.loads(finished[2].read_text())
-    for trial, row, lr in zip(study.trials, rows, (0.3, 0.15), strict=True):
-        assert trial.state == optuna.trial.TrialState.COMPLETE
-        assert trial.params["lr"] == lr
-        assert sorted(trial.intermediate_values) == [1, 2]
-        assert trial.value == trial.intermediate_values[2] == row["metric"]
-        assert trial.user_attrs["member"] == row["member"]
 
 
 def test_a_run_in_which_no_member_finishes_has_failed(spec: Path, tmp_path: Path) -> None:

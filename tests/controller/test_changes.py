@@ -379,7 +379,7 @@ def test_a_member_that_cannot_be_evaluated_again_stays_finished_and_the_next_res
         assert f"{failing} will predict again, without training" in said
     if search:
         trials = read_study(RunDir(project.run_dir).journal, "tried").trials
-        assert [trial.state.name for trial in trials] == ["COMPLETE", "COMPLETE"]
+        assert {trial.state.name for trial in trials} == {"COMPLETE"}
     broken.unlink()
     assert project.command("resume", str(project.run_dir), "--executor", "inline")[0] == 0
     member, state = project.state().members[failing], project.state()

@@ -170,7 +170,6 @@ def test_a_search_learns_from_a_clone_and_the_study_shows_where_it_comes_from(
     made = an_ensemble(search=search, epochs=3, sharing="node")
     state = run(path, made, executor)
     if is_resumed:
-        RunDir(path).journal.unlink()  # it is written anew from the log
         again = Simulated()
         again.done = executor.done
         state = run(path, made, again)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from event_dicts import apply_event
 
@@ -28,8 +29,17 @@ def accuracy(params: dict[str, Any], epoch: int) -> float:
     return peak * (1 - 0.5 ** (epoch + 1))
 
 
+def open_searcher(search: Search, storage: Any = None, **options: Any) -> Searcher:
+    """The searcher of a run that begins."""
+    searcher = Searcher(search, **{"direction": "max", "epochs": 3, "storage": storage, **options})
+    searcher.open(RunState(name="s", run_id="r", objective="accuracy"))
+    return searcher
+
+
 class Run:
-    """A controller in small: `parallel` members at once, each an epoch in turn, all through the log first."""
+    """A controller in small: `parallel` members at once, each an epoch in turn, written in the order of a run."""
+
+    epochs = EPOCHS
 
     def __init__(
         self,
@@ -38,25 +48,41 @@ class Run:
         events: list[dict[str, Any]] | None = None,
         prior: Any = (),
     ) -> None:
-        self.search, self.events, self.state = search, [], RunState()
-        self.searcher = Searcher(search, direction="max", epochs=EPOCHS, storage=storage, prior=prior)
+        self.search, self.events, self.state, self.prior = search, [], RunState(), prior
+        self.journal = storage if isinstance(storage, Path) else None
+        self.sizes: list[int] = []  # of the journal when each event was logged
+        self.searcher = Searcher(search, direction="max", epochs=self.epochs, storage=storage, prior=prior)
         header = {"name": "s", "run_id": "r", "mode": "search", "objective": "accuracy", "direction": "max"}
-        for event in events or [{"t": 0.0, "type": "run_started", **header, "epochs": EPOCHS}]:
+        further = [{"name": each.name, "mode": each.mode} for each in search.objectives]
+        header |= {"epochs": self.epochs, "further_objectives": further}
+        for event in events or [{"t": 0.0, "type": "run_started", **header}]:
             self.log(**event)
-        self.searcher.restore(self.state)
+        self.searcher.open(self.state)
 
     def log(self, **event: Any) -> None:
         event = {"v": 2, "t": float(len(self.events)), **event}
         self.events.append(event)
+        self.sizes.append(self.journal.stat().st_size if self.journal is not None else 0)
         apply_event(self.state, event)
+
+    def killed(self, at: int, journal: Path, *, is_logged: bool = True) -> Self:
+        """The resume of this run, killed when its journal had so many bytes, and its log all or less of that.
+
+        Of a member whose last epoch was logged, and not what follows from it, that epoch is trained again.
+        """
+        assert self.journal is not None
+        journal.write_bytes(self.journal.read_bytes()[:at])
+        events = [e for e, size in zip(self.events, self.sizes, strict=True) if size < at + is_logged]
+        if events and events[-1]["type"] == "epoch":
+            events = events[:-1]
+        return type(self)(self.search, journal, events or self.events[:1], self.prior)
 
     def step(self, parallel: int = 3) -> bool:
         """One thing happens; False when the search is over."""
         going = [m for m in self.state.members.values() if m.state not in ("finished", "pruned", "failed")]
-        number = len(self.state.members)
-        if len(going) < parallel and number < self.searcher.trials:
-            params, suggested = self.searcher.ask(number), self.searcher.suggested(number)
-            self.log(type="member", member=f"member-{number}", number=number, params=params, suggested=suggested)
+        if len(going) < parallel and len(self.state.members) < self.searcher.trials:
+            number = self.searcher.next_number
+            self.log(type="member", member=f"member-{number}", number=number, params=self.searcher.ask(number))
             return True
         if not going:
             return False
@@ -67,8 +93,10 @@ class Run:
     def epoch(self, id: str) -> None:
         member = self.state.members[id]
         epoch, value = member.epoch, accuracy(member.params, member.epoch)
+        is_pruned = self.searcher.report(member.number, epoch, value)
+        self.searcher.flush()
         self.log(type="epoch", member=id, attempt=0, epoch=epoch, metrics={"accuracy": value})
-        if self.searcher.report(member.number, epoch, value):
+        if is_pruned:
             self.log(type="pruned", member=id, attempt=0, epoch=epoch + 1)
             self.searcher.tell(member.number, "pruned")
         elif epoch + 1 == EPOCHS:
@@ -77,10 +105,10 @@ class Run:
             self.log(type="finished", member=id, attempt=0, epoch=epoch + 1, metrics=metrics, constraints=violated)
             self.searcher.tell(member.number, "finished", value, metrics=metrics, constraints=violated)
 
-    def to_the_end(self) -> Run:
+    def to_the_end(self) -> Self:
         while self.step():
             pass
-        self.searcher.catch_up()
+        self.searcher.flush()
         return self
 
     @property

@@ -6,13 +6,15 @@ import math
 import pickle
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
-from event_dicts import apply_event, fold, ledger, read_events, write_study
+import small_run
+from event_dicts import fold, ledger, read_events
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.study import StudyDirection
@@ -25,7 +27,6 @@ from ensemble.api import resume, submit
 from ensemble.reporting.ranking import front_members
 from ensemble.reporting.sections.training import summarize_search
 from ensemble.run import make_result
-from ensemble.search.searcher import Searcher
 from ensemble.search.trials import make_trials
 from ensemble.spec import Ensemble, Recipe, Search, SpecError, choice, loguniform
 from ensemble.store import RunDir, RunState
@@ -88,37 +89,20 @@ def cost_of(params: dict[str, Any]) -> float:
     return float(params["width"]) + params["lr"]
 
 
-class Run:
+class Run(small_run.Run):
     """Trials that finish one after another, two at a time: the cost of each is known when the next has begun."""
 
-    def __init__(self, search: Search, storage: Any = None, events: list[dict[str, Any]] | None = None) -> None:
-        self.search, self.state = search, RunState()
-        self.events: list[dict[str, Any]] = []
-        self.searcher = Searcher(search, direction="max", epochs=1, storage=storage)
-        self.has_costs = any(each.is_cost for each in search.objectives)
-        header = {"name": "s", "run_id": "r", "mode": "search", "objective": "accuracy", "direction": "max"}
-        further = [{"name": each.name, "mode": each.mode} for each in search.objectives]
-        for event in events or [{"type": "run_started", **header, "further_objectives": further}]:
-            self.log(**event)
-        self.searcher.restore(self.state)
-
-    def log(self, **event: Any) -> None:
-        event = {"v": 2, "t": float(len(self.events)), **event}
-        self.events.append(event)
-        apply_event(self.state, event)
+    epochs = 1
 
     def go_on(self) -> Run:
         """Whatever is missing, in its order: a declaration, an end, the cost of the trial before."""
-        members = self.state.members
+        members, has_costs = self.state.members, any(each.is_cost for each in self.search.objectives)
         while True:
             ended = [m for m in members.values() if m.state == "finished"]
-            owed = [m for m in ended if m.cost is None] if self.has_costs else []
+            owed = [m for m in ended if m.cost is None] if has_costs else []
             if len(members) == len(ended) < self.searcher.trials:
-                number = len(members)
-                params, suggested = self.searcher.ask(number), self.searcher.suggested(number)
-                self.log(
-                    type="member", member=f"member-{number}", number=number, params=params, suggested=suggested
-                )
+                number = self.searcher.next_number
+                self.log(type="member", member=f"member-{number}", number=number, params=self.searcher.ask(number))
             elif owed:
                 figures = {"energy_j": cost_of(owed[0].params), "energy_origin": "estimated", "cpu_s": 1.0}
                 self.log(type="cost", member=owed[0].id, attempt=0, **figures)
@@ -128,10 +112,10 @@ class Run:
                 metrics = figures_of(member.params)
                 violated = self.searcher.compute_constraints(member.number, metrics)
                 self.log(type="finished", member=member.id, attempt=0, metrics=metrics, constraints=violated)
-                if not self.has_costs:
+                if not has_costs:
                     self.tell(member)
             else:
-                self.searcher.catch_up()
+                self.searcher.flush()
                 return self
 
     def tell(self, member: Any) -> None:
@@ -178,11 +162,18 @@ SEARCHES: dict[str, dict[str, Any]] = {
 WHOLE: dict[str, Run] = {}
 
 
-def whole(case: str) -> Run:
-    if case not in WHOLE:
-        options = {"space": SPACE, "trials": 14, "seed": 3, "further_objectives": ["energy_j"], **SEARCHES[case]}
-        WHOLE[case] = Run(Search(**options)).go_on()
-    return WHOLE[case]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """Makes the whole run of one of `SEARCHES`."""
+
+    def make(case: str) -> Run:
+        if case not in WHOLE:
+            options = {"space": SPACE, "trials": 14, "seed": 3, "further_objectives": ["energy_j"]}
+            journal = tmp_path_factory.mktemp("whole") / "journal"
+            WHOLE[case] = Run(Search(**{**options, **SEARCHES[case]}), journal).go_on()
+        return WHOLE[case]
+
+    return make
 
 
 CASES = [pytest.param(name, marks=pytest.mark.slow) if name == "gp" else name for name in SEARCHES]
@@ -190,10 +181,14 @@ CASES = [pytest.param(name, marks=pytest.mark.slow) if name == "gp" else name fo
 
 @pytest.mark.parametrize("case", CASES)
 @examples(3)
-@given(share=st.floats(0.0, 1.0))
-def test_a_search_of_several_objectives_goes_on_as_if_it_had_not_been_interrupted(case: str, share: float) -> None:
+@given(share=st.floats(0.0, 1.0), is_logged=st.booleans())
+def test_a_search_of_several_objectives_killed_at_any_byte_goes_on_as_if_it_had_not_been(
+    case: str, share: float, is_logged: bool, whole: Callable[[str], Run], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     expected = whole(case)
-    resumed = Run(expected.search, events=expected.events[: max(1, int(share * len(expected.events)))]).go_on()
+    journal = tmp_path_factory.mktemp("killed") / "journal"
+    at = int(share * expected.journal.stat().st_size)
+    resumed = expected.killed(at, journal, is_logged=is_logged).go_on()
     params = [member.params for member in resumed.state.members.values()]
     assert params == [member.params for member in expected.state.members.values()]
     assert show(resumed.searcher.study) == show(expected.searcher.study)
@@ -201,7 +196,7 @@ def test_a_search_of_several_objectives_goes_on_as_if_it_had_not_been_interrupte
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_front_is_that_of_optuna_and_keeps_the_constraints(case: str) -> None:
+def test_the_front_is_that_of_optuna_and_keeps_the_constraints(case: str, whole: Callable[[str], Run]) -> None:
     run = whole(case)
     study, front = run.searcher.study, front_members(run.state)
     values = [[member.value_of(each) for each in run.state.objectives] for member in run.state.members.values()]
@@ -213,7 +208,7 @@ def test_the_front_is_that_of_optuna_and_keeps_the_constraints(case: str) -> Non
 
 
 @pytest.mark.parametrize("case", ["nsga2", "nsga3 of three", "nsga2 of joules, with conditions"])
-def test_a_genetic_sampler_breeds_from_its_generations(case: str) -> None:
+def test_a_genetic_sampler_breeds_from_its_generations(case: str, whole: Callable[[str], Run]) -> None:
     """After the first generation proposals are crossed from it: they are those of Optuna's own loop."""
     expected = whole(case)
     study = expected.searcher.study
@@ -226,32 +221,27 @@ def test_a_genetic_sampler_breeds_from_its_generations(case: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:PedAnovaImportanceEvaluator computes:UserWarning")  # of low values: as meant
-def test_the_importances_of_a_cost_can_be_had() -> None:
+def test_the_importances_of_a_cost_can_be_had(whole: Callable[[str], Run]) -> None:
     study = whole("tpe").searcher.study
     assert study.directions == BOTH
     importances = optuna.importance.get_param_importances(study, target=lambda trial: trial.values[1])
     assert set(importances) == {"lr", "width"}
 
 
-def test_what_a_constraint_says_is_in_the_log_and_is_not_asked_again() -> None:
+def test_what_a_constraint_says_is_kept_and_is_not_asked_again(whole: Callable[[str], Run]) -> None:
     expected = whole("tpe with constraints")
     changed = replace(expected.search, constraints=lambda metrics: {"narrow": 1 / 0})
-    study = Run(changed, events=expected.events).searcher.study
+    study = Run(changed, expected.journal, expected.events).searcher.study
     assert [trial.constraints for trial in study.trials] == [
         {"narrow": member.metrics["accuracy"] - 6.0} for member in expected.state.members.values()
     ]
-    older = [{**event, "constraints": None} if event["type"] == "finished" else event for event in expected.events]
-    study = Run(expected.search, events=older).searcher.study
-    known = [trial.constraints for trial in expected.searcher.study.trials]
-    assert [trial.constraints for trial in study.trials] == known
-    assert [trial.constraints for trial in write_study(expected.events, None).trials] == known
 
 
 def is_about(event: dict[str, Any], kind: str, member: str) -> bool:
     return event["type"] == kind and event["member"] == member
 
 
-def test_who_has_not_said_how_it_keeps_the_constraints_is_not_on_the_front() -> None:
+def test_who_has_not_said_how_it_keeps_the_constraints_is_not_on_the_front(whole: Callable[[str], Run]) -> None:
     events = whole("tpe with constraints").events
     on = {member.id for member in front_members(fold(events))}
     gone = next(iter(on))
@@ -299,42 +289,28 @@ def test_a_declaration_of_before_keeps_its_second_objective() -> None:
 
 
 def test_the_study_on_disk_has_two_directions_and_the_values_of_the_log(tmp_path: Path) -> None:
-    path = tmp_path / "optuna.journal"
     search = Search(SPACE, trials=6, sampler="random", further_objectives=["energy_j"])
-    followed = Run(search, storage=path).go_on()
-    study = read_study(path, "s")
+    followed = Run(search, tmp_path / "journal").go_on()
+    study = read_study(tmp_path / "journal", "s")
     assert study.directions == BOTH and study.metric_names == ["accuracy", "energy_j"]
-    assert study.user_attrs["energy_origin"] == "estimated"
     assert show(study) == show(followed.searcher.study)
-    assert [trial.user_attrs["energy_j"] for trial in study.trials] == [trial.values[1] for trial in study.trials]
-    size = path.stat().st_size
-    assert show(write_study(followed.events, path)) == show(study)
-    assert path.stat().st_size == size, "nothing new, nothing written"
-    for cut in range(1, len(followed.events) + 1):
-        begun = write_study(followed.events[:cut], tmp_path / "again")
-        assert begun.directions == BOTH
-    assert show(begun) == show(study) and begun.user_attrs == study.user_attrs
+    shown = [(trial.user_attrs["energy_j"], trial.user_attrs["energy_origin"]) for trial in study.trials]
+    assert shown == [(trial.values[1], "estimated") for trial in study.trials]
+    with pytest.raises(SpecError, match="optimizes accuracy, energy_j, and the search accuracy, or"):
+        Run(Search(SPACE, trials=6), tmp_path / "journal", followed.events)
 
 
-def test_a_trial_runs_in_the_study_until_its_cost_is_logged_and_fails_without_one() -> None:
-    events = Run(Search(SPACE, trials=1, further_objectives=["energy_j"])).go_on().events
-    assert [event["type"] for event in events] == ["run_started", "member", "finished", "cost"]
-    unknown = [*events[:-1], {**events[-1], "energy_j": None, "energy_origin": "unavailable"}]
-    seen = [
-        [trial.state.name for trial in write_study(each, None).trials] for each in (events[:-1], unknown, events)
-    ]
-    assert seen == [["RUNNING"], ["FAIL"], ["COMPLETE"]]
-    restored = Run(Search(SPACE, trials=1, further_objectives=["energy_j"]), events=unknown).searcher.study
-    assert [trial.state.name for trial in restored.trials] == ["FAIL"]
-
-
-def test_a_study_of_one_objective_is_written_anew_for_two(tmp_path: Path) -> None:
-    events = Run(Search(SPACE, trials=2, further_objectives=["energy_j"])).go_on().events
-    one = [{**events[0], "further_objectives": []}, *events[1:]]
-    assert write_study(one[:2], tmp_path / "journal").directions == BOTH[:1]
-    assert write_study(events[:2], tmp_path / "journal").directions == BOTH
-    assert write_study(one, tmp_path / "journal").directions == BOTH[:1]
-    assert show(write_study(events, tmp_path / "journal")) == show(write_study(events, None))
+def test_a_trial_runs_in_the_study_until_its_cost_is_logged_and_fails_without_one(tmp_path: Path) -> None:
+    search = Search(SPACE, trials=1, further_objectives=["energy_j"])
+    whole = Run(search, tmp_path / "journal").go_on()
+    assert [event["type"] for event in whole.events] == ["run_started", "member", "finished", "cost"]
+    before = whole.killed(whole.sizes[2], tmp_path / "before").searcher
+    assert [trial.state.name for trial in before.study.trials] == ["RUNNING"] or whole.sizes[2] == whole.sizes[3]
+    unknown = [*whole.events[:-1], {**whole.events[-1], "energy_j": None, "energy_origin": "unavailable"}]
+    (tmp_path / "unknown").write_bytes((tmp_path / "journal").read_bytes()[: whole.sizes[-1]])
+    Run(search, tmp_path / "unknown", unknown)
+    seen = [read_study(tmp_path / name, "s").trials[0].state.name for name in ("unknown", "journal")]
+    assert seen == ["FAIL", "COMPLETE"]
 
 
 # -- whole runs ------------------------------------------------------------------------------------------------
@@ -426,7 +402,6 @@ def test_a_log_with_a_second_objective_of_before_is_read(tmp_path: Path) -> None
     events = Run(Search(SPACE, trials=3, sampler="random", further_objectives=["energy_j"])).go_on().events
     older = [{**events[0], "second_objective": "energy_j"}, *events[1:]]
     del older[0]["further_objectives"]
-    assert show(write_study(older, None)) == show(write_study(events, None))
     assert [m.id for m in front_members(fold(older))] == [m.id for m in front_members(fold(events))] != []
 
 
@@ -486,21 +461,15 @@ def test_a_trial_whose_metric_is_undefined_is_not_learnt_from_and_the_search_goe
     assert "member-1 ended without a value of 'nll': the search does not learn from it" in caplog.text
 
 
-def test_an_objective_that_is_new_at_a_resume_is_said_to_be_unknown_of_the_trials_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_objective_that_is_new_at_a_resume_is_refused(tmp_path: Path) -> None:
     run(tmp_path, reporting(["nll"]))
-    lines = (tmp_path / "events.jsonl").read_bytes().splitlines(keepends=True)
-    last = next(i for i, line in enumerate(lines) if b'"member":"member-3"' in line)
-    (tmp_path / "events.jsonl").write_bytes(b"".join(lines[:last]))
-    submit(two_objectives("model_mb", trials=4), tmp_path, "inline", accept_code=True).wait()
-    assert "3 trials of the log have no value of 'model_mb'" in caplog.text
+    with pytest.raises(SpecError, match="optimizes accuracy, nll, and the search accuracy, model_mb"):
+        submit(two_objectives("model_mb", trials=4), tmp_path, "inline", accept_code=True).wait()
 
 
 def test_a_metric_of_the_name_of_a_cost_ranks_members_by_what_they_report(tmp_path: Path) -> None:
     made = replace(reporting([]), members=[{"lr": 0.1}], search=None, objective="energy_j")
-    run(tmp_path, made)
-    assert [each.values for each in write_study(read_events(tmp_path / "events.jsonl"), None).trials] == [[3.0]]
+    assert run(tmp_path, made).members["member-0"].metrics["energy_j"] == 3.0
 
 
 def slow_at_first(params: dict[str, Any]) -> Any:

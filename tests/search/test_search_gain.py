@@ -165,14 +165,17 @@ def test_a_search_values_all_trials_by_what_they_add_now_and_remembers_through_a
     run = Run(tmp_path, ensemble)
     told = [run.next(p)["gain"] for p in (COPIES[0], DIFFERENT, COPIES[1], COPIES[2])]
     assert told[0] == pytest.approx(compute_gains([COPIES[0]], TARGET)[0]) and told[0] > 3 * told[1] > 0
-    events = list(run.events)
+    events, journal = list(run.events), run.run_dir.journal
     proposed = run.trials.next().params
     now = compute_gains([COPIES[0], DIFFERENT, COPIES[1], COPIES[2]], TARGET)
     assert run.values[:4] == pytest.approx([sign * gain for gain in now])
     assert max(range(4), key=now.__getitem__) == 1
 
+    asked = journal.read_bytes().splitlines(keepends=True)
+    assert b'"op_code":4' in asked[-1]
+    journal.write_bytes(b"".join(asked[:-1]))
     resumed = Run(tmp_path, ensemble, events)
-    assert resumed.values == [sign * gain for gain in told], "folded, not computed"
+    assert resumed.values == [sign * gain for gain in told], "read, not computed"
     assert resumed.trials.next().params == proposed
     assert resumed.values == run.values
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,12 @@ from typing import Any
 import optuna
 import pytest
 from event_dicts import read_events
-from hypothesis import given
-from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.samplers import CmaEsSampler, GridSampler, NSGAIISampler, QMCSampler, RandomSampler, TPESampler
+from optuna.samplers import GridSampler, RandomSampler
 from optuna.trial import TrialState
-from property_examples import examples
 from small_run import EPOCHS, SPACE, Run, accuracy, declare
 from studies import read_study
+from test_search_kills import conditional
 
 import ensemble
 from ensemble.search.prior import load_prior
@@ -28,61 +25,11 @@ from ensemble.spec.search_space import sample_space
 from ensemble.store import RunDir
 
 
-def conditional(trial: Any) -> dict[str, Any]:
-    """A space in which a hyperparameter exists only beside another, and one is made of two."""
-    act = trial.suggest_categorical("act", ["relu", "gelu"])
-    params = {"act": act, "lr": trial.suggest_float("lr", 1e-4, 1.0, log=True)}
-    if act == "gelu":
-        params["p"] = trial.suggest_float("p", 0.0, 0.5, step=0.1)
-    layers = [trial.suggest_int(f"width_{n}", 4, 64, log=True) for n in range(trial.suggest_int("depth", 1, 3))]
-    return {**params, "layers": layers, "width": sum(layers)}
-
-
-SAMPLERS = {
-    "tpe": lambda: TPESampler(seed=3, multivariate=True, group=True, n_startup_trials=4),
-    "random": lambda: RandomSampler(seed=3),
-    "nsga": lambda: NSGAIISampler(seed=3, population_size=4),
-    "qmc": lambda: QMCSampler(seed=3, scramble=True),
-    "cmaes": lambda: CmaEsSampler(seed=3, n_startup_trials=2),
-}
-WHOLE: dict[str, Run] = {}
-
-
-#: CMA-ES samples a space that is not always the same independently.
-SEARCHES = {f"{name}-dict": (name, SPACE) for name in SAMPLERS}
-SEARCHES |= {f"{name}-function": (name, conditional) for name in SAMPLERS if name != "cmaes"}
-FIRST = ("tpe-function", "nsga-dict", "cmaes-dict")
-
-
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning", "ignore:.*independent")
-@pytest.mark.parametrize(
-    ("name", "space"),
-    [pytest.param(*each, id=id, marks=() if id in FIRST else pytest.mark.more) for id, each in SEARCHES.items()],
-)
-@examples(3)
-@given(share=st.floats(0.05, 1.0))
-def test_a_search_by_a_sampler_of_the_users_goes_on_as_if_it_had_not_been_interrupted(
-    name: str, space: Any, share: float
-) -> None:
-    key = f"{name}-{callable(space)}"
-    if key not in WHOLE:
-        pruner, first = optuna.pruners.PercentilePruner(50.0), [{"lr": 0.01}, {"act": "relu"}]
-        search = Search(space, trials=16, sampler=SAMPLERS[name](), pruner=pruner, enqueue=first)
-        WHOLE[key] = Run(search).to_the_end()
-    expected = WHOLE[key]
-    events = expected.events[: max(1, int(share * len(expected.events)))]
-    if events[-1]["type"] == "epoch":  # the pruner's decision on it was not carried out
-        events = events[:-1]
-    assert Run(expected.search, events=events).to_the_end().outcome == expected.outcome
-
-
 def test_a_function_decides_which_hyperparameters_a_trial_has() -> None:
     run = Run(Search(conditional, trials=12, seed=1, pruner="none")).to_the_end()
     for number, (params, _, _) in enumerate(run.outcome):
         assert ("p" in params) == (params["act"] == "gelu") and params["width"] == sum(params["layers"])
-        suggested = run.searcher.suggested(number)
-        assert suggested is not None and suggested["depth"] == len(params["layers"])
-        assert run.searcher.study.trials[number].params == suggested
+        assert run.searcher.study.trials[number].params["depth"] == len(params["layers"])
 
 
 def test_a_function_that_fails_for_a_trial_fails_that_trial_alone(tmp_path: Path) -> None:
@@ -160,10 +107,8 @@ def test_a_grid_has_the_steps_of_an_interval() -> None:
 def test_enqueued_trials_come_first_and_what_they_lack_is_proposed(space: Any) -> None:
     first = [{"lr": 0.01, "act": "gelu"}, {"act": "relu"}]
     search = Search(space, trials=5, enqueue=first, pruner="none", seed=2)
-    run = Run(search).to_the_end()
-    params = [each for each, _, _ in run.outcome]
+    params = [each for each, _, _ in Run(search).to_the_end().outcome]
     assert (params[0]["lr"], params[0]["act"], params[1]["act"]) == (0.01, "gelu", "relu") and len(params) == 5
-    assert Run(search, events=run.events[:9]).to_the_end().outcome == run.outcome
 
 
 def test_what_is_enqueued_lies_in_the_space() -> None:
@@ -180,26 +125,12 @@ def test_what_is_enqueued_lies_in_the_space() -> None:
         Search(SPACE, trials=1, enqueue=[{}, {}])
 
 
-def test_a_sampler_that_repeats_nothing_keeps_its_trials_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    search = Search(SPACE, trials=6, sampler=RandomSampler(), pruner="none")
-    run = Run(search)
-    for _ in range(20):
-        run.step()
-    with caplog.at_level(logging.WARNING):
-        resumed = Run(search, events=run.events)
-    known = [params for params, _, _ in run.outcome]
-    assert [params for params, _, _ in resumed.outcome] == known
-    assert "RandomSampler proposes otherwise than before" in caplog.text and len(caplog.records) == 1
-    encoded = [{name: params[name] for name in ("lr", "act", "width", "p")} for params in known]
-    assert [trial.params for trial in resumed.searcher.study.trials] == encoded
-    resumed.to_the_end()
-
-
 def test_a_sampler_of_a_finite_space_ends_the_search(tmp_path: Path) -> None:
     lrs = [0.01, 0.1, 0.2]
     search = Search({"lr": choice(*lrs), "width": 4}, trials=9, sampler=GridSampler({"lr": lrs}), pruner="none")
     result = ensemble.submit(declare(search, epochs=1), run_dir=tmp_path / "run", executor="inline").wait()
     assert sorted(row["params"]["lr"] for row in result.members) == lrs
+    assert len(ensemble.resume(tmp_path / "run", executor="inline").wait().members) == 3, "and a resume knows"
 
 
 def earlier_study(storage: Any = None, name: str = "earlier") -> optuna.Study:
@@ -220,10 +151,10 @@ def test_trials_of_an_earlier_study_are_known_and_kept_with_the_run(tmp_path: Pa
     prior = load_prior(run_dir, search, "max")
     assert [(each.params, each.values) for each in prior] == [(e.params, e.values) for e in study.trials[:10]]
     assert load_prior(run_dir, Search(SPACE, study=optuna.create_study()), "max") != []  # a resume knows the same
-    run = Run(search, prior=prior).to_the_end()
+    run = Run(search, tmp_path / "journal", prior=prior).to_the_end()
     blank = Run(Search(SPACE, trials=8, pruner="median", seed=5)).to_the_end()
     assert run.outcome != blank.outcome and len(run.outcome) == len(blank.outcome) == 8
-    assert Run(search, events=run.events[:11], prior=prior).to_the_end().outcome == run.outcome
+    assert run.killed(run.sizes[11], tmp_path / "killed").to_the_end().outcome == run.outcome
     with pytest.raises(SpecError, match="was to maximize, the search is to minimize"):
         load_prior(RunDir(tmp_path / "other"), search, "min")
 
@@ -236,7 +167,6 @@ def test_a_study_in_a_storage_is_continued_when_the_user_says_so(tmp_path: Path)
     run = Run(search, storage=url, prior=prior)
     for _ in range(12):
         run.step()
-    run.searcher.catch_up()
     resumed = Run(search, storage=url, events=run.events, prior=prior).to_the_end()
     shown = optuna.load_study(study_name="earlier", storage=url).trials
     assert [(trial.params, trial.values) for trial in shown[:11]] == theirs
@@ -253,7 +183,7 @@ def test_constraints_are_in_the_study_and_the_sampler_keeps_to_them(tmp_path: Pa
 
     journal = tmp_path / "optuna.journal"
     search = Search(SPACE, trials=30, constraints=narrow, pruner="none", seed=1)
-    run = Run(search, storage=str(journal)).to_the_end()
+    run = Run(search, journal).to_the_end()
     widths = [params["width"] for params, _, _ in run.outcome]
     assert [trial.constraints for trial in read_study(journal, "s").trials] == [{"width": w - 16} for w in widths]
     free = [
@@ -261,7 +191,7 @@ def test_constraints_are_in_the_study_and_the_sampler_keeps_to_them(tmp_path: Pa
         for params, _, _ in Run(Search(SPACE, trials=30, pruner="none", seed=1)).to_the_end().outcome
     ]
     assert sum(width <= 16 for width in widths[10:]) > sum(width <= 16 for width in free[10:])
-    assert Run(search, events=run.events[:60]).to_the_end().outcome == run.outcome
+    assert run.killed(run.sizes[60], tmp_path / "killed").to_the_end().outcome == run.outcome
     with pytest.raises(SpecError, match="knows them"):
         Search(SPACE, constraints=narrow, sampler="random")
 
@@ -321,16 +251,6 @@ def test_what_fails_of_the_users_ends_the_run_and_is_named(tmp_path: Path, optio
     assert last["type"] == "run_stopped" and why in last["reason"]
 
 
-def test_an_added_trial_leaves_the_users_sampler_as_it_was() -> None:
-    search = Search(SPACE, trials=6, sampler=RandomSampler(seed=1), pruner="none")
-    run = Run(search)
-    run.step()
-    params = run.searcher.add({"lr": 0.5})
-    run.log(type="member", member="member-1", number=1, params=params, added=True)
-    resumed = Run(search, events=run.events)
-    assert resumed.searcher.ask(2) == run.searcher.ask(2) and params["lr"] == 0.5
-
-
 def test_what_a_function_would_transform_again_lies_outside() -> None:
     space = make_space(lambda trial: {"lr": trial.suggest_float("lr", 0.0, 1.0) / 10})
     assert space.explain_outside({"lr": 0.5}) == "the space makes lr=0.05 of lr=0.5"
@@ -344,13 +264,13 @@ def test_what_a_function_would_transform_again_lies_outside() -> None:
     assert branching.explain_outside({"q": 0.5}) == "the space asks for no 'q'"
 
 
-def test_a_function_that_asks_for_more_than_it_did_is_not_gone_on_with() -> None:
+def test_a_function_that_asks_for_more_than_it_did_is_not_gone_on_with(tmp_path: Path) -> None:
     def asks(names: tuple[str, ...]) -> Any:
         return lambda trial: {"act": "relu", "width": 8, **{n: trial.suggest_float(n, 0.01, 1.0) for n in names}}
 
-    run = Run(Search(asks(("lr",)), trials=3, pruner="none")).to_the_end()
+    run = Run(Search(asks(("lr",)), trials=3, pruner="none"), tmp_path / "journal").to_the_end()
     with pytest.raises(SpecError, match="it asks for drop, too"):
-        Run(Search(asks(("lr", "drop")), trials=6, pruner="none"), events=run.events)
+        Run(Search(asks(("lr", "drop")), trials=6, pruner="none"), run.journal, run.events)
 
 
 def test_trials_of_an_earlier_study_are_no_rivals_and_have_the_same_choices() -> None:
@@ -373,18 +293,3 @@ def test_a_study_in_a_database_does_not_go_along_with_the_declaration(tmp_path: 
     kept = pickle.dumps(search)
     file.unlink()
     assert len(pickle.loads(kept).study.trials) == 10 and not file.exists() and b"sqlite" not in kept
-
-
-@pytest.mark.more
-def test_a_trial_that_cannot_be_changed_does_not_keep_later_ones_out_of_a_shared_study(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/study.db"
-    earlier_study(url)
-    search = Search(SPACE, trials=5, study="earlier", storage=url, pruner="none")
-    run = Run(search, storage=url)
-    run.step()
-    run.searcher.tell(0, "failed")
-    run.searcher.catch_up()
-    resumed = Run(search, storage=url, events=run.events).to_the_end()  # the log does not know that it failed
-    shown = [t for t in optuna.load_study(study_name="earlier", storage=url).trials if "run_id" in t.user_attrs]
-    assert len(resumed.outcome) == 5
-    assert [trial.state.name for trial in shown] == ["FAIL"] + ["COMPLETE"] * 4

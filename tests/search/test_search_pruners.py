@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+from small_run import open_searcher
 
 from ensemble.search.factory import make_pruner
 from ensemble.search.pruners import extrapolate
@@ -16,7 +17,8 @@ SPACE = {"lr": loguniform(1e-4, 1.0)}
 
 
 def searcher(pruner: Any, epochs: int = 9, direction: str = "max") -> Searcher:
-    return Searcher(Search(SPACE, pruner=pruner, sampler="random"), direction=direction, epochs=epochs)
+    search = Search(SPACE, pruner=pruner, sampler="random")
+    return open_searcher(search, direction=direction, epochs=epochs)
 
 
 def stopped_after(search: Searcher, number: int, values: list[float]) -> int | None:
@@ -155,13 +157,13 @@ def test_a_function_of_the_users_ends_trials_beside_the_pruner() -> None:
     def is_low(trial: Any) -> bool:
         return trial.last_step >= 2 and trial.intermediate_values[trial.last_step] < 0.3
 
-    search = Searcher(Search(SPACE, pruner="median", stop=is_low), direction="max", epochs=9)
+    search = open_searcher(Search(SPACE, pruner="median", stop=is_low), epochs=9)
     for number in range(5):
         assert stopped_after(search, number, [0.5] * 9) is None
         search.tell(number, "finished")
     assert stopped_after(search, 5, [0.9, 0.9, 0.2, 0.9]) == 3
     assert stopped_after(search, 6, [0.4] * 9) == 1, "the median"
-    failing = Searcher(Search(SPACE, stop=lambda trial: trial.params["x"]), direction="max", epochs=9)
+    failing = open_searcher(Search(SPACE, stop=lambda trial: trial.params["x"]), epochs=9)
     failing.ask(0)
     with pytest.raises(SpecError, match=r"Search\.stop after 1 epochs of member-0: <lambda> raised KeyError"):
         failing.report(0, 0, 0.5)
@@ -175,14 +177,14 @@ def test_a_terminator_ends_the_search_where_no_trial_improves_it() -> None:
         def should_terminate(self, study: optuna.Study) -> bool:
             return len(study.trials) >= 4 and study.best_trial.number < len(study.trials) - 3
 
-    search = Searcher(Search(SPACE, terminator=Enough(), pruner="none"), direction="max", epochs=9)
+    search = open_searcher(Search(SPACE, terminator=Enough(), pruner="none"), epochs=9)
     for number, value in enumerate([0.5, 0.9, 0.4, 0.3, 0.2]):
         assert not search.has_ended
         search.ask(number)
         search.tell(number, "finished", value)
     assert search.has_ended
     theirs = Terminator(EMMREvaluator(seed=0), StaticErrorEvaluator(0.01), min_n_trials=8)
-    usual = Searcher(Search(SPACE, terminator=theirs, pruner="none"), direction="max", epochs=9)
+    usual = open_searcher(Search(SPACE, terminator=theirs, pruner="none"), epochs=9)
     for number in range(12):
         usual.ask(number)
         usual.tell(number, "finished", 0.5)

@@ -1,15 +1,23 @@
-"""A database as the mirror of a search: shared by runs, locked, emptied; the search never waits for it."""
+"""The storage of a search: shared by runs, locked, gone, damaged."""
 
-import sqlite3
+import contextlib
+import logging
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from optuna.trial import TrialState
+from small_run import declare
+from studies import read_study
 
+import ensemble
 from ensemble.search.searcher import Searcher
 from ensemble.search.storage import without_password
 from ensemble.spec import Search, loguniform
@@ -20,18 +28,22 @@ SPACE = {"lr": loguniform(1e-4, 1.0)}
 
 def searcher(storage: str, name: str = "a", run_id: str = "1") -> Searcher:
     made = Searcher(Search(SPACE, sampler="random"), direction="max", epochs=3, storage=storage)
-    made.restore(RunState(name=name, run_id=run_id))
+    state = RunState(name=name, run_id=run_id, objective="accuracy")
+    made.open(state)
     return made
 
 
 def values(storage: str, name: str = "a") -> list[Any]:
-    return [trial.value for trial in optuna.load_study(study_name=name, storage=storage).trials]
+    is_url = "://" in storage
+    study = optuna.load_study(study_name=name, storage=storage) if is_url else read_study(Path(storage), name)
+    return [trial.value for trial in study.trials]
 
 
 def train(search: Searcher, number: int, value: float) -> None:
     search.ask(number)
     search.report(number, 0, value)
     search.tell(number, "finished", value)
+    search.flush()
 
 
 @pytest.fixture(scope="module")
@@ -49,34 +61,29 @@ def database(tables: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_runs_share_a_database_and_those_of_one_name_have_a_study_each(
-    database: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_runs_share_a_storage_and_those_of_one_name_have_a_study_each(
+    kind: str, database: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = f"sqlite:///{database}"
+    url = f"sqlite:///{database}" if kind == "sqlite" else str(tmp_path / "two.journal")
     first, second = searcher(url), searcher(url, "b", "2")
     train(first, 0, 0.25)
     train(second, 0, 0.5)
     train(second, 1, 0.75)
-    for one in (first, second):
-        one.catch_up()
     assert (values(url), values(url, "b")) == ([0.25], [0.5, 0.75])
     assert not caplog.messages
     nights = [f"{number:08x}beef" for number in range(3, 6)]
     for night in nights:
-        third = searcher(url, "a", night)
-        train(third, 0, 0.625)
-        third.catch_up()
+        train(searcher(url, "a", night), 0, 0.625)
     (said, *_) = caplog.messages
     assert "study 'a' of another run (1)" in said and "'a-00000003'" in said and len(caplog.messages) == 3
     resumed = searcher(url, "a", nights[0])
-    train(resumed, 0, 0.625)
-    resumed.catch_up()
+    train(resumed, 1, 0.875)
     again = searcher(url, "a", "1")  # the study that it began under the plain name
-    train(again, 0, 0.25)
-    again.catch_up()
+    train(again, 1, 0.375)
     assert len(caplog.messages) == 3, "what was known is not said again"
-    assert [values(url, f"a-{night[:8]}") for night in nights] == [[0.625]] * 3
-    assert (values(url), values(url, "b")) == ([0.25], [0.5, 0.75])
+    assert [values(url, f"a-{night[:8]}") for night in nights] == [[0.625, 0.875], [0.625], [0.625]]
+    assert (values(url), values(url, "b")) == ([0.25, 0.375], [0.5, 0.75])
 
 
 HOLD = """
@@ -88,50 +95,125 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("patience_s", [0.2, 600])
-def test_a_database_locked_by_another_process_is_caught_up_with_when_it_is_free(
-    patience_s: float, database: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    url = f"sqlite:///{database}?timeout={patience_s}"
-    search = searcher(url)
-    search.ask(0)
-    search.catch_up()
+@contextlib.contextmanager
+def holding(database: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has locked the database, until the end or until its stdin is closed."""
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", HOLD, str(database)], text=True, **pipe) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        for epoch in range(3):  # reports only: Optuna makes up to five attempts to begin a trial
-            search.report(0, epoch, epoch / 10)
-            began = time.monotonic()
-            search.catch_up(0.1)
-            assert time.monotonic() - began < 300, "nobody waits for it"
-            time.sleep(0.2)
-        until = time.monotonic() + 300
-        while patience_s < 1 and "the Optuna storage is behind" not in caplog.text:
-            assert time.monotonic() < until
-            time.sleep(0.01)
-    assert ("the Optuna storage is behind" in caplog.text) == (patience_s < 1)
+        yield holder
+
+
+def test_a_locked_database_is_said_before_anything_trains(database: Path, tmp_path: Path) -> None:
+    search = Search({"lr": loguniform(0.01, 0.1)}, trials=2, storage=f"sqlite:///{database}?timeout=0.2")
+    with holding(database), pytest.raises(StoreError, match=r"the Optuna storage .*: .*database is locked"):
+        ensemble.submit(declare(search, epochs=1), run_dir=tmp_path / "run", executor="inline")
+    events = tmp_path / "run" / "events.jsonl"
+    assert not events.exists() or b'"member"' not in events.read_bytes()
+    result = ensemble.submit(declare(search, epochs=1), run_dir=tmp_path / "run", executor="inline").wait()
+    assert len(result.members) == len(values(str(search.storage), "small")) == 2
+
+
+def test_a_database_that_is_locked_later_is_waited_for(database: Path, caplog: pytest.LogCaptureFixture) -> None:
+    search = searcher(f"sqlite:///{database}?timeout=0.2")
+    search.ask(0)
+    with holding(database) as holder:
+
+        def free(record: logging.LogRecord) -> bool:
+            assert holder.stdin is not None
+            holder.stdin.close()
+            return True
+
+        caplog.handler.addFilter(free)  # when it is said that it is tried again
+        search.report(0, 0, 0.5)
+        search.flush()
+    caplog.handler.removeFilter(free)
+    (said,) = caplog.messages
+    assert "database is locked; it is tried again in 0.5 s" in said
     search.tell(0, "finished", 0.5)
-    train(search, 1, 0.75)
-    search.catch_up()
-    assert values(url) == [0.5, 0.75]
+    search.flush()
+    assert values(f"sqlite:///{database}") == [0.5]
 
 
-def test_a_database_that_was_emptied_is_written_anew(database: Path, caplog: pytest.LogCaptureFixture) -> None:
-    url = f"sqlite:///{database}"
+def test_a_database_that_is_gone_ends_the_run_and_a_resume_goes_on(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ensemble.search.kept_study.PAUSES_S", (0.01,))
+    url, away = f"sqlite:///{database}", tmp_path / "away.db"
+    search = Search({"lr": loguniform(0.01, 0.1)}, trials=3, storage=url, pruner="none", seed=1)
+    whole = ensemble.submit(
+        declare(replace(search, storage=None), epochs=1), tmp_path / "whole", executor="inline"
+    )
+
+    def drop(event: dict[str, Any]) -> None:
+        if event["type"] == "finished" and not away.exists():
+            database.rename(away)
+
+    with pytest.raises(StoreError, match=r"the Optuna storage .* cannot be written: .*; a resume goes on"):
+        ensemble.submit(
+            declare(search, epochs=1), run_dir=tmp_path / "run", executor="inline", on_event=drop
+        ).wait()
+    database.unlink(missing_ok=True)  # SQLite makes an empty one
+    away.rename(database)
+    result = ensemble.resume(tmp_path / "run", executor="inline").wait()
+    assert [row["params"] for row in result.members] == [row["params"] for row in whole.wait().members]
+    assert len(values(url, "small")) == 3 and None not in values(url, "small")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_a_trial_that_somebody_ends_in_the_storage_goes_on_as_another(
+    kind: str, database: Path, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{database}" if kind == "sqlite" else str(tmp_path / "a.journal")
     search = searcher(url)
-    train(search, 0, 0.25)
+    search.ask(0)
     search.ask(1)
-    search.catch_up()
-    with sqlite3.connect(database) as connection:
-        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'").fetchall():
-            connection.execute(f"DROP TABLE {table}")
-    connection.close()
-    search.report(1, 0, 0.5)
-    search.catch_up()
-    assert "the Optuna storage is behind" in caplog.text
-    search.tell(1, "finished", 0.75)
-    search.catch_up()
-    assert values(url) == [0.25, 0.75]
+    for number in (0, 1):
+        other = optuna.load_study(study_name="a", storage=url) if kind == "sqlite" else read_study(Path(url), "a")
+        other.tell(number, state=TrialState.FAIL)
+        for epoch in range(2):
+            search.report(number, epoch, 0.25)
+    search.flush()
+    for number in (0, 1):
+        search.tell(number, "finished", 0.5)
+    search.flush()
+    train(search, 2, 0.75)
+    assert values(url) == [None, None, 0.5, 0.5, 0.75]
+    assert searcher(url).next_number == 0, "as members 0 to 2 are in no log"
+
+
+def test_a_torn_line_is_cut_and_a_damaged_journal_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "optuna.journal"
+    train(searcher(str(path)), 0, 0.5)
+    whole = path.read_bytes()
+    for torn in (b'{"op_code":', b'{"op_code":6,"worker_id":"x","tri'):
+        path.write_bytes(whole + torn)
+        assert searcher(str(path)).study.trials[0].value == 0.5 and path.read_bytes() == whole
+    path.write_bytes(b'{"op_co')  # the first line of all
+    assert searcher(str(path)).next_number == 0
+    damaged = whole.replace(b'"study_name"', b'"study_nome"')
+    path.write_bytes(damaged)
+    with pytest.raises(StoreError, match=r"or is damaged .* it is left as it is"):
+        searcher(str(path))
+    assert path.read_bytes() == damaged
+
+
+def test_a_lock_left_by_a_killed_process_delays_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that is believed ends this test by its time limit: it would be waited for an hour."""
+    monkeypatch.setattr("ensemble.search.storage.STALE_LOCK_S", 3600)
+    path = tmp_path / "optuna.journal"
+    train(searcher(str(path)), 0, 0.5)
+    lock = path.with_name("optuna.journal.lock")
+    os.symlink(path, lock)
+    os.utime(lock, (time.time() - 7200,) * 2, follow_symlinks=False)
+    train(searcher(str(path)), 1, 0.5)
+    assert not lock.is_symlink()
+
+
+def test_a_storage_that_cannot_be_opened_is_said_without_its_password() -> None:
+    with pytest.raises(StoreError, match="cannot open the Optuna storage") as caught:
+        searcher("nosuchdb://user:secret@host/db")
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -52,20 +52,13 @@ def declare(curves: list[str], pruner: Any = "none", **options: Any) -> Ensemble
         given["members"] = [{"curve": curve} for curve in curves]
     else:
         space = {"curve": choice(*dict.fromkeys(curves)), "at": choice(*range(len(curves)))}
-        given["search"] = Search(space, trials=len(curves), sampler="random", pruner=pruner)
+        first = [{"curve": curve, "at": at} for at, curve in enumerate(curves)]
+        given["search"] = Search(space, trials=len(curves), sampler="random", pruner=pruner, enqueue=first)
     return Ensemble(name="decisions", **(given | options))
 
 
-def train_in_order(path: Path, curves: list[str], monkeypatch: pytest.MonkeyPatch, **options: Any) -> RunState:
+def train_in_order(path: Path, curves: list[str], **options: Any) -> RunState:
     """Run a search that proposes just these curves."""
-
-    def propose(self: Any, number: int) -> dict[str, Any]:
-        if number == len(self._params):
-            self._adopt(number, {"curve": curves[number], "at": number})
-            self._mirror.mark_changed(number)
-        return dict(self._params[number])
-
-    monkeypatch.setattr("ensemble.search.searcher.Searcher.ask", propose)
     ensemble.submit(declare(curves, **options), path, "inline").wait()
     return fold(read_events(RunDir(path).events))
 
@@ -82,12 +75,12 @@ WARM = {"name": "median", "startup_trials": 1, "warmup_epochs": 1}
     [WARM, *(pytest.param(each, marks=pytest.mark.more) for each in ("none", {"name": "patience", "epochs": 1}))],
 )
 def test_a_trial_that_stops_early_has_finished_whatever_the_pruner_says_and_the_search_goes_on(
-    pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pruner: Any, tmp_path: Path
 ) -> None:
     """In the epoch in which it stops early, each of these pruners would end it."""
     curves = ["rises", "stays", "rises"]
     early = {"early_stopping": {"patience": 1}, "keep": "best"}
-    state = train_in_order(tmp_path, curves, monkeypatch, pruner=pruner, **early)
+    state = train_in_order(tmp_path, curves, pruner=pruner, **early)
     members = list(state.members.values())
     assert [(m.state, len(m.history)) for m in members] == [("finished", 4), ("finished", 2), ("finished", 4)]
     stopped = members[1]
@@ -97,11 +90,9 @@ def test_a_trial_that_stops_early_has_finished_whatever_the_pruner_says_and_the_
     ]  # fmt: skip
 
 
-def test_a_trial_is_pruned_in_an_epoch_before_it_would_stop_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_is_pruned_in_an_epoch_before_it_would_stop_early(tmp_path: Path) -> None:
     early = {"early_stopping": {"patience": 2}, "keep": "best"}
-    state = train_in_order(tmp_path, ["rises", "stays"], monkeypatch, pruner=WARM, **early)
+    state = train_in_order(tmp_path, ["rises", "stays"], pruner=WARM, **early)
     assert [(m.state, len(m.history)) for m in state.members.values()] == [("finished", 4), ("pruned", 2)]
 
 
@@ -120,7 +111,7 @@ def test_a_search_that_is_given_more_epochs_twice_judges_by_those_of_its_first_d
     monkeypatch.setattr(ensemble, "submit", lambda *given: real(*given, on_event=stop))
     halving = {"name": "asha", "min_resource": 2, "reduction_factor": 2}
     curves = ["high", "low", "high"]
-    state = train_in_order(tmp_path, curves, monkeypatch, pruner=halving, epochs=2)
+    state = train_in_order(tmp_path, curves, pruner=halving, epochs=2)
     assert [m.state for m in state.members.values()] == ["finished"] * 2
     for epochs in (3, 5):
         ensemble.resume(tmp_path, epochs=epochs).wait()
@@ -139,9 +130,9 @@ def test_a_search_that_is_given_more_epochs_twice_judges_by_those_of_its_first_d
     ],
 )
 def test_a_trial_whose_objective_is_undefined_or_not_measured_after_an_epoch_goes_on(
-    curve: str, pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    curve: str, pruner: Any, tmp_path: Path
 ) -> None:
-    state = train_in_order(tmp_path, ["rises", curve], monkeypatch, pruner=pruner)
+    state = train_in_order(tmp_path, ["rises", curve], pruner=pruner)
     assert [m.state for m in state.members.values()] == ["finished"] * 2
     trial = trials_of(tmp_path)[1]
     known = {step: value for step, value in enumerate(CURVES[curve], 1) if value is not None and value == value}
@@ -160,7 +151,7 @@ def test_a_search_that_goes_on_after_a_stop_judges_an_undefined_epoch_alike(
 
     real = ensemble.submit
     monkeypatch.setattr(ensemble, "submit", lambda *given: real(*given, on_event=stop))
-    train_in_order(tmp_path, ["rises", "undefined"], monkeypatch, pruner="hyperband")
+    train_in_order(tmp_path, ["rises", "undefined"], pruner="hyperband")
     assert asked
     ensemble.resume(tmp_path).wait()
     state = fold(read_events(RunDir(tmp_path).events))
@@ -176,9 +167,9 @@ def test_a_search_that_goes_on_after_a_stop_judges_an_undefined_epoch_alike(
     ],
 )
 def test_a_member_that_ends_without_the_objective_is_named_and_the_run_goes_on(
-    curve: str, pruner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    curve: str, pruner: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state = train_in_order(tmp_path, [curve, "rises"], monkeypatch, pruner=pruner)
+    state = train_in_order(tmp_path, [curve, "rises"], pruner=pruner)
     assert [m.state for m in state.members.values()] == ["finished"] * 2
     said = "member-0 ended without a value of 'score', so it is not ranked"
     assert [record.getMessage() for record in caplog.records].count(said) == 1
@@ -187,10 +178,8 @@ def test_a_member_that_ends_without_the_objective_is_named_and_the_run_goes_on(
     assert result.best is not None and result.best["member"] == "member-1"
 
 
-def test_a_search_of_which_no_trial_reports_the_objective_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = train_in_order(tmp_path, ["other"] * (FIRST_TRIALS + 4), monkeypatch)
+def test_a_search_of_which_no_trial_reports_the_objective_is_given_up(tmp_path: Path) -> None:
+    state = train_in_order(tmp_path, ["other"] * (FIRST_TRIALS + 4))
     assert [m.state for m in state.members.values()] == ["failed"] * FIRST_TRIALS
     assert state.ended is not None and "did not report" in state.ended.reason
     assert f"the first {FIRST_TRIALS} trials of the search all failed" in state.ended.reason

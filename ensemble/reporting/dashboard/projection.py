@@ -153,7 +153,7 @@ class RunView:
                 self._apply(event)
             except EVENT_ERRORS as error:
                 self._add_notices(leave_out(self.state, event, error))
-        self.state.decision_events.clear()
+        self.state.finished.clear()
         self.offset = offset
 
     def _apply(self, event: Event) -> None:
