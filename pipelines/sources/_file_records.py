@@ -154,8 +154,10 @@ class GroupedRecords(FilesSource):
         cache_bytes: of the decoded groups.
     """
 
-    def __init__(self, files: list[File], counts: Sequence[int], bounds: list[int], cache_bytes: int) -> None:
-        super().__init__(files, counts, "row")
+    def __init__(
+        self, files: list[File], counts: Sequence[int], bounds: list[int], cache_bytes: int, what: str = "row"
+    ) -> None:
+        super().__init__(files, counts, what)
         self._bounds = bounds
         self._cache_bytes = cache_bytes
         self._cache = RecentlyUsed[int, Any](cache_bytes)
