@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import csv as python_csv
 import itertools
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
 from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.sources._columns import make_number, resolve_type
+from pipelines.sources._columns import resolve_type
+from pipelines.sources._csv_types import TypeFinder, convert_column
 from pipelines.sources._files import File, Paths, check_names, find_files
 from pipelines.sources._text_table import TextTable, is_utf8, open_text
 
@@ -27,23 +25,6 @@ _LONGEST_VALUE = 1 << 30  # that Python's csv reads
 _END = "\0end\0"  # the value of a row after the last one, which is one only where no quote is open before it
 _NOT_UTF8 = "is not UTF-8; convert the file, as with iconv -t utf-8"
 _DELIMITERS = (";", "\t", "|", ",")
-
-#: What is no value, in a column of numbers. In a column of texts they are texts.
-_MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "NULL", "null"))
-
-_BLANK = r"[ \t]*"
-_DIGITS = r"(0|[1-9][0-9]*)"
-_EXPONENT = r"([eE][+-]?[0-9]+)?"
-_INTEGER = rf"^{_BLANK}[+-]?{_DIGITS}{_BLANK}$"
-FLOAT = (
-    rf"^{_BLANK}[+-]?({_DIGITS}{_EXPONENT}|[0-9]+\.[0-9]*{_EXPONENT}|\.[0-9]+{_EXPONENT}"
-    rf"|[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?){_BLANK}$"
-)
-_BOOL = rf"^{_BLANK}([tT]rue|TRUE|[fF]alse|FALSE){_BLANK}$"
-_LONG = r"[0-9]{16}"  # what an int64 or a float64 may not hold
-_MOST_DIGITS = 308  # of an integer that a float64 may hold
-_MISSING_PATTERN = rf"^{_BLANK}({'|'.join(map(re.escape, sorted(_MISSING)))}){_BLANK}$"
-_BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
 @known_as("pipelines.sources.csv")
@@ -189,11 +170,12 @@ class Csv(TextTable):
             self.types.update(self._recall([self._form, undeclared], lambda: self._infer_types(undeclared)))
 
     def _infer_types(self, names: list[str]) -> dict[str, str]:
-        finder = _TypeFinder(names, self.keeps_missing)
+        finders = [TypeFinder() for _ in names]
         for file in self.files:
             for _, rows in self._iterate_blocks(file):
-                finder.add(self._take_texts(names, rows))
-        return finder.types()
+                for finder, texts in zip(finders, self._take_texts(names, rows), strict=True):
+                    finder.add(texts)
+        return {name: finder.choose(self.keeps_missing) for name, finder in zip(names, finders, strict=True)}
 
     def _take_texts(self, names: Sequence[str], rows: list[Any]) -> list[Any]:
         """An Arrow array of the texts of each of some columns; null in rows that are no records."""
@@ -206,7 +188,7 @@ class Csv(TextTable):
     def _make_columns(self, rows: list[Any], where: Callable[[int], str]) -> tuple[list[Any], dict[int, str]]:
         fields, problems = [], dict[int, str]()
         for name, texts in zip(self.columns, self._take_texts(self.columns, rows), strict=True):
-            values, wrong = _convert_column(texts, self.types[name], self.keeps_missing)
+            values, wrong = convert_column(texts, self.types[name], self.keeps_missing)
             fields.append(values)
             for row, problem in wrong.items():
                 problems.setdefault(row, f"column {name!r} {problem}")
@@ -227,6 +209,9 @@ def csv(
     missing: Literal["error", "nan"] = "error",
 ) -> Csv:
     """Makes a source of the rows of CSV files (RFC 4180, UTF-8), without loading them.
+
+    Each file is converted once to an Arrow file, in the folder that the environment variable
+    `ENSEMBLE_SOURCES_DIR` names, and read from there.
 
     A column that is not declared has the type that holds all of its values in all rows: int64, float64, bool
     (`true`, `false`) or else text. Where digits would be lost, the column is text: integers of more than 64 bits
@@ -268,139 +253,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _convert_column(texts: Any, kind: str, keeps_missing: bool) -> tuple[Any, dict[int, str]]:
-    """An Arrow array of a type, with 0 where there is no value; row -> what is wrong with its text."""
-    import pyarrow
-    from pyarrow import compute
-
-    if kind == "str":
-        return texts.fill_null(""), {}
-    values, problems = np.zeros(len(texts), kind), dict[int, str]()
-    is_missing = np.asarray(compute.fill_null(compute.match_substring_regex(texts, _MISSING_PATTERN), False))
-    if keeps_missing and values.dtype.kind == "f":
-        values[is_missing] = np.nan
-    else:
-        problems = dict.fromkeys(np.flatnonzero(is_missing).tolist(), "has no value")
-    rows = np.flatnonzero(np.asarray(texts.is_valid()) & ~is_missing)
-    present = texts if len(rows) == len(texts) else texts.take(pyarrow.array(rows))
-    converted = _cast(present, values.dtype)
-    if converted is not None:
-        values[rows] = converted
-    else:
-        for row, text in zip(rows.tolist(), present.to_pylist(), strict=True):
-            try:
-                values[row] = _convert_text(text, kind)
-            except ValueError as error:
-                problems[row] = str(error)
-    return pyarrow.array(values), problems
-
-
-def _cast(texts: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
-    """All texts as numbers; None where one is not of the usual form, or the dtype does not hold it."""
-    import pyarrow
-    from pyarrow import compute
-
-    pattern = {"b": _BOOL, "f": FLOAT}.get(dtype.kind, _INTEGER)
-    if not compute.all(compute.match_substring_regex(texts, pattern)).as_py():
-        return None
-    kind = pyarrow.float64() if dtype.kind == "f" else pyarrow.from_numpy_dtype(dtype)
-    try:
-        numbers: np.ndarray[Any, Any] = compute.utf8_trim(texts, " \t").cast(kind).to_numpy(zero_copy_only=False)
-    except pyarrow.ArrowInvalid:
-        return None
-    with np.errstate(over="ignore"):
-        converted = numbers.astype(dtype)
-    return converted if dtype.kind != "f" or np.array_equal(np.isinf(converted), np.isinf(numbers)) else None
-
-
-def _convert_text(text: str, kind: str) -> Any:
-    """Returns a numpy scalar of the dtype `kind`.
-
-    Raises:
-        ValueError: the text is no such number; says so.
-    """
-    try:
-        if kind == "bool":
-            return np.bool_(_BOOLS[text.strip(" \t")])
-        if "_" in text or not text.isascii():
-            raise ValueError
-        return make_number(np.dtype(kind), float(text) if kind.startswith("float") else int(text))
-    except (ValueError, KeyError, OverflowError):
-        raise ValueError(f"is {text!r:.60}, which is no {kind}") from None
-
-
-class _TypeFinder:
-    """Finds the type that holds all values of each column.
-
-    Args:
-        names: of the columns.
-        keeps_missing: whether a number that is missing is NaN.
-    """
-
-    def __init__(self, names: Sequence[str], keeps_missing: bool) -> None:
-        # The types that hold all values so far, the narrowest first.
-        self._left = {name: ["int64", "float64", "bool"] for name in names}
-        self._is_seen = dict.fromkeys(names, False)  # whether there was a value at all
-        self._keeps_missing = keeps_missing
-        self._is_missing = dict.fromkeys(names, False)  # whether a value was
-        self._is_exact = dict.fromkeys(names, True)  # whether a float64 holds all integers
-
-    def add(self, texts: Sequence[Any]) -> None:
-        """Takes some rows into account: an Arrow array of texts of each column."""
-        for (name, left), column in zip(self._left.items(), texts, strict=True):
-            if left:
-                self._narrow(name, column.drop_null())
-
-    def _narrow(self, name: str, column: Any) -> None:
-        from pyarrow import compute
-
-        rows = len(column)
-        column = column.filter(compute.invert(compute.match_substring_regex(column, _MISSING_PATTERN)))
-        self._is_missing[name] |= len(column) < rows
-        if not len(column):
-            return
-        self._is_seen[name] = True
-
-        def is_all(pattern: str) -> bool:
-            return bool(compute.all(compute.match_substring_regex(column, pattern)).as_py())
-
-        left = self._left[name]
-        if "int64" in left and not is_all(_INTEGER):
-            left.remove("int64")
-        if "int64" in left or "float64" in left:
-            is_in_64_bits, is_exact = _check_long_integers(column)
-            self._is_exact[name] &= is_exact
-            if "int64" in left and not is_in_64_bits:
-                left.clear()
-        if "float64" in left and not (("int64" in left or self._is_exact[name]) and is_all(FLOAT)):
-            left.remove("float64")
-        if "bool" in left and not is_all(_BOOL):
-            left.remove("bool")
-
-    def types(self) -> dict[str, str]:
-        """Field -> type, of all rows that were added; a column without any value is text."""
-        found = {name: left[0] if left and self._is_seen[name] else "str" for name, left in self._left.items()}
-        if not self._keeps_missing:
-            return found
-        # Neither integers nor booleans have a NaN; as a float64 an integer must lose no digit.
-        for name in (name for name, is_missing in self._is_missing.items() if is_missing):
-            if found[name] == "int64":
-                found[name] = "float64" if self._is_exact[name] else "str"
-            elif found[name] == "bool":
-                found[name] = "str"
-        return found
-
-
-def _check_long_integers(column: Any) -> tuple[bool, bool]:
-    """Whether all integers of many digits fit into 64 bits, and whether a float64 holds them."""
-    from pyarrow import compute
-
-    for pattern in (_LONG, _INTEGER):
-        column = column.filter(compute.match_substring_regex(column, pattern))
-    texts = column.to_pylist()
-    if any(len(text.strip(" \t+-")) > _MOST_DIGITS for text in texts):
-        return False, False
-    found = [int(text) for text in texts]
-    return all(-(2**63) <= each < 2**63 for each in found), all(int(float(each)) == each for each in found)

@@ -224,6 +224,9 @@ def _overflows(value: Any, made: Any) -> bool:
 def jsonl(paths: Paths, columns: Columns | None = None) -> Jsonl:
     """Makes a source of JSON Lines files (UTF-8): each line is a JSON object, a record.
 
+    Each file is converted once to an Arrow file, in the folder that the environment variable
+    `ENSEMBLE_SOURCES_DIR` names, and read from there.
+
     A field that is not declared has the type that holds its values in all lines: bool, int64, float64, text, an
     array of numbers (lists, nested to one depth), a list of other values, or a dict of such. A field of integers
     in some lines and other numbers in others is float64, unless it has integers that a float64 does not hold.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import logging
 import mmap
 import os
 from abc import abstractmethod
@@ -26,8 +27,11 @@ from pipelines.sources._files import OPEN_FILES, File
 from pipelines.sources._labels import pack_values
 from pipelines.sources._recent import RecentlyUsed
 
+log = logging.getLogger(__name__)
+
 #: Bytes of text that are converted at a time.
 BLOCK_BYTES = 4 << 20
+_LARGE_BYTES = 1 << 30  # that take a minute to convert
 _FORMAT = 1  # of the Arrow files: a new number makes all anew
 _KEPT_BATCHES = 4096  # of which a process keeps the readers; their data are mapped
 # First bytes of compressed files, of which no row can be read without all that come before it.
@@ -144,6 +148,8 @@ class TextTable(GroupedRecords):
         key += [[name, self.types[name]] for name in self.columns]
 
         def write(path: str) -> None:
+            if file.size > _LARGE_BYTES:
+                log.warning("%s: %.1f GB are converted to Arrow, once", file.path, file.size / 1e9)
             self._write_table(file, path)
             file.open().close()  # it is unchanged still
 
