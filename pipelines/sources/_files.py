@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from pipelines.errors import PipelineError
 from pipelines.sources import _remote
-from pipelines.sources._disk_cache import find_disk_cache
+from pipelines.sources._kept_files import find_folder
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -158,7 +158,7 @@ class RemoteFile(File):
             PipelineError: it cannot be fetched, or has another size now.
         """
         copy = functools.partial(_remote.fetch, self.path, self.size, self.tag)
-        return find_disk_cache().open("fetched", os.path.basename(self.path), self.identity(), self.size, copy)
+        return find_folder().open("fetched", os.path.basename(self.path), self.identity(), self.size, copy)
 
     def open_in_parts(self) -> BinaryIO:
         """Opens the file where it is, if its server gives parts of it."""
@@ -227,7 +227,7 @@ def find_files(kind: str, paths: Paths) -> list[File]:
     found: dict[str, File] = {}
     for each in (os.path.expanduser(one) for path in given for one in _expand_braces(os.fspath(path))):
         if _remote.is_url(each):
-            find_disk_cache()  # it can be used
+            find_folder()  # it can be used
             for url, size, tag in _remote.list_urls(kind, each):
                 if url in found:
                     raise PipelineError(f"{kind}({url!r}): the file is given twice")

@@ -1,6 +1,6 @@
 """Base of the sources of text files: each file is converted once to an Arrow file, of which rows are read.
 
-The Arrow file lies in the folder of `_disk_cache`; all processes of a machine map it, and none parses the text
+The Arrow file lies in the folder of `_kept_files`; all processes of a machine map it, and none parses the text
 again. A record batch has the rows of some megabytes of text: the fields, what is wrong with the row, and its line.
 """
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._columns import MissingValue, make_nested_reader
-from pipelines.sources._disk_cache import find_disk_cache
+from pipelines.sources._kept_files import find_folder
 from pipelines.sources._file_records import GroupedRecords
 from pipelines.sources._files import OPEN_FILES, File
 from pipelines.sources._labels import pack_values
@@ -90,7 +90,7 @@ class TextTable(GroupedRecords):
             with open(path, "w", encoding="ascii") as kept:
                 json.dump(find(), kept)
 
-        with find_disk_cache().open("types", f"{self.kind}.json", key, 0, write) as kept:
+        with find_folder().open("types", f"{self.kind}.json", key, 0, write) as kept:
             return json.loads(kept.read())
 
     @abstractmethod
@@ -154,7 +154,7 @@ class TextTable(GroupedRecords):
             file.open().close()  # it is unchanged still
 
         label = f"{os.path.basename(file.path)}.arrow"
-        with find_disk_cache().open("table", label, key, file.size, write) as handle:
+        with find_folder().open("table", label, key, file.size, write) as handle:
             data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             return pyarrow.ipc.open_file(pyarrow.py_buffer(data)), 1

@@ -26,7 +26,7 @@ _ABANDONED_S = 3600  # an unfinished file that is not written to for so long is 
 
 
 @dataclass(frozen=True)
-class DiskCache:
+class SourcesFolder:
     """The folder and its limit.
 
     Attributes:
@@ -38,7 +38,7 @@ class DiskCache:
     limit: int
 
     @classmethod
-    def of_environment(cls) -> DiskCache:
+    def of_environment(cls) -> SourcesFolder:
         """As the environment says; else in the user's cache, with half of what is free there.
 
         Raises:
@@ -130,22 +130,22 @@ class DiskCache:
                     excess -= file_bytes
 
 
-def find_disk_cache() -> DiskCache:
+def find_folder() -> SourcesFolder:
     """The folder of this process's environment, on whatever machine it runs.
 
     Raises:
-        PipelineError: see `DiskCache.of_environment`.
+        PipelineError: see `SourcesFolder.of_environment`.
     """
     cache = _find(*(os.environ.get(name) for name in (FOLDER, BYTES, "XDG_CACHE_HOME", "HOME")))
     if not os.path.isdir(cache.path):  # it was removed meanwhile
         _find.cache_clear()
-        return DiskCache.of_environment()
+        return SourcesFolder.of_environment()
     return cache
 
 
 @functools.lru_cache(maxsize=4)
-def _find(*environment: str | None) -> DiskCache:
-    return DiskCache.of_environment()
+def _find(*environment: str | None) -> SourcesFolder:
+    return SourcesFolder.of_environment()
 
 
 def _list_files(path: str) -> list[tuple[int, int, str]]:
