@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.sources._columns import MissingValue, make_nested_reader
-from pipelines.sources._kept_files import find_folder
 from pipelines.sources._file_records import GroupedRecords
 from pipelines.sources._files import OPEN_FILES, File
+from pipelines.sources._kept_files import find_folder
 from pipelines.sources._labels import pack_values
 from pipelines.sources._recent import RecentlyUsed
 
