@@ -7,6 +7,8 @@ again. A record batch has the rows of some megabytes of text: the fields, what i
 from __future__ import annotations
 
 import codecs
+import functools
+import hashlib
 import io
 import json
 import logging
@@ -14,6 +16,7 @@ import mmap
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -32,7 +35,8 @@ log = logging.getLogger(__name__)
 #: Bytes of text that are converted at a time.
 BLOCK_BYTES = 4 << 20
 _LARGE_BYTES = 1 << 30  # that take a minute to convert
-_FORMAT = 1  # of the Arrow files: a new number makes all anew
+# What makes the Arrow files.
+_MODULES = ("_columns", "_csv", "_csv_types", "_json_types", "_jsonl", "_text_table")
 _KEPT_BATCHES = 4096  # of which a process keeps the readers; their data are mapped
 # First bytes of compressed files, of which no row can be read without all that come before it.
 _COMPRESSED = (
@@ -84,7 +88,7 @@ class TextTable(GroupedRecords):
             options: what it depends on beside the files.
             find: the function.
         """
-        key = [self._describe_class(), _FORMAT, [file.content_key() for file in self.files], options]
+        key = [_digest_code(), self._describe_class(), [file.content_key() for file in self.files], options]
 
         def write(path: str) -> None:
             with open(path, "w", encoding="ascii") as kept:
@@ -144,7 +148,7 @@ class TextTable(GroupedRecords):
 
         file = self.files[number]
         file.open().close()  # it is unchanged
-        key = [self._describe_class(), _FORMAT, pyarrow.__version__, file.content_key(), self._form]
+        key = [_digest_code(), self._describe_class(), pyarrow.__version__, file.content_key(), self._form]
         key += [[name, self.types[name]] for name in self.columns]
 
         def write(path: str) -> None:
@@ -215,6 +219,13 @@ class TextTable(GroupedRecords):
 
     def identity(self) -> Any:
         return {**super().identity(), "columns": [[name, self.types[name]] for name in self.columns]}
+
+
+@functools.cache
+def _digest_code() -> str:
+    """Of what makes Arrow files: those that other code has made are not read."""
+    code = b"".join((Path(__file__).parent / f"{name}.py").read_bytes() for name in _MODULES)
+    return hashlib.sha256(code).hexdigest()
 
 
 def open_text(file: File) -> io.TextIOWrapper:
