@@ -1,7 +1,7 @@
 """Bases of sources whose records lie in files, those of one file after those of the other.
 
-`FileRecords` are ranges of bytes: members of archives, records of a spool. The index has the offset of each record,
-8 bytes, which all processes of a machine share; a record is one `pread`.
+`FileRecords` are ranges of bytes: members of archives, records of a spool. The index has the offset of each
+record, 8 bytes, which all processes of a machine share; a record is one `pread`.
 `GroupedRecords` are rows of files of which the least unit of reading holds many.
 """
 
