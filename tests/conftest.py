@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -33,6 +35,11 @@ settings.load_profile("default")
 # Tests compute little, and several do at a time: threads that wait for each other only use up processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# What sources keep on disk, for all processes of `-n`, which inherit the variable; it is removed at the end.
+SOURCES = tempfile.mkdtemp(prefix="ensemble-tests-") if "ENSEMBLE_SOURCES_DIR" not in os.environ else None
+if SOURCES is not None:
+    os.environ["ENSEMBLE_SOURCES_DIR"] = SOURCES
+
 # A shell in whose background we start has us and our children ignore Ctrl-C, and nohup SIGHUP; tests send both.
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
@@ -50,6 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = os.environ.get("CPU_SECONDS")
     if folder and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
         config.pluginmanager.register(Measure(Path(folder).resolve()))
+
+
+def pytest_unconfigure() -> None:
+    """Remove what sources have kept."""
+    if SOURCES is not None:
+        shutil.rmtree(SOURCES, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,7 +16,6 @@ from pipelines.sources._jsonl import jsonl
 from pipelines.sources._memmap import memmap
 from pipelines.sources._parquet import parquet
 from pipelines.sources._tar import tar
-from pipelines.sources._tfrecord import tfrecord
 from pipelines.sources._windows import windows
 
 __all__ = [
@@ -33,6 +32,5 @@ __all__ = [
     "memmap",
     "parquet",
     "tar",
-    "tfrecord",
     "windows",
 ]

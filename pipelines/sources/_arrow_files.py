@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
+from pipelines.sources._columns import unwrap
 from pipelines.sources._files import File
 from pipelines.sources._mapped import FileMappings
 
@@ -81,15 +82,6 @@ class ArrowColumn:
         ]
         kind = str(self.chunk(0).type) if self.starts else ""
         return [kind, hashlib.sha256(repr(described).encode("utf-8", "surrogateescape")).hexdigest()]
-
-
-def unwrap(chunk: Any) -> Any:
-    """The storage of an array of an extension type, at any depth that `datasets` has one."""
-    import pyarrow
-
-    while isinstance(chunk, pyarrow.ExtensionArray):
-        chunk = chunk.storage
-    return chunk
 
 
 def _digest_content(chunk: Any) -> str:

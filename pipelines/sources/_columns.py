@@ -80,7 +80,8 @@ def make_reader(column: Any) -> Callable[[int], Any]:
     if nulls is None and (types.is_integer(array.type) or types.is_floating(array.type)):
         return array.to_numpy().__getitem__  # type: ignore[no-any-return]
     is_bytes = types.is_binary(array.type) or types.is_large_binary(array.type)
-    if nulls is None and is_bytes and isinstance(array, pyarrow.Array) and all(array.buffers()[1:]):
+    is_plain = isinstance(array, pyarrow.Array) and (is_bytes or is_text(array.type))
+    if nulls is None and is_plain and all(array.buffers()[1:]):
         return _make_bytes_reader(array)
 
     is_nested = is_list(array.type)
@@ -105,22 +106,21 @@ def make_reader(column: Any) -> Callable[[int], Any]:
     return read
 
 
-def _make_bytes_reader(array: Any) -> Callable[[int], bytes]:
-    """Reads an Arrow array of bytes without nulls, at a fraction of the time of a scalar's `as_py`.
+def _make_bytes_reader(array: Any) -> Callable[[int], Any]:
+    """Reads an Arrow array of bytes or texts without nulls, at a fraction of the time of a scalar's `as_py`.
 
     Its offsets and its bytes are two buffers (Arrow Columnar Format, "Variable-size Binary Layout").
     """
     from pyarrow import types
 
     _, ends, content = array.buffers()
-    offsets = memoryview(ends).cast("B").cast("q" if types.is_large_binary(array.type) else "i")
+    is_large = types.is_large_binary(array.type) or types.is_large_string(array.type)
+    offsets = memoryview(ends).cast("B").cast("q" if is_large else "i")
     offsets = offsets[array.offset : array.offset + len(array) + 1]
     values = memoryview(content).cast("B")
-
-    def read(row: int) -> bytes:
-        return bytes(values[offsets[row] : offsets[row + 1]])
-
-    return read
+    if is_text(array.type):
+        return lambda row: str(values[offsets[row] : offsets[row + 1]], "utf-8")
+    return lambda row: bytes(values[offsets[row] : offsets[row + 1]])
 
 
 def is_list(kind: Any) -> bool:
@@ -160,3 +160,74 @@ def _as_array(values: Any) -> np.ndarray[Any, Any]:
             f"has lists of {sizes.min()} to {sizes.max()} values in one list: an array needs them of one length"
         )
     return inner.reshape(len(values), sizes[0] if len(sizes) else 0, *inner.shape[1:])
+
+
+ReadOutside = Callable[[int, str], bytes]
+
+
+def make_nested_reader(chunk: Any, read_outside: ReadOutside | None = None) -> Callable[[int], Any]:
+    """Returns a function row -> value for an Arrow array of any depth; it raises `MissingValue` if there is none.
+
+    Args:
+        chunk: the array. Structs are read as dicts, lists of other things than numbers as lists.
+        read_outside: reads the file that a row of an image column names, as row and path.
+    """
+    import pyarrow
+    from pyarrow import types
+
+    chunk = unwrap(chunk)
+    if is_image(chunk.type):
+        return _make_file_reader(chunk, read_outside)
+    if types.is_struct(chunk.type):
+        names = [field.name for field in chunk.type]
+        parts = {name: make_nested_reader(part) for name, part in zip(names, chunk.flatten(), strict=True)}
+        return lambda row: {name: read(row) for name, read in parts.items()}
+    if (types.is_list(chunk.type) or types.is_large_list(chunk.type)) and not is_numeric(chunk.type):
+        return _make_list_reader(chunk)
+    return make_reader(pyarrow.chunked_array([chunk]))
+
+
+def unwrap(chunk: Any) -> Any:
+    """The storage of an array of an extension type, at any depth that `datasets` has one."""
+    import pyarrow
+
+    while isinstance(chunk, pyarrow.ExtensionArray):
+        chunk = chunk.storage
+    return chunk
+
+
+def split_file(chunk: Any) -> tuple[Any, Any]:
+    """The arrays of bytes and of paths in an Arrow array of files."""
+    parts = chunk.flatten()
+    return tuple(parts[chunk.type.get_field_index(name)] for name in ("bytes", "path"))
+
+
+def _make_file_reader(chunk: Any, read_outside: ReadOutside | None) -> Callable[[int], Any]:
+    """Images, and other files: their bytes, from the table or from the path that it names."""
+    data, paths = split_file(chunk)
+
+    def read(row: int) -> bytes:
+        value = data[row].as_py()
+        if value is None:
+            path = paths[row].as_py()
+            if path is None:
+                raise MissingValue("is null")
+            if read_outside is not None:
+                return read_outside(row, path)
+            raise MissingValue(f"is kept outside of the data, in {path}; dataset.save_to_disk(...) takes it in")
+        return value  # type: ignore[no-any-return]
+
+    return read
+
+
+def _make_list_reader(chunk: Any) -> Callable[[int], Any]:
+    """Lists of texts, structs or such lists, as lists."""
+    read_element = make_nested_reader(chunk.values)
+    offsets = chunk.offsets.to_numpy()
+
+    def read(row: int) -> list[Any]:
+        if not chunk[row].is_valid:
+            raise MissingValue("is null")
+        return [read_element(place) for place in range(offsets[row], offsets[row + 1])]
+
+    return read

@@ -1,49 +1,34 @@
-"""Source of the rows of CSV files.
+"""Source of the rows of CSV files, which are converted to Arrow (`_text_table`).
 
-A file is read twice when the source is made: where its rows begin, and what the columns hold, of all rows. After
-that a row is one `pread` at a known offset, in any order.
+Python's `csv` parses them: Arrow's reader cannot skip a row that is not UTF-8, and takes a quote that is never
+closed for the rest of the file. The types are found in columns of texts: Arrow's own inference reads "007" as 7.
 """
 
 from __future__ import annotations
 
-import re
+import csv as python_csv
+import itertools
 import warnings
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
-from pipelines.errors import PipelineError, SampleError
+from pipelines.errors import PipelineError
 from pipelines.fingerprint import known_as
-from pipelines.sources._columns import make_number, resolve_type
+from pipelines.sources._columns import resolve_type
+from pipelines.sources._csv_types import TypeFinder, convert_column
 from pipelines.sources._files import File, Paths, check_names, find_files
-from pipelines.sources._rows import RowSplitter, TextRows, find_rows
+from pipelines.sources._text_table import TextTable, is_utf8, open_text
 
 Columns = Sequence[str] | Mapping[str, Any]
 
+_LONGEST_VALUE = 1 << 30  # that Python's csv reads
+_END = "\0end\0"  # the value of a row after the last one, which is one only where no quote is open before it
+_NOT_UTF8 = "is not UTF-8; convert the file, as with iconv -t utf-8"
 _DELIMITERS = (";", "\t", "|", ",")
-
-#: What is no value, in a column of numbers. In a column of texts they are texts.
-_MISSING = frozenset(("", "NA", "N/A", "n/a", "#N/A", "NULL", "null"))
-
-_BLANK = r"[ \t]*"
-_DIGITS = r"(0|[1-9][0-9]*)"
-_EXPONENT = r"([eE][+-]?[0-9]+)?"
-_INTEGER = rf"^{_BLANK}[+-]?{_DIGITS}{_BLANK}$"
-FLOAT = (
-    rf"^{_BLANK}[+-]?({_DIGITS}{_EXPONENT}|[0-9]+\.[0-9]*{_EXPONENT}|\.[0-9]+{_EXPONENT}"
-    rf"|[nN][aA][nN]|[iI][nN][fF]([iI][nN][iI][tT][yY])?){_BLANK}$"
-)
-_BOOL = rf"^{_BLANK}([tT]rue|TRUE|[fF]alse|FALSE){_BLANK}$"
-_LONG = r"[0-9]{16}"  # what an int64 or a float64 may not hold
-_MOST_DIGITS = 308  # of an integer that a float64 may hold
-_MISSING_PATTERN = rf"^{_BLANK}({'|'.join(map(re.escape, sorted(_MISSING)))}){_BLANK}$"
-_BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
 @known_as("pipelines.sources.csv")
-class Csv(TextRows):
+class Csv(TextTable):
     """See `csv`. A type is `"str"`, or numpy's name of a dtype."""
 
     kind = "csv"
@@ -65,46 +50,81 @@ class Csv(TextRows):
                 raise PipelineError(f"csv(): {name} must be one ASCII character, got {value!r}")
         if delimiter == quote:
             raise PipelineError(f"csv(): delimiter and quote must differ, got {delimiter!r} for both")
-        self.delimiter, self.quote = delimiter, quote
-        self._split = RowSplitter(delimiter, quote)
-        files = find_files(self.kind, paths)
-        offsets = [find_rows(f, delimiter.encode(), quote.encode() if quote else None) for f in files]
-        if names is None:
-            header = self._read_headers(files, offsets)
-            offsets = [each[1:] for each in offsets]
-        else:
-            header = [names] if isinstance(names, str) else list(names)
-        self._header = header
-        chosen = [columns] if isinstance(columns, str) else columns or header
-        twice = next((name for name in chosen if header.count(name) > 1), None)
+        self.delimiter, self.quote, self._has_header = delimiter, quote, names is None
+        files = self.files = find_files(self.kind, paths)
+        self._header = [names] if isinstance(names, str) else list(names or self._read_headers(files))
+        chosen = [columns] if isinstance(columns, str) else columns or self._header
+        twice = next((name for name in chosen if self._header.count(name) > 1), None)
         if twice is not None:
             raise PipelineError(
                 f"csv({files[0].path!r}): two columns are called {twice!r}; give other names= to all"
             )
-        super().__init__(files, offsets)
+        self._form = [delimiter, quote, self._has_header, self._header, self.keeps_missing]
         self._choose(columns)
+        self._load()
 
-    def _read_headers(self, files: list[File], offsets: list[Any]) -> list[str]:
-        headers = []
-        for file, rows in zip(files, offsets, strict=True):
-            if len(rows) < 2:
+    def _read_headers(self, files: list[File]) -> list[str]:
+        headers: list[list[str]] = []
+        for file in files:
+            header = next(self._parse_all(file), (0, 0, None))[2]
+            if header is None:
                 raise PipelineError(f"csv({file.path!r}): is empty")
-            with file.open() as handle:
-                handle.seek(int(rows[0]))
-                data = handle.read(int(rows[1] - rows[0]))
-            try:
-                text = data.decode().rstrip("\r\n")
-                headers.append([name.strip() for name in self._split(text)])
-            except UnicodeDecodeError as error:
-                raise PipelineError(f"csv({file.path!r}): the header is not UTF-8: {error}") from None
+            if isinstance(header, str):
+                raise PipelineError(f"csv({file.path!r}): the header {header}")
+            headers.append([name.strip() for name in header])
             if headers[-1] != headers[0]:
                 raise PipelineError(
                     f"csv(): {file.path} begins with {', '.join(headers[-1])}, but {files[0].path} with "
                     f"{', '.join(headers[0])}"
                 )
-            if len(headers) == 1:
-                self._check_header(file, headers[0], self._is_quoted(text))
+        with open_text(files[0]) as lines:
+            is_quoted = self._is_quoted(next(line for line in lines if line.strip("\r\n")))
+        self._check_header(files[0], headers[0], is_quoted)
         return headers[0]
+
+    def _parse(self, file: File) -> Iterator[tuple[int, int, Any]]:
+        count = len(self._header)
+        for line, size, values in itertools.islice(self._parse_all(file), int(self._has_header), None):
+            if not isinstance(values, str) and len(values) != count:
+                values = f"has {len(values)} values, there are {count} columns"
+            yield line, size, values
+
+    def _parse_all(self, file: File) -> Iterator[tuple[int, int, list[str] | str]]:
+        """The rows of a file, the header, too; blank lines are none.
+
+        Raises:
+            PipelineError: a quoted field is never closed.
+        """
+        python_csv.field_size_limit(max(python_csv.field_size_limit(), _LONGEST_VALUE))
+        size, is_text = 0, True  # of the lines of a row
+
+        def list_lines() -> Iterator[str]:
+            nonlocal size, is_text
+            with open_text(file) as lines:
+                for line in lines:
+                    size, is_text = size + len(line), is_text and (line.isascii() or is_utf8(line))
+                    yield line
+            yield from ("\n", _END)
+
+        rows = python_csv.reader(
+            list_lines(),
+            delimiter=self.delimiter,
+            quotechar=self.quote,
+            quoting=python_csv.QUOTE_NONE if self.quote is None else python_csv.QUOTE_MINIMAL,
+        )
+        begin = 1
+        for values in rows:
+            if values == [_END]:
+                return
+            if values and values[-1].endswith(_END):
+                break
+            if values:
+                yield begin, size, values if is_text else _NOT_UTF8
+            begin, size, is_text = rows.line_num + 1, 0, True
+        raise PipelineError(
+            f"{file.path}, line {begin}: opens a quoted field that is never closed; if quotes mean nothing in "
+            "this file, give quote=None"
+        )
 
     def _is_quoted(self, text: str) -> bool:
         """Whether a row is one quoted value and no more."""
@@ -140,48 +160,39 @@ class Csv(TextRows):
         self.columns = asked
         self.types = {}
         for name, kind in declared.items():
-            if (found := resolve_type(kind)) is None:
+            if (resolved := resolve_type(kind)) is None:
                 raise PipelineError(
                     f"csv(): the type of column {name!r} must be 'str', 'bool' or the name of a dtype of numbers "
                     f"('int64', 'float32' ...), got {kind!r}"
                 )
-            self.types[name] = found
-        if missing := [name for name in asked if name not in self.types]:
-            self.types.update(self._infer_types(missing))
-        self._chosen = [(name, self._header.index(name), self.types[name]) for name in asked]
+            self.types[name] = resolved
+        if undeclared := [name for name in asked if name not in self.types]:
+            self.types.update(self._recall([self._form, undeclared], lambda: self._infer_types(undeclared)))
 
     def _infer_types(self, names: list[str]) -> dict[str, str]:
-        finder = _TypeFinder(self._header, names, self.delimiter, self.quote, self.keeps_missing)
-        # In a thread of its own, because Arrow's CSV reader takes over the signals of a main thread, and keeps a
-        # pipe for them open.
-        with ThreadPoolExecutor(1) as thread:
-            for first, data, bounds in self._iterate_blocks():
-                try:
-                    thread.submit(finder.add, data).result()
-                except ValueError as error:  # pyarrow.ArrowInvalid is one
-                    here = f"{self.where(first)} and {len(bounds) - 2} rows after it"
-                    raise PipelineError(f"{here}: cannot be parsed: {error}") from error
-        return finder.types()
+        finders = [TypeFinder() for _ in names]
+        for file in self.files:
+            for _, rows in self._iterate_blocks(file):
+                for finder, texts in zip(finders, self._take_texts(names, rows), strict=True):
+                    finder.add(texts)
+        return {name: finder.choose(self.keeps_missing) for name, finder in zip(names, finders, strict=True)}
 
-    def _read(self, index: int) -> dict[str, Any]:
-        data = self._read_bytes(index)
-        try:
-            values = self._split(data.decode().rstrip("\r\n"))
-        except UnicodeDecodeError as error:
-            reason = f"is not UTF-8: {error}; convert the file, as with iconv -t utf-8"
-            raise SampleError(index, self.where(index), reason) from None
-        if len(values) != len(self._header):
-            reason = f"has {len(values)} values, there are {len(self._header)} columns"
-            raise SampleError(index, self.where(index), reason)
-        record = {}
-        for name, position, kind in self._chosen:
-            try:
-                record[name] = (
-                    values[position] if kind == "str" else _convert(values[position], kind, self.keeps_missing)
-                )
-            except ValueError as error:
-                raise SampleError(index, self.where(index), f"column {name!r} {error}") from None
-        return record
+    def _take_texts(self, names: Sequence[str], rows: list[Any]) -> list[Any]:
+        """An Arrow array of the texts of each of some columns; null in rows that are no records."""
+        import pyarrow
+
+        nothing = [None] * len(self._header)
+        columns = list(zip(*(nothing if isinstance(values, str) else values for values in rows), strict=True))
+        return [pyarrow.array(columns[self._header.index(name)], pyarrow.string()) for name in names]
+
+    def _make_columns(self, rows: list[Any], where: Callable[[int], str]) -> tuple[list[Any], dict[int, str]]:
+        fields, problems = [], dict[int, str]()
+        for name, texts in zip(self.columns, self._take_texts(self.columns, rows), strict=True):
+            values, wrong = convert_column(texts, self.types[name], self.keeps_missing)
+            fields.append(values)
+            for row, problem in wrong.items():
+                problems.setdefault(row, f"column {name!r} {problem}")
+        return fields, problems
 
     def identity(self) -> Any:
         keeps = ["nan"] if self.keeps_missing else []  # else it is what it was before there was a choice
@@ -198,6 +209,9 @@ def csv(
     missing: Literal["error", "nan"] = "error",
 ) -> Csv:
     """Makes a source of the rows of CSV files (RFC 4180, UTF-8), without loading them.
+
+    Each file is converted once to an Arrow file, in the folder that the environment variable
+    `ENSEMBLE_SOURCES_DIR` names, and read from there.
 
     A column that is not declared has the type that holds all of its values in all rows: int64, float64, bool
     (`true`, `false`) or else text. Where digits would be lost, the column is text: integers of more than 64 bits
@@ -239,136 +253,3 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _convert(text: str, kind: str, keeps_missing: bool) -> Any:
-    """Returns a numpy scalar of the dtype `kind`.
-
-    Raises:
-        ValueError: the text is no such number; says so.
-    """
-    if text.strip(" \t") in _MISSING:
-        if keeps_missing and kind.startswith("float"):
-            return np.dtype(kind).type(np.nan)
-        raise ValueError("has no value")
-    try:
-        if kind == "bool":
-            return np.bool_(_BOOLS[text.strip(" \t")])
-        if "_" in text or not text.isascii():
-            raise ValueError
-        return make_number(np.dtype(kind), float(text) if kind.startswith("float") else int(text))
-    except (ValueError, KeyError, OverflowError):
-        raise ValueError(f"is {text!r:.60}, which is no {kind}") from None
-
-
-class _TypeFinder:
-    """Finds the type that holds all values of each column.
-
-    Args:
-        header: names of all columns of the file.
-        names: of the columns whose types are to be found.
-        delimiter, quote: of the file.
-        keeps_missing: whether a number that is missing is NaN.
-    """
-
-    def __init__(
-        self, header: Sequence[str], names: Sequence[str], delimiter: str, quote: str | None, keeps_missing: bool
-    ) -> None:
-        import pyarrow
-        import pyarrow.csv
-
-        keys = [str(number) for number in range(len(header))]
-        self._wanted = {name: keys[header.index(name)] for name in names}
-        # The types that hold all values so far, the narrowest first.
-        self._left = {name: ["int64", "float64", "bool"] for name in names}
-        self._is_seen = dict.fromkeys(names, False)  # whether there was a value at all
-        self._keeps_missing = keeps_missing
-        self._is_missing = dict.fromkeys(names, False)  # whether a value was
-        self._is_exact = dict.fromkeys(names, True)  # whether a float64 holds all integers
-        self._read = pyarrow.csv.ReadOptions(column_names=keys, use_threads=False)
-        self._parse = pyarrow.csv.ParseOptions(
-            delimiter=delimiter,
-            quote_char=quote if quote is not None else False,
-            newlines_in_values=quote is not None,
-            invalid_row_handler=lambda _: "skip",  # it is an error when it is read
-        )
-        self._binary = pyarrow.binary()
-
-    def add(self, rows: bytes) -> None:
-        """Takes some whole rows into account; one that is not UTF-8 is an error when it is read.
-
-        Raises:
-            ArrowInvalid: they are no CSV.
-        """
-        import pyarrow
-        import pyarrow.csv
-
-        undecided = [name for name, left in self._left.items() if left]
-        if not undecided:
-            return
-        keys = [self._wanted[name] for name in undecided]
-        options = pyarrow.csv.ConvertOptions(
-            column_types=dict.fromkeys(keys, self._binary), include_columns=keys, strings_can_be_null=False
-        )
-        try:
-            rows.decode()
-        except UnicodeDecodeError:  # Arrow cannot skip such a row
-            rows = rows.decode(errors="replace").encode()
-        self._read.block_size = len(rows) + 1
-        table = pyarrow.csv.read_csv(
-            pyarrow.BufferReader(rows), self._read, parse_options=self._parse, convert_options=options
-        )
-        for name, key in zip(undecided, keys, strict=True):
-            self._narrow(name, table.column(key))
-
-    def _narrow(self, name: str, column: Any) -> None:
-        from pyarrow import compute
-
-        rows = len(column)
-        column = column.filter(compute.invert(compute.match_substring_regex(column, _MISSING_PATTERN)))
-        self._is_missing[name] |= len(column) < rows
-        if not len(column):
-            return
-        self._is_seen[name] = True
-
-        def is_all(pattern: str) -> bool:
-            return bool(compute.all(compute.match_substring_regex(column, pattern)).as_py())
-
-        left = self._left[name]
-        if "int64" in left and not is_all(_INTEGER):
-            left.remove("int64")
-        if "int64" in left or "float64" in left:
-            is_in_64_bits, is_exact = _check_long_integers(column)
-            self._is_exact[name] &= is_exact
-            if "int64" in left and not is_in_64_bits:
-                left.clear()
-        if "float64" in left and not (("int64" in left or self._is_exact[name]) and is_all(FLOAT)):
-            left.remove("float64")
-        if "bool" in left and not is_all(_BOOL):
-            left.remove("bool")
-
-    def types(self) -> dict[str, str]:
-        """Field -> type, of all rows that were added; a column without any value is text."""
-        found = {name: left[0] if left and self._is_seen[name] else "str" for name, left in self._left.items()}
-        if not self._keeps_missing:
-            return found
-        # Neither integers nor booleans have a NaN; as a float64 an integer must lose no digit.
-        for name in (name for name, is_missing in self._is_missing.items() if is_missing):
-            if found[name] == "int64":
-                found[name] = "float64" if self._is_exact[name] else "str"
-            elif found[name] == "bool":
-                found[name] = "str"
-        return found
-
-
-def _check_long_integers(column: Any) -> tuple[bool, bool]:
-    """Whether all integers of many digits fit into 64 bits, and whether a float64 holds them."""
-    from pyarrow import compute
-
-    for pattern in (_LONG, _INTEGER):
-        column = column.filter(compute.match_substring_regex(column, pattern))
-    texts = column.to_pylist()
-    if any(len(text.strip(b" \t+-")) > _MOST_DIGITS for text in texts):
-        return False, False
-    found = [int(text) for text in texts]
-    return all(-(2**63) <= each < 2**63 for each in found), all(int(float(each)) == each for each in found)

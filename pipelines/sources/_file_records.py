@@ -1,7 +1,7 @@
 """Bases of sources whose records lie in files, those of one file after those of the other.
 
-`FileRecords` are ranges of bytes: rows of text, members of archives, records with a length before them. The index
-has the offset of each record, 8 bytes, which all processes of a machine share; a record is one `pread`.
+`FileRecords` are ranges of bytes: members of archives, records of a spool. The index has the offset of each
+record, 8 bytes, which all processes of a machine share; a record is one `pread`.
 `GroupedRecords` are rows of files of which the least unit of reading holds many.
 """
 
@@ -154,8 +154,10 @@ class GroupedRecords(FilesSource):
         cache_bytes: of the decoded groups.
     """
 
-    def __init__(self, files: list[File], counts: Sequence[int], bounds: list[int], cache_bytes: int) -> None:
-        super().__init__(files, counts, "row")
+    def __init__(
+        self, files: list[File], counts: Sequence[int], bounds: list[int], cache_bytes: int, what: str = "row"
+    ) -> None:
+        super().__init__(files, counts, what)
         self._bounds = bounds
         self._cache_bytes = cache_bytes
         self._cache = RecentlyUsed[int, Any](cache_bytes)

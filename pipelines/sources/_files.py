@@ -11,11 +11,12 @@ import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, NamedTuple
 
 from pipelines.errors import PipelineError
 from pipelines.sources import _remote
+from pipelines.sources._kept_files import find_folder
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -97,11 +98,15 @@ class File:
                 )
         return file
 
-    def stamp(self) -> tuple[int, int, int, int]:
-        """Size, times of change of content and inode, inode: of the open file, as its server has them now."""
+    def content_key(self) -> list[str | int]:
+        """A JSON value that is another one whenever the content is: the digest of all bytes, or path and times.
+
+        The kernel sets the time of an inode's change at each change; no program can set it back.
+        """
+        if self.is_whole:
+            return self.identity()
         with self.open() as handle:
-            status = os.fstat(handle.fileno())
-            return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+            return [self.path, *_Stamp.of(os.fstat(handle.fileno()))]
 
     def open_in_parts(self) -> BinaryIO:
         """Opens the file to read a little of it."""
@@ -142,10 +147,9 @@ class RemoteFile(File):
         """Whether it can be asked for; whether it is there is seen when it is read."""
         return True
 
-    def stamp(self) -> tuple[int, int, int, int]:
-        """Of what its server says, without a look at it."""
-        tag = int.from_bytes(hashlib.blake2b(self.tag.encode(), digest_size=7).digest())
-        return self.size, 0, tag if self.tag else 1 << 62, 0  # without a tag it is as if it was changed just now
+    def content_key(self) -> list[str | int]:
+        """What its server says of it."""
+        return self.identity()
 
     def open(self) -> BinaryIO:
         """Opens the file here, where it is fetched first if it is not kept.
@@ -153,12 +157,8 @@ class RemoteFile(File):
         Raises:
             PipelineError: it cannot be fetched, or has another size now.
         """
-        while True:
-            kept = _remote.find_folder().fetch(self.path, self.size, self.tag)
-            try:
-                return open(kept, "rb", buffering=0)
-            except FileNotFoundError:  # another process has just made room
-                continue
+        copy = functools.partial(_remote.fetch, self.path, self.size, self.tag)
+        return find_folder().open("fetched", os.path.basename(self.path), self.identity(), self.size, copy)
 
     def open_in_parts(self) -> BinaryIO:
         """Opens the file where it is, if its server gives parts of it."""
@@ -167,11 +167,6 @@ class RemoteFile(File):
     def identify(self, is_whole: bool | None = None) -> File:
         """Itself: its server says what it is."""
         return self
-
-
-def from_row(row: Sequence[Any]) -> File:
-    """The file of which these are the fields (`dataclasses.astuple`)."""
-    return File(*row) if len(row) == len(fields(File)) else RemoteFile(*row)
 
 
 class _Stamp(NamedTuple):
@@ -232,7 +227,7 @@ def find_files(kind: str, paths: Paths) -> list[File]:
     found: dict[str, File] = {}
     for each in (os.path.expanduser(one) for path in given for one in _expand_braces(os.fspath(path))):
         if _remote.is_url(each):
-            _remote.find_folder()  # it can be used
+            find_folder()  # it can be used
             for url, size, tag in _remote.list_urls(kind, each):
                 if url in found:
                     raise PipelineError(f"{kind}({url!r}): the file is given twice")

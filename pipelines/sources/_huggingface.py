@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources._arrow_files import ArrowColumn, unwrap
+from pipelines.sources._arrow_files import ArrowColumn
 from pipelines.sources._base import Groups, Source
 from pipelines.sources._classes import ClassNames
-from pipelines.sources._columns import MissingValue, is_image, is_list, is_numeric, is_text, make_reader
+from pipelines.sources._columns import MissingValue, is_image, is_text, make_nested_reader, split_file
 from pipelines.sources._compat import get_indices
 from pipelines.sources._files import File, check_names
 from pipelines.sources._labels import pack_values
@@ -90,7 +90,7 @@ class HuggingFace(Source):
             if reader is None:
                 outside = self._outside.get(name)
                 found = None if outside is None else functools.partial(outside.read, column.starts[number])
-                reader = self._readers[name, number] = _make_reader(column.chunk(number), found)
+                reader = self._readers[name, number] = make_nested_reader(column.chunk(number), found)
             return reader(row - column.starts[number])
         except (MissingValue, PipelineError, OSError) as error:
             said = f"column {name!r} {error}" if isinstance(error, MissingValue) else str(error)
@@ -224,7 +224,7 @@ class _OutsideFiles:
         found: list[tuple[int, int]] = []
         digest = hashlib.sha256()
         for number, chunk in column.chunks():
-            data, paths = _split_file(chunk)
+            data, paths = split_file(chunk)
             if not data.null_count:
                 continue
             outside = np.asarray(compute.and_(data.is_null(), paths.is_valid()))
@@ -256,61 +256,3 @@ class _OutsideFiles:
             )
         with File(os.path.abspath(os.path.join(self._folder, path)), size, mtime_ns).open() as file:
             return file.read()
-
-
-def _split_file(chunk: Any) -> tuple[Any, Any]:
-    """The arrays of bytes and of paths in an Arrow array of files."""
-    parts = chunk.flatten()
-    return tuple(parts[chunk.type.get_field_index(name)] for name in ("bytes", "path"))
-
-
-ReadOutside = Callable[[int, str], bytes]
-
-
-def _make_reader(chunk: Any, read_outside: ReadOutside | None = None) -> Callable[[int], Any]:
-    """Returns a function row -> value for a chunk; it raises `MissingValue` if there is none."""
-    import pyarrow
-    from pyarrow import types
-
-    chunk = unwrap(chunk)
-    if is_image(chunk.type):
-        return _make_file_reader(chunk, read_outside)
-    if types.is_struct(chunk.type):
-        names = [field.name for field in chunk.type]
-        parts = {name: _make_reader(part) for name, part in zip(names, chunk.flatten(), strict=True)}
-        return lambda row: {name: read(row) for name, read in parts.items()}
-    if is_list(chunk.type) and not is_numeric(chunk.type):
-        return _make_list_reader(chunk)
-    return make_reader(pyarrow.chunked_array([chunk]))
-
-
-def _make_file_reader(chunk: Any, read_outside: ReadOutside | None) -> Callable[[int], Any]:
-    """Images, and other files: their bytes, from the table or from the path that it names."""
-    data, paths = _split_file(chunk)
-
-    def read(row: int) -> bytes:
-        value = data[row].as_py()
-        if value is None:
-            path = paths[row].as_py()
-            if path is None:
-                raise MissingValue("is null")
-            if read_outside is not None:
-                return read_outside(row, path)
-            raise MissingValue(f"is kept outside of the data, in {path}; dataset.save_to_disk(...) takes it in")
-        return value  # type: ignore[no-any-return]
-
-    return read
-
-
-def _make_list_reader(chunk: Any) -> Callable[[int], Any]:
-    """Lists of texts, structs or such lists, as lists."""
-
-    def read(row: int) -> list[Any]:
-        scalar = chunk[row]
-        if not scalar.is_valid:
-            raise MissingValue("is null")
-        values = scalar.values
-        reader = _make_reader(values)
-        return [reader(each) for each in range(len(values))]
-
-    return read

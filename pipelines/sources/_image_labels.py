@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.errors import PipelineError
-from pipelines.sources._csv import FLOAT
+from pipelines.sources._csv_types import FLOAT
 
 _INTEGER = r"^[+-]?[0-9]{1,400}$"  # with leading zeros, as numbered classes have them
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipelines.environment.machine_limits import available_bytes
 from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
-from pipelines.sources import _pages
 from pipelines.sources._classes import ClassNames, Names, join_names
 from pipelines.sources._columns import MissingValue, is_image, is_text, make_reader
 from pipelines.sources._file_records import CACHE_BYTES, GroupedRecords
@@ -28,6 +28,7 @@ from pipelines.sources._files import OPEN_FILES, File, Paths, check_names, find_
 from pipelines.sources._recent import OwnDict
 
 _LARGE_BYTES = 16 << 20
+_WIDTHS = {"BOOLEAN": 1 / 8, "INT64": 8, "DOUBLE": 8, "INT96": 12}  # bytes of a decoded value, others at least 4
 _IMAGE = "image"  # the type of a struct of bytes and path
 # A warning follows when so many groups were decoded again, and so many rows were decoded for each row read.
 _MIN_REPEATS, _MIN_ROWS_PER_READ = 16, 20
@@ -114,7 +115,7 @@ class Parquet(GroupedRecords):
             if len(self._metadata) >= OPEN_FILES:
                 self._metadata.clear()
             self._metadata[number] = file.metadata
-            _pages.check_row_group(handle.fileno(), file.metadata, within, self._leaves)
+            _check_size(file.metadata, within, self._leaves)
             table = file.read_row_group(within, columns=self._leaves, use_threads=False)
         if table.nbytes > _LARGE_BYTES:  # decoding took several times as much, which Arrow would keep
             pyarrow.default_memory_pool().release_unused()
@@ -233,15 +234,38 @@ def _read_class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, Names
         return {}
 
 
+def _check_size(metadata: Any, group: int, leaves: list[str]) -> None:
+    """Raise PipelineError for a row group that claims more values than rows, or more than memory can hold.
+
+    A run of one value takes a few bytes, however long it is, so a small file may claim any number of them.
+    """
+    rows, claimed_bytes = metadata.row_group(group), 0.0
+    for number in _find_columns(rows, leaves):
+        column = rows.column(number)
+        is_list = metadata.schema.column(number).max_repetition_level > 0
+        if not is_list and column.num_values != rows.num_rows:
+            raise PipelineError(
+                f"row group {group}, column {column.path_in_schema!r}: claims {column.num_values} values for "
+                f"{rows.num_rows} rows: the file is damaged"
+            )
+        claimed_bytes += column.num_values * _WIDTHS.get(column.physical_type, 4)
+    if claimed_bytes > (free := available_bytes()):
+        raise PipelineError(
+            f"row group {group} claims {rows.num_rows} rows, {claimed_bytes / 2**30:.3g} GiB once decoded, and "
+            f"{free / 2**30:.3g} GiB of memory are free; write smaller row groups"
+        )
+
+
 def _group_bytes(metadata: Any, leaves: list[str]) -> int:
     """Bytes of a file's columns, decompressed; `leaves` are what is read of it."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    return sum(group.column(n).total_uncompressed_size for group in groups for n in _find_columns(group, leaves))
+
+
+def _find_columns(group: Any, leaves: list[str]) -> list[int]:
+    """The numbers of the columns that hold these leaves, in the metadata of a row group."""
     names = tuple(f"{leaf}." for leaf in leaves)
-    columns = (
-        metadata.row_group(group).column(column)
-        for group in range(metadata.num_row_groups)
-        for column in range(metadata.num_columns)
-    )
-    return sum(each.total_uncompressed_size for each in columns if f"{each.path_in_schema}.".startswith(names))
+    return [n for n in range(group.num_columns) if f"{group.column(n).path_in_schema}.".startswith(names)]
 
 
 def _find_types(file: File, schema: Any, columns: tuple[str, ...]) -> dict[str, str]:

@@ -26,8 +26,9 @@ from pipelines.errors import PipelineError, SampleError
 from pipelines.fingerprint import known_as
 from pipelines.sources._file_records import FileRecords
 from pipelines.sources._files import File, Paths, find_files
-from pipelines.sources._scan import Found, scan_files
 from pipelines.sources._strings import Strings
+
+Found = dict[str, np.ndarray[Any, Any]]
 
 _BLOCK = 512
 _CHUNK = 1 << 20
@@ -51,7 +52,7 @@ class Tar(FileRecords):
         files = find_files(self.kind, paths)
         self.ignore_zeros = ignore_zeros
         self.rename = {old.lower(): new for old, new in (rename or {}).items()}
-        found = scan_files(_scan_archive, files, ignore_zeros)
+        found = [_scan_archive(file, ignore_zeros) for file in files]
         self._cut: dict[int, str] = {}  # last record of an archive that is cut off: what is wrong
         count = 0
         for file, each in zip(files, found, strict=True):

@@ -161,16 +161,6 @@ def write_tar(folder: Path, data: Rows) -> None:
                 archive.addfile(member, io.BytesIO(raw))
 
 
-def write_tfrecord(folder: Path, data: Rows) -> None:
-    from test_sources_tfrecord import write
-
-    made = [
-        {"label": np.array([label]), "text": [text.encode()], "x": x}
-        for label, text, x in zip(data["label"], data["text"], data["x"], strict=True)
-    ]
-    write(folder / "data.tfrecord", *made)
-
-
 class Items:
     """A map-style Dataset, or a stream of the same items."""
 
@@ -240,9 +230,6 @@ CASES = {
         True,
     ),
     "tar": Case(write_tar, lambda folder: sources.tar(folder / "data.tar"), "data.tar", True),
-    "tfrecord": Case(
-        write_tfrecord, lambda folder: sources.tfrecord(folder / "data.tfrecord"), "data.tfrecord", True
-    ),
     "windows": Case(write_npy, read_windows, ""),
 }
 

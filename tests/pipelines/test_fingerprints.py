@@ -72,7 +72,6 @@ def sources_of(folder: Path) -> dict[str, Any]:
     import h5py
     import pyarrow
     import pyarrow.parquet
-    from test_sources_tfrecord import write
 
     (folder / "images").mkdir()
     (folder / "images" / "one.png").write_bytes(b"one")
@@ -86,7 +85,6 @@ def sources_of(folder: Path) -> dict[str, Any]:
     np.save(folder / "x.npy", np.arange(4))
     with h5py.File(folder / "sets.h5", "w") as file:
         file["x"] = np.arange(4)
-    write(folder / "records.tfrecord", {"x": np.arange(4)})
     made = sources.arrays(x=np.arange(4))
     return {
         "Subset": made.take(2),
@@ -99,7 +97,6 @@ def sources_of(folder: Path) -> dict[str, Any]:
         "iterable": sources.iterable([1, 2], 2, names=("x",)),
         "jsonl": sources.jsonl(folder / "rows.jsonl"),
         "memmap": sources.memmap(x=folder / "x.npy"),
-        "tfrecord": sources.tfrecord(folder / "records.tfrecord"),
         "parquet": sources.parquet(folder / "rows.parquet"),
         "tar": sources.tar(folder / "files.tar"),
         "windows": sources.windows(made, 2, inputs=["x"], target="x"),

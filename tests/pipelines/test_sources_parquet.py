@@ -232,7 +232,7 @@ def test_a_page_that_claims_more_values_than_its_column_is_not_decoded(tmp_path:
     assert sources.parquet(path)[1]["x"].tolist() == [8] * 5
     claim = 1_000_000
     told(path, b"\x15" + varint(70_005), b"\x15" + varint(claim, 3))
-    with pytest.raises(SampleError, match=rf"lists\.parquet:row 0\).* claims {claim} values, but 70005 of"):
+    with pytest.raises(SampleError, match=r"lists\.parquet:row 0\): cannot be read: .* do not match num_values"):
         sources.parquet(path)[0]
 
 

@@ -80,8 +80,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("ENSEMBLE_REMOTE_DIR", str(tmp_path / "kept"))
-    monkeypatch.delenv("ENSEMBLE_REMOTE_BYTES", raising=False)
+    monkeypatch.setenv("ENSEMBLE_SOURCES_DIR", str(tmp_path / "kept"))
+    monkeypatch.delenv("ENSEMBLE_SOURCES_BYTES", raising=False)
     with Server() as made:
         thread = threading.Thread(target=made.serve_forever, daemon=True)
         thread.start()
@@ -144,21 +144,21 @@ def test_a_server_that_gives_no_parts_gives_the_whole(server: Server) -> None:
 def test_the_folder_keeps_to_its_limit_and_gives_up_what_was_used_least_lately(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.files = {f"/{number}.csv": b"a\n" + b"%d\n" % number * 5000 for number in range(6)}
-    size = len(server.files["/0.csv"])
-    monkeypatch.setenv("ENSEMBLE_REMOTE_BYTES", str(3.5 * size))
-    source = sources.csv([f"{server.url}/{number}.csv" for number in range(6)], {"a": "int64"})
+    server.files = {f"/{number}.parquet": make_parquet(40 * number) for number in range(6)}
+    size = max(map(len, server.files.values()))
+    monkeypatch.setenv("ENSEMBLE_SOURCES_BYTES", str(3.5 * size))
+    source = sources.parquet([f"{server.url}/{number}.parquet" for number in range(6)])
+    assert [source[40 * number]["x"] for number in range(6)] == [0, 40, 80, 120, 160, 200]
     assert len(kept(tmp_path)) == 3
-    assert [source[5000 * number]["a"] for number in (3, 4, 5)] == [3, 4, 5]
     before = server.bodies.copy()
-    again = sources.csv(f"{server.url}/5.csv", {"a": "int64"})
-    assert again[0]["a"] == 5 and server.bodies == before, "nothing was fetched"
-    sources.csv(f"{server.url}/0.csv", {"a": "int64"})
-    assert server.bodies - before == {"/0.csv": 1} and source[5000 * 3]["a"] == 3, "which is open"
+    again = sources.parquet(f"{server.url}/5.parquet")
+    assert again[0]["x"] == 200 and server.bodies == before, "nothing was fetched"
+    assert sources.parquet(f"{server.url}/0.parquet")[0]["x"] == 0
+    assert server.bodies - before == {"/0.parquet": 1} and source[120]["x"] == 120, "which is decoded"
     assert sum(path.stat().st_size for path in kept(tmp_path)) <= 3.5 * size
-    monkeypatch.setenv("ENSEMBLE_REMOTE_BYTES", "much")
+    monkeypatch.setenv("ENSEMBLE_SOURCES_BYTES", "much")
     with pytest.raises(PipelineError, match="must be a number of bytes, got 'much'"):
-        sources.csv(f"{server.url}/0.csv")
+        sources.parquet(f"{server.url}/0.parquet")
 
 
 def test_many_readers_fetch_a_file_once(server: Server, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_source_goes_to_machines_with_another_folder(
     sent = pickle.dumps(sources.parquet(f"{server.url}/a.parquet"))
     shutil.rmtree(tmp_path / "kept")
     assert pickle.loads(sent)[3]["x"] == 3
-    monkeypatch.setenv("ENSEMBLE_REMOTE_DIR", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("ENSEMBLE_SOURCES_DIR", str(tmp_path / "elsewhere"))
     assert pickle.loads(sent)[4]["x"] == 4 and any((tmp_path / "elsewhere").iterdir())
     old = tmp_path / "elsewhere" / f"{'0' * 32}-x.part"
     old.write_bytes(b"left")
@@ -241,7 +241,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server.start()
     try:
         host, port = server.get_host_and_port()
-        monkeypatch.setenv("ENSEMBLE_REMOTE_DIR", str(tmp_path / "kept"))
+        monkeypatch.setenv("ENSEMBLE_SOURCES_DIR", str(tmp_path / "kept"))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

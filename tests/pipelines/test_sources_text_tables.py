@@ -1,0 +1,256 @@
+"""The Arrow files that csv() and jsonl() make: made once, for whom, of what content, and what happens to them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines import Pipeline, PipelineError, SampleError, sources
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ENSEMBLE_SOURCES_DIR", str(tmp_path / "kept"))
+    return tmp_path / "kept"
+
+
+def tables(kept: Path) -> dict[str, int]:
+    """The Arrow files, with their inodes."""
+    return {path.name: path.stat().st_ino for path in kept.glob("*.arrow")}
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+TEXTS: dict[str, tuple[str | bytes, str, list[Any]]] = {
+    "leading zeros": ("x\n007\n1\n", "str", ["007", "1"]),
+    "leading zeros at the end": ("x\n" + "1\n" * 9000 + "010\n", "str", [*["1"] * 9000, "010"]),
+    "20 digits": ("x\n12345678901234567890\n1\n", "str", ["12345678901234567890", "1"]),
+    "20 digits and a fraction": ("x\n12345678901234567891\n0.5\n", "str", ["12345678901234567891", "0.5"]),
+    "19 digits": ("x\n9223372036854775807\n-5\n", "int64", [9223372036854775807, -5]),
+    "a day": ("x\n2024-02-30\n2024-01-01\n", "str", ["2024-02-30", "2024-01-01"]),
+    "a time": ("x\n2024-01-01T10:00:00Z\n", "str", ["2024-01-01T10:00:00Z"]),
+    "hexadecimal": ("x\n0x10\n1\n", "str", ["0x10", "1"]),
+    "0 and 1": ("x\n0\n1\n", "int64", [0, 1]),
+    "yes and no": ("x\nTrue\nfalse\n", "bool", [True, False]),
+    "a plus": ("x\n+5\n 6\t\n", "int64", [5, 6]),
+    "all missing": ("x,y\n,1\nNA,2\n", "str", ["", "NA"]),
+    "texts that look missing": ("x\nNA\nnull\na\n", "str", ["NA", "null", "a"]),
+    "line breaks in quotes": ('x\n"a\nb"\n"c\r\nd"\n', "str", ["a\nb", "c\r\nd"]),
+    "quotes in quotes": ('x\n"a ""b"""\n', "str", ['a "b"']),
+    "a byte order mark": (b'\xef\xbb\xbf"x"\n1\n', "int64", [1]),
+    "UTF-8": ("x\n\u00e9\U0001f600\n", "str", ["\u00e9\U0001f600"]),
+    "a long value": ("x\n" + "a" * 300_000 + "\nb\n", "str", ["a" * 300_000, "b"]),
+    "no last line break": ("x\n1\n2", "int64", [1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_column_of_a_csv_has_the_type_that_loses_nothing(name: str, tmp_path: Path) -> None:
+    content, kind, values = TEXTS[name]
+    source = sources.csv(write(tmp_path / "a.csv", content), ["x"])
+    assert source.types == {"x": kind}
+    assert [record["x"] for record in source] == values == source.column("x").tolist()
+    assert kind == "str" or source[0]["x"].dtype == kind
+
+
+LINES: dict[str, tuple[list[str], str, list[Any]]] = {
+    "texts of digits": (['{"x": "007"}', '{"x": "1"}'], "text", ["007", "1"]),
+    "a day": (['{"x": "2024-01-01"}', '{"x": "soon"}'], "text", ["2024-01-01", "soon"]),
+    "19 digits": (['{"x": 9223372036854775807}'], "int64", [9223372036854775807]),
+    "integers and others": (['{"x": 1}', '{"x": 0.5}'], "float64", [1.0, 0.5]),
+    "booleans": (['{"x": true}', '{"x": false}'], "bool", [True, False]),
+    "texts in lists": (['{"x": ["a", ""]}', '{"x": []}'], "list of text", [["a", ""], []]),
+    "dicts in lists": (
+        ['{"x": [{"a": 1}, {"a": 2}]}', '{"x": []}'],
+        "list of {a: int64}",
+        [[{"a": 1}, {"a": 2}], []],
+    ),
+    "no number": (['{"x": NaN}', '{"x": -Infinity}'], "float64", [float("nan"), -np.inf]),
+    "UTF-8": (['{"x": "\u00e9"}', '{"x": "\\ud83d\\ude00"}'], "text", ["\u00e9", "\U0001f600"]),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_field_of_json_lines_has_the_type_that_loses_nothing(name: str, tmp_path: Path) -> None:
+    lines, kind, values = LINES[name]
+    source = sources.jsonl(write(tmp_path / "a.jsonl", "\ufeff" + "\r\n".join(lines)))
+    assert source.types == {"x": kind}
+    np.testing.assert_equal([record["x"] for record in source], values)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"x": [1, true]}', '{"x": [1.5, true]}', '{"x": ["a", 1]}', '{"x": 12345678901234567890}']
+)
+def test_what_arrow_would_convert_in_silence_is_refused(line: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"x": [1]}\n' * (line[6] == "[") + line)
+    with pytest.raises(PipelineError, match=r"a\.jsonl, line \d: field 'x.*declare its type"):
+        sources.jsonl(path)
+    assert sources.jsonl(path, {"x": "any"})[len(path.read_text().splitlines()) - 1]["x"] is not None
+    with pytest.raises(SampleError, match=r"b\.jsonl, line 1\): field 'y' is float64, not int64: 1\.5"):
+        sources.jsonl(write(tmp_path / "b.jsonl", '{"y": 1.5}\n'), {"y": "int64"})[0]
+
+
+def test_bad_rows_are_named_with_file_and_line_and_the_others_are_read(tmp_path: Path) -> None:
+    for number in range(2):
+        content = b'n,t\n1,"a\nb"\n\n2\n3,\xe9\n\xe9\nx,c\n4,d,5\n6,e\n'
+        write(tmp_path / f"{number}.csv", content)
+    source = sources.csv(str(tmp_path / "*.csv"), {"n": "int64", "t": "str"})
+    wrong = {
+        1: "line 5.*1 values",
+        2: "line 6.*not UTF-8",
+        3: "line 7.*not UTF-8",
+        4: "line 8.*'x'",
+        5: "line 9.*3 val",
+    }
+    assert len(source) == 14
+    for index in range(14):
+        if said := wrong.get(index % 7):
+            with pytest.raises(SampleError, match=rf"sample {index} .*{index // 7}\.csv, {said}"):
+                source[index]
+        else:
+            assert source[index] == ({"n": 1, "t": "a\nb"}, {"n": 6, "t": "e"})[index % 7 == 6]
+    with pytest.raises(SampleError, match="sample 1 "):
+        source.column("n")
+    with pytest.raises(PipelineError, match=r"l\.csv.*the header is not UTF-8"):
+        sources.csv(write(tmp_path / "l.csv", "\u00e9,b\n1,2\n".encode("latin-1")))
+
+
+def test_the_identity_is_of_content_and_types_and_what_it_was_before_there_were_arrow_files(
+    tmp_path: Path,
+) -> None:
+    table = sources.csv(write(tmp_path / "a.csv", "x,y\n1,a\n"))
+    digest = table.files[0].digest
+    assert table.identity() == {
+        "source": ["ours", "pipelines.sources.csv", 1],
+        "files": [[8, digest]],
+        "columns": [["x", "int64"], ["y", "str"]],
+        "form": [",", '"', ["x", "y"]],
+    }
+    lines = sources.jsonl(
+        write(tmp_path / "a.jsonl", '{"x": [[1]], "y": {"z": "a"}, "w": 1}\n'),
+        {"x": "float32", "y": "any", "w": "str"},
+    )
+    assert lines.identity()["columns"] == [["x", "float32"], ["y", "any"], ["w", "text"]]
+    undeclared = sources.jsonl(tmp_path / "a.jsonl").identity()["columns"]
+    assert undeclared == [["x", "int64[?, ?]"], ["y", "{z: text}"], ["w", "int64"]]
+    before = Pipeline(table).fingerprint
+    (tmp_path / "b.csv").write_text("x,y\n1,a\n")
+    assert Pipeline(sources.csv(tmp_path / "b.csv")).fingerprint == before
+    (tmp_path / "b.csv").write_text("x,y\n1,b\n")
+    changed = sources.csv(tmp_path / "b.csv")
+    assert Pipeline(changed).fingerprint != before and changed[0]["y"] == "b"
+
+
+def test_a_file_is_converted_once_for_all_processes_and_anew_when_it_has_changed(
+    tmp_path: Path, kept: Path
+) -> None:
+    path = write(tmp_path / "a.csv", "x\n" + "".join(f"{i}\n" for i in range(200)))
+    source = sources.csv(path)
+    (made,) = tables(kept).items()
+    batches = list(Pipeline(source, seed=0).loader(20, epochs=2, workers=2))
+    assert sorted(np.concatenate([batch["x"].numpy() for batch in batches]).tolist()) == sorted([*range(200)] * 2)
+    code = "import sys; from pipelines import sources; print(sources.csv(sys.argv[1])[7])"
+    other = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert "7" in other.stdout and tables(kept) == dict([made])
+    write(path, "x\n" + "".join(f"{i + 1}\n" for i in range(200)))
+    assert sources.csv(path)[7] == {"x": 8} and len(tables(kept)) == 2
+    with pytest.raises(SampleError, match="was changed"):
+        pickle.loads(pickle.dumps(source))[7]
+
+
+@pytest.mark.parametrize("whole_bytes", [0, 1 << 30])
+def test_a_change_that_keeps_size_and_time_is_seen(
+    whole_bytes: int, tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.sources._files.WHOLE_BYTES", whole_bytes)
+    middle = b"1234567890123\n" * 5000
+    path = write(tmp_path / "a.csv", b"x\n" + middle + b"3\n" + middle)
+    before = path.stat()
+    assert sources.csv(path)[5000] == {"x": 3}
+    with open(path, "r+b") as file:
+        file.seek(2 + len(middle))
+        file.write(b"4")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert sources.csv(path)[5000] == {"x": 4}
+
+
+def test_what_was_removed_or_left_unfinished_is_made_again(tmp_path: Path, kept: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"x": 1}\n{"x": 2}\n')
+    source = sources.jsonl(path)
+    sent = pickle.dumps(source)
+    ((name, _),) = tables(kept).items()
+    shutil.move(kept / name, kept / f"{name}.part")
+    os.truncate(kept / f"{name}.part", 100)
+    assert pickle.loads(sent)[1] == {"x": 2} and source[1] == {"x": 2} and list(tables(kept)) == [name]
+    assert not list(kept.glob("*.part"))
+    shutil.rmtree(kept)
+    assert pickle.loads(sent)[1] == {"x": 2}
+    os.truncate(kept / name, 100)
+    with pytest.raises(SampleError, match=rf"{name}, made of .*a\.jsonl, is damaged .*remove it"):
+        pickle.loads(sent)[1]
+
+
+def test_the_folder_keeps_to_its_limit(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [write(tmp_path / f"{n}.csv", f"x\n{'a' * 100_000}{n}\n") for n in range(6)]
+    monkeypatch.setenv("ENSEMBLE_SOURCES_BYTES", "350_000")
+    source = sources.csv(paths, {"x": "str"})
+    assert [record["x"][-1] for record in source] == ["0", "1", "2", "3", "4", "5"]
+    assert 1 <= len(tables(kept)) <= 3 and sum(file.stat().st_size for file in kept.glob("*.arrow")) <= 350_000
+
+
+def test_a_full_disk_is_said_with_the_folder(tmp_path: Path, kept: Path) -> None:
+    path = write(tmp_path / "a.csv", "x\n" + "abcdefg\n" * 100_000)
+    code = (
+        "import resource, signal, sys; from pipelines import sources\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))\n"
+        "sources.csv(sys.argv[1], {'x': 'str'})"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert "PipelineError" in ended.stderr and "a.csv.arrow cannot be kept" in ended.stderr
+    assert "ENSEMBLE_SOURCES_DIR" in ended.stderr and not list(kept.glob("[0-9a-f]*"))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_file_is_converted_in_a_part_of_its_size(kind: str, tmp_path: Path, kept: Path) -> None:
+    text = "t" * 2000
+    with open(tmp_path / "a", "w") as file:
+        file.write("x,y\n" if kind == "csv" else "")
+        file.writelines(
+            f"{i},{text}\n" if kind == "csv" else f'{{"x": {i}, "y": "{text}"}}\n' for i in range(30_000)
+        )
+    code = (
+        "import resource, sys; from pipelines import sources; import pyarrow, xxhash\n"
+        "open('small', 'w').write('x,y\\n1,a\\n' if sys.argv[1] == 'csv' else '{\"x\": 1, \"y\": \"a\"}\\n')\n"
+        "make = getattr(sources, sys.argv[1]); make('small')[0]\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = peak(); source = make('a'); print(peak() - before, len(source))"
+    )
+    command = [sys.executable, "-c", code, kind]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    grown_kib, rows = map(int, ended.stdout.split())
+    assert rows == 30_000 and grown_kib < 40 << 10, f"{grown_kib >> 10} MiB for a file of 57 MiB"
+
+
+def test_an_empty_file_beside_others_has_no_rows(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", '{"x": 1}\n')
+    write(tmp_path / "b.jsonl", "\n\n")
+    write(tmp_path / "c.jsonl", '{"x": 2}\n')
+    source = sources.jsonl(str(tmp_path / "*.jsonl"))
+    assert [record["x"] for record in source] == [1, 2] and source.where(1) == f"{tmp_path}/c.jsonl, line 1"
+    with pytest.raises(PipelineError, match="no line is a JSON object with a field"):
+        sources.jsonl(tmp_path / "b.jsonl")
+    write(tmp_path / "a.csv", "x\n")
+    write(tmp_path / "b.csv", "x\n5\n")
+    assert list(sources.csv([tmp_path / "a.csv", tmp_path / "b.csv"])) == [{"x": 5}]
