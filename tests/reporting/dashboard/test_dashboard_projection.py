@@ -323,36 +323,6 @@ def test_what_several_members_failed_of_is_said_once_with_the_log_of_one(tmp_pat
     assert said["who"] == "member-1, attempt 1, member-2, attempt 1" and said["count"] == 2
 
 
-def test_a_page_is_told_what_happens_now_and_not_what_has_been() -> None:
-    events = list_run()
-    view = make_view(events)
-    view.look(events[-1]["t"] + 3600)
-    assert "alerts" not in (view.take_change() or {})
-    view = make_view(events[:-1])
-    view.look(events[-1]["t"] + 3600)
-    view.take_change()
-    view.apply([typed(events[-1])], 10**6)
-    view.look(events[-1]["t"])
-    assert view.has_change
-    assert [each["kind"] for each in (view.take_change() or {})["alerts"]] == ["run_ended"]
-    view.look(events[-1]["t"] + 1)
-    assert "alerts" not in (view.take_change() or {})
-    [missed] = view.change_since([])["alerts"]  # by a page whose connection was lost meanwhile
-    assert missed["kind"] == "run_ended" and missed["t"] == events[-1]["t"]
-    view.look(events[-1]["t"] + 3600)
-    assert "alerts" not in view.change_since([])
-
-
-def test_of_a_run_whose_driver_is_lost_no_member_is_said_to_stall() -> None:
-    events = list_run()
-    epochs = [at for at, event in enumerate(events) if event["type"] == "epoch"]
-    for driver, kinds in ((None, {"stalled"}), ("it is gone", {"run_lost"})):
-        view = make_view(events[: epochs[10]])
-        view.driver = driver
-        view.look(events[epochs[10]]["t"] + 3600)
-        assert {each["kind"] for each in (view.take_change() or {})["alerts"]} == kinds
-
-
 def test_a_log_is_shown_without_its_noise() -> None:
     bar = "".join(f"\r{percent}% |####" for percent in range(100))
     warning = "a.py:3: UserWarning: old\n  f(x)\n"

@@ -53,7 +53,6 @@ export class Store {
     this.samples = null; // of a report: live ones are asked for by the page
     this.waitingEpochs = null;
     this.answers = [];
-    this.alerts = [];
     this.logNow = 0;
     this.heardAt = 0;
     this.shown = null;
@@ -116,10 +115,6 @@ export class Store {
     else if (change.epochs?.length && this.curves !== null) {
       this.applyEpochs(change.epochs);
       changed.push("curves");
-    }
-    if (change.alerts?.length) {
-      this.alerts = change.alerts;
-      changed.push("alerts");
     }
     if (change.answers?.length) {
       this.answers = [...this.answers, ...change.answers].slice(-100);
