@@ -24,7 +24,7 @@ IMPORT_S = 60.0  # how long an import of another thread is waited for
 _importing = threading.Lock()
 
 
-class Observer(Protocol):
+class RunObserver(Protocol):
     """Follows a run: reads its files, and changes nothing of it. One thread calls it."""
 
     @property

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ensemble.events import Event, read_event
-from ensemble.reporting.loggers.base import Observer
+from ensemble.reporting.loggers.base import RunObserver
 from ensemble.reporting.loggers.follower import Follower
 from ensemble.store import RunDir
 from ensemble.store.files import group_read_mode, make_directory
@@ -33,7 +33,7 @@ LOST = {"lost": True}
 Say = Callable[[dict[str, Any]], None]
 
 
-def make_observer(run_dir: RunDir, name: str, options: Mapping[str, Any]) -> Observer:
+def make_observer(run_dir: RunDir, name: str, options: Mapping[str, Any]) -> RunObserver:
     """The observer of a name."""
     if name == "mirror":
         from ensemble.reporting.loggers.mirror import MirrorFollower
@@ -55,9 +55,9 @@ class ObserverThread:
 
     def __init__(self, run_dir: RunDir, name: str, options: Mapping[str, Any], say: Say) -> None:
         self.requests = queue.Queue[dict[str, Any]]()
-        self._make: Callable[[], Observer] = lambda: make_observer(run_dir, name, options)
+        self._make: Callable[[], RunObserver] = lambda: make_observer(run_dir, name, options)
         self._say: Say = lambda message: say({"name": name, **message})
-        self._observer: Observer | None = None
+        self._observer: RunObserver | None = None
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -75,7 +75,7 @@ class ObserverThread:
         else:
             self._end(None if request["last"] is None else read_event(request["last"]))
 
-    def _get_observer(self) -> Observer:
+    def _get_observer(self) -> RunObserver:
         if self._observer is None:
             self._observer = self._make()
         return self._observer
