@@ -43,6 +43,7 @@ from ensemble.executors.mps import stop_stale_daemon
 from ensemble.executors.private_directory import remove_stale
 from ensemble.interrupts import raise_if_deferred
 from ensemble.meter import CpuClock
+from ensemble.meter.cpu import report_interval_s
 from ensemble.meter.tally import list_unreported, read_tallies, remove
 from ensemble.reporting.loggers.observers import Observers
 from ensemble.reporting.notebook import LiveView
@@ -317,10 +318,10 @@ class Controller:
                 self._perform(actions)
                 self._handle_requests()
                 self._trials.catch_up(MIRROR_S)
-                actions = []
+                actions = self._decide(self._observers.read())
             if now >= self._usage_at or self.session.attempts.costs.is_due(self._limit_clock.read()):
-                self._usage_at = now + USAGE_EVERY_S
-                actions += self._decide([*self._observers.read(), *self._usage.sample()])
+                self._usage_at = now + max(USAGE_EVERY_S, report_interval_s(now - self._began))
+                actions += self._decide(self._usage.sample())
             actions += self._decide(self._performer.reducer.read())
             self._reconcile(actions)
             if now >= self._snapshot_at:
@@ -435,11 +436,9 @@ class Controller:
         self._trials.catch_up()
         self.executor.close()
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
-        self._perform(self.session.log_held(*self._read_clock()))
         left, files = self._read_unreported()  # by agents that were lost
         self._process([*left, *self._observers.read(), *self._usage.sample()])
         remove(files)
-        self._perform(self.session.log_held(*self._read_clock()))
         self._save_snapshot()
         ending = self._describe_end()
         used_s, last = time.process_time(), self._events.make_event(**ending)

@@ -69,6 +69,7 @@ class ProcessPool:
     Attributes:
         directory: of the node, as in `make_worker_environment`.
         find_gpu_fault: returns why a GPU is broken, by its id; None where it works.
+        note_end: called when a worker has ended.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class ProcessPool:
         self.node = node
         self.directory: Path | None = None
         self.find_gpu_fault: Callable[[str], str | None] = lambda gpu: None
+        self.note_end: Callable[[], None] = lambda: None
         self._log_bounds = LogBounds()
         self._deferrable = _DEFERRABLE | {"epoch"}
         self._selector = selector
@@ -416,6 +418,7 @@ class ProcessPool:
         if used_s is not None and (rest := worker.make_remaining_usage(used_s)) is not None:
             self._emit(rest)
         self._emit(event)
+        self.note_end()
 
 
 def _find_pid(worker: WorkerProcess) -> int | None:

@@ -131,7 +131,7 @@ def test_observers_that_are_killed_twice_do_not_touch_training_and_log_each_epoc
     tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LIMIT, MANY_S)
-    monkeypatch.setattr("ensemble.controller.controller.USAGE_EVERY_S", 0.0)  # so that a death is noticed soon
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)  # so that a death is noticed soon
     run_dir, killed = RunDir(tmp_path / "run"), list[int]()
 
     def kill(event: dict[str, Any]) -> None:
