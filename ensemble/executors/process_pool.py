@@ -268,11 +268,8 @@ class ProcessPool:
 
     def list_usage(self) -> list[Report]:
         """`usage` events of the fork server, the checker and the workers up to now; called in another thread."""
-        forks, checker, found = self._forks, self._checker, list[Report | None]()
-        if forks is not None:
-            found.append(forks.usage(self.node))
-        if checker is not None:
-            found.append(checker.make_usage())
+        forks, checker = self._forks, self._checker
+        found = [None if forks is None else forks.usage(self.node), checker and checker.make_usage()]
         for worker in list(self._workers.values()):
             pid = _find_pid(worker)
             used_s = None if pid is None else cpu_seconds(pid, has_waited=True)
