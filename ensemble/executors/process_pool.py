@@ -269,10 +269,10 @@ class ProcessPool:
     def list_usage(self) -> list[Report]:
         """`usage` events of the fork server, the checker and the workers up to now; called in another thread."""
         forks, checker = self._forks, self._checker
-        found = [None if forks is None else forks.usage(self.node), checker and checker.make_usage()]
+        found: list[Report | None] = [] if forks is None else [forks.usage(self.node)]
+        found += [] if checker is None else [checker.make_usage()]
         for worker in list(self._workers.values()):
-            pid = _find_pid(worker)
-            used_s = None if pid is None else cpu_seconds(pid, has_waited=True)
+            used_s = None if (pid := _find_pid(worker)) is None else cpu_seconds(pid, has_waited=True)
             found += [] if used_s is None else [*worker.list_usage(), worker.make_remaining_usage(used_s)]
         return [used for used in found if used is not None]
 
