@@ -22,9 +22,7 @@ from ensemble.events import AttemptEvent, Epoch, MemberDeclared, Power, RequestA
 from ensemble.meter import Ledger, LedgerView
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
-from ensemble.reporting.dashboard.history import History, describe_history
 from ensemble.reporting.dashboard.member_log import excerpt
-from ensemble.reporting.dashboard.power_series import PowerSeries
 from ensemble.reporting.dashboard.progress import list_improvements, plot_progress
 from ensemble.reporting.dashboard.run_section import describe_run
 from ensemble.reporting.dashboard.streams import StreamRates, describe_streams
@@ -121,8 +119,7 @@ class RunView:
         self.state, self.offset, self.log = RunState(), 0, ""
         self.driver: str | None = None
         self._used, self._estimator = LedgerView(), TimeLeftEstimator()
-        self._curves, self._power, self._rates = Curves(), PowerSeries(), StreamRates()
-        self._history = History()
+        self._curves, self._power, self._rates = Curves(), dict[str, Power](), StreamRates()
         self._collector, self._notices = NoticeCollector(), list[Notice]()
         self._ledger: Ledger | None = None
         self._cost: dict[str, Any] | None = None
@@ -158,10 +155,8 @@ class RunView:
         self._curves.apply(self.state, event)  # before the fold: it compares with the member's attempt
         apply_event(self.state, event)
         self._rates.apply(event)
-        interval = self._used.parser.last_interval if isinstance(event, Power) else None
-        if isinstance(event, Power) and interval is not None:
-            self._power.apply(event, interval)
-        self._history.apply(self.state, event, interval)
+        if isinstance(event, Power):
+            self._power[event.node] = event
         self._add_notices(event)
         self._touched.note(event)
 
@@ -200,10 +195,6 @@ class RunView:
         known = self._ledger if self._ledger_offset == self.offset else None
         return describe_tables(self.state, known or self._used.read())
 
-    def history_document(self) -> dict[str, Any]:
-        """What nodes and streams did over time."""
-        return describe_history(self.state, self._history, self._power.describe())
-
     def _member_rows(self, names: Iterable[str]) -> dict[str, list[Any]]:
         members, run = self.state.members, self.project()
         return {name: rows.member_row(run, members[name]) for name in names if name in members}
@@ -213,7 +204,7 @@ class RunView:
         return RunProjection(self.state, self._ledger or self._used.read(), self.driver)
 
     def _list_nodes(self) -> list[dict[str, Any]]:
-        return rows.list_nodes(self.project(), self._power.last)
+        return rows.list_nodes(self.project(), self._power)
 
     def _describe_run(self) -> dict[str, Any]:
         began = self._clock()

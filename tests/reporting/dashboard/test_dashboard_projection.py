@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import time
 from typing import Any
 
@@ -391,33 +390,6 @@ def test_late_epochs_of_an_attempt_that_was_given_up_change_nothing() -> None:
     assert make_view(with_late).curves_document()["members"] == make_view(events).curves_document()["members"]
 
 
-def test_power_of_a_long_run_stays_small() -> None:
-    rng = random.Random(1)
-    begin = 1e9
-    events = [{"v": 2, "t": begin, "type": "run_started", "name": "long"}]
-    for i in range(1, 20_000):
-        watts = 10.0 + rng.random()
-        part = {
-            "name": "cpu",
-            "kind": "cpu",
-            "device": None,
-            "energy_j": watts,
-            "origin": "measured",
-            "idle_j": 2.0,
-        }
-        fields = {"node": "n", "watts": watts, "interval_s": 1.0, "origin": "measured", "source": "s"}
-        events.append({"v": 2, "t": begin + i, "type": "power", **fields, "energy_j": watts, "parts": [part]})
-    view = make_view(events)
-    (node,) = view._power.describe()
-    points = node["points"]
-    assert 1000 < len(points) <= 3000
-    joules = sum((end - start) * watts for start, end, watts, _ in points)
-    assert joules == pytest.approx(sum(e["watts"] for e in events[1:]), rel=1e-4)
-    assert {idle for *_, idle in points} == {2.0}
-    assert points[0][0] == begin
-    assert points[-1][1] == begin + 19_999
-
-
 def test_what_a_document_costs_grows_with_the_members_and_no_faster() -> None:
     def measure(members: int) -> float:
         view, times = make_view(list_run(members=members, epochs=2)), []
@@ -428,19 +400,6 @@ def test_what_a_document_costs_grows_with_the_members_and_no_faster() -> None:
         return min(times)
 
     assert measure(200) < 16 * measure(25)
-
-
-def test_power_that_is_logged_late_leaves_no_hole() -> None:
-    begin = 1_000.0
-    events: list[Document] = [{"v": 2, "t": begin, "type": "run_started", "name": "late", "epochs": 1}]
-    part = {"kind": "cpu", "energy_j": 5.0, "origin": "measured", "idle_j": 2.0}
-    fields = {"node": "n", "watts": 5.0, "energy_j": 5.0, "interval_s": 1.0, "origin": "measured", "parts": [part]}
-    for late_s in (1.0, 2.0, 12.5, 12.6, 13.0):  # ten seconds in which the driver did not come to it
-        events.append({"v": 2, "t": begin + late_s, "type": "power", **fields})
-    (node,) = make_view(events)._power.describe()
-    for before, after in itertools.pairwise(node["points"]):
-        assert after[0] == before[1]
-    assert sum((end - start) * watts for start, end, watts, _ in node["points"]) == pytest.approx(25.0, abs=0.1)
 
 
 def test_a_metric_that_is_called_as_a_field_of_ours_is_shown_as_it_was_reported() -> None:

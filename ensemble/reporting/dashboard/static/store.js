@@ -49,7 +49,6 @@ export class Store {
     this.quality = null;
     this.importances = null;
     this.tables = null;
-    this.history = null;
     this.samples = null; // of a report: live ones are asked for by the page
     this.waitingEpochs = null;
     this.answers = [];
@@ -74,7 +73,7 @@ export class Store {
     this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "progress", "selection"]);
   }
 
-  /** Takes one of the documents `curves`, `quality`, `importances`, `tables`, `history`. */
+  /** Takes one of the documents `curves`, `quality`, `importances`, `tables`. */
   loadDocument(name, document) {
     this[name] = document;
     if (document.members) document.members = bare(document.members);
