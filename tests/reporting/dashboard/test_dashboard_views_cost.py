@@ -77,12 +77,10 @@ def test_estimated_joules_are_never_shown_as_measured(tab: Any, open_page: Open)
         role["origin"] = "estimated"
     for row in state["cost"]["members"]["rows"].values():
         row[AT["origin"]] = row[AT["full_origin"]] = "estimated"
-    for node in documents["power"]:
-        node["origin"] = "estimated"
     open_page(documents, "#cost")
     choose(tab, "Show", "energy")
     text = tab.inner_text("[data-view=cost]")
-    assert text.count(NOT_MEASURED) == 2 and "CPU-seconds with a weight" in text
+    assert text.count(NOT_MEASURED) == 1 and "CPU-seconds with a weight" in text
     assert "Energy (estimated)" in text and "Power now (estimated)" in text and "Joules, estimated" in text
     joules = [line for line in text.splitlines() if "measured" in line and "not" not in line]
     assert all("CPU" in line or line.startswith("measured;") for line in joules), joules
@@ -92,7 +90,6 @@ def test_a_run_without_energy_says_so_and_shows_its_cpu_time(tab: Any, open_page
     documents = make_documents(8, seed=2)
     state = documents["state"]
     state["run"]["totals"] |= {"energy_j": None, "energy_origin": "unavailable", "watts": None}
-    documents["power"] = []
     for role in state["cost"]["roles"]:
         role |= {"energy_j": None, "origin": "unavailable", "full_j": None}
     for row in state["cost"]["members"]["rows"].values():
