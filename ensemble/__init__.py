@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ensemble.spec import Folds as Folds
     from ensemble.spec import Member as Member
     from ensemble.spec import MLflow as MLflow
-    from ensemble.spec import Notify as Notify
     from ensemble.spec import Recipe as Recipe
     from ensemble.spec import Resources as Resources
     from ensemble.spec import Search as Search
@@ -57,7 +56,7 @@ if TYPE_CHECKING:
 __version__ = "1.0.0"
 
 _NAMES_OF = {
-    "ensemble.spec": "Bootstrap ClassWeights EMA EarlyStopping Energy Ensemble Folds MLflow Member Notify Recipe "
+    "ensemble.spec": "Bootstrap ClassWeights EMA EarlyStopping Energy Ensemble Folds MLflow Member Recipe "
     "Resources SWA Search SpecError Task TensorBoard WandB choice cross_validated integer loguniform quantiles "
     "seeds uniform",
     "ensemble.api": "resume submit",

@@ -24,7 +24,7 @@ from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, rai
 from ensemble.reporting.notebook import LiveView
 from ensemble.result import Result, make_result
 from ensemble.run import POLL_S, Request, Run, StateFollower
-from ensemble.spec import Ensemble, Notify, SpecError, check_ensemble, check_installed, resolve_notify
+from ensemble.spec import Ensemble, SpecError, check_ensemble, check_installed, resolve_notify
 from ensemble.spec.limits import apply_limits
 from ensemble.spec.search import check_budget
 from ensemble.spec.validation import check_number
@@ -167,7 +167,7 @@ def submit(
     limits: Mapping[str, float] | None = None,
     code: Code | None = None,
     checked: Sequence[FileCheck] | None = None,
-    notify: Notify | str | Sequence[Notify | str] | None = None,
+    notify: str | Sequence[str] | None = None,
     mirror: str | None = None,
 ) -> Run:
     """Start a run, or continue the run that this ensemble already has in that directory.
@@ -194,8 +194,8 @@ def submit(
         limits: for this start, in the place of what the ensemble declares.
         code: the result of `code_of(ensemble)`, where it is known already.
         checked: how the files of members that have ended were found, where they were read already.
-        notify: who is told when the run fails, stalls or ends, a member diverges, or a budget is used: addresses
-            of webhooks, or `Notify` objects. It is not kept: a resume is given its own.
+        notify: the address of a webhook, or several, which get a JSON object when the run has ended, failed or was
+            stopped. It is not kept: a resume is given its own.
         mirror: an address (`s3://`, `gs://`, `file://`) to which all that a resume needs is copied while the run
             goes on (`ensemble.store.mirror`); "none": nowhere any more. A run that has one keeps it.
 
@@ -282,7 +282,7 @@ def resume(
     budget: Mapping[str, float] | None = None,
     limits: Mapping[str, float] | None = None,
     checked: Sequence[FileCheck] | None = None,
-    notify: Notify | str | Sequence[Notify | str] | None = None,
+    notify: str | Sequence[str] | None = None,
     mirror: str | None = None,
     into: str | os.PathLike[str] | None = None,
     trust: str | None = None,

@@ -176,17 +176,14 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust", metavar="CODE_DIGEST", help=text)
 
 
-def add_notify_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say who gets alerts.
+def add_notify_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says who is told how the run has ended.
 
     Args:
         parser: of a command that drives a run.
     """
     told = (
-        "tell a webhook when the run fails, stalls or ends: POST a JSON object to this address, or to the "
-        "one in a file, which the list of processes does not show; may be repeated"
+        "tell a webhook when the run has ended, failed or was stopped: POST a JSON object to this address, or to "
+        "the one in a file, which the list of processes does not show; may be repeated"
     )
     parser.add_argument("--notify", metavar="URL|@FILE", action="append", default=[], help=told)
-    told = "the same to a command, run without a shell, with the object on its standard input; may be repeated"
-    parser.add_argument("--notify-command", metavar="COMMAND", action="append", default=[], help=told)
-    parser.add_argument("--notify-page", metavar="URL|@FILE", help="address of the live page, for alerts")

@@ -27,7 +27,7 @@ from ensemble.cli.arguments import (
     add_json_option,
     add_limit_options,
     add_mirror_option,
-    add_notify_options,
+    add_notify_option,
     add_run_options,
     add_trust_option,
     budget,
@@ -226,7 +226,7 @@ def _make_parser() -> argparse.ArgumentParser:
         add_executor(added, executor="ray")
         add_run_options(added)
         add_limit_options(added)
-        add_notify_options(added)
+        add_notify_option(added)
         add_mirror_option(added)
         group_read = "let the group of the run directory read it (default: only its owner)"
         added.add_argument("--group-read", action="store_true", help=group_read)
@@ -313,7 +313,7 @@ def _make_parser() -> argparse.ArgumentParser:
             add_executor(added, executor=None)
             add_run_options(added, fresh=False)
             add_limit_options(added)
-            add_notify_options(added)
+            add_notify_option(added)
             add_mirror_option(added)
             text = "with the address of a mirror: the new directory of the run (default: runs/NAME)"
             added.add_argument("--into", metavar="DIR", help=text)
@@ -329,7 +329,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_executor(verified, executor=None)
     add_run_options(verified, fresh=False)
     add_limit_options(verified)
-    add_notify_options(verified)
+    add_notify_option(verified)
 
     text = "List the runs in a folder, the newest first: their state, best value, CPU time, energy and duration."
     listed = command("list", inspect_commands.list_runs, text)

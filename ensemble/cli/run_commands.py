@@ -26,7 +26,7 @@ from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
     from ensemble.run import Run
-    from ensemble.spec import Ensemble, Notify
+    from ensemble.spec import Ensemble
     from ensemble.store import RunDir, RunState
 
 EXIT_FAILED, EXIT_SOME_FAILED, EXIT_RESUMABLE = 1, 3, 75  # 75: EX_TEMPFAIL of sysexits.h
@@ -185,7 +185,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
                 return _show_finished(run_dir, state, options)
             print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
     known: dict[str, Any] = {
-        "notify": _list_receivers(options),
+        "notify": _read_addresses(options),
         "accept_code": accept,
         "accept_data": options.accept_data,
         "group_read": options.group_read,
@@ -200,14 +200,11 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         )
 
 
-def _list_receivers(options: argparse.Namespace) -> list[Notify]:
-    """Who gets alerts of the run."""
-    from ensemble.spec import Notify
+def _read_addresses(options: argparse.Namespace) -> list[str]:
+    """The addresses of webhooks that are told how the run has ended."""
     from ensemble.spec.settings import read_value
 
-    page = options.notify_page and read_value("--notify-page", options.notify_page)[0]
-    urls = [Notify(url=read_value("--notify", each)[0], page=page) for each in options.notify]
-    return urls + [Notify(command=each, page=page) for each in options.notify_command]
+    return [read_value("--notify", value)[0] for value in options.notify]
 
 
 def _serve_page(run_dir: RunDir, options: argparse.Namespace) -> contextlib.AbstractContextManager[object]:
@@ -268,7 +265,7 @@ def resume(options: argparse.Namespace) -> int:
         print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
     accepted = {name: getattr(options, name) for name in ("accept_code", "accept_data")}
     how: dict[str, Any] = {**accepted, "epochs": options.epochs, "checked": checked}
-    how["notify"] = _list_receivers(options)
+    how["notify"] = _read_addresses(options)
     how |= {"budget": options.budget, "mirror": options.mirror, "limits": read_limits(options)}
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
 

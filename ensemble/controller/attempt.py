@@ -119,6 +119,7 @@ class Attempt:
         device: as `Placement.describe_device` names it.
         ranks: the ranks whose exit has not been reported.
         last_event_at: the time of the last event of a rank, in seconds of a monotonic clock.
+        progress_at: when its steps were logged last, in seconds of a monotonic clock.
         resumed_from: (epoch, step) of the checkpoint from which it started.
         cohort: the cohort whose stream it reads; None: it prepares its own batches.
         phase: see `AttemptPhase`.
@@ -145,6 +146,7 @@ class Attempt:
     device: str
     ranks: set[int]
     last_event_at: float
+    progress_at: float = float("-inf")
     resumed_from: tuple[int, int] = (0, 0)
     cohort: int | None = None
     phase: AttemptPhase = AttemptPhase.STARTING

@@ -26,6 +26,7 @@ from ensemble.controller.failure_policy import Decision, Failure, RetryPolicy
 from ensemble.controller.failures import FailureTracker
 from ensemble.controller.session_state import SessionState
 from ensemble.events import to_dict
+from ensemble.meter.cpu import report_interval_s
 from ensemble.spec import Ensemble
 from ensemble.store import RunDir
 
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: What is said where a disk is full.
 KEEPS_LESS = "; Ensemble(keep_checkpoints='weights') or 'selected' keeps less of members that have ended"
+
+PROGRESS_PER_S = 4.0  # `progress` events of all members together that are logged
 
 NODE_LOSS_S = 75.0  # until it is known that a node was lost, or that what starts ranks there has ended
 
@@ -109,6 +112,8 @@ class Attempts:
         elif not live.advance(kind):
             log.warning("%s: dropped a %r event of an attempt that is %s", identity.member, kind, live.phase)
             return
+        if kind == "progress" and not self._is_progress_due(live):
+            return
         member = self._state.members[live.member]
         self._session.log_report(outcome, {**event, "checkpoint": member.checkpoint})
         if kind == "started" and identity.first_epoch is None and event.get("first_epoch") is not None:
@@ -130,6 +135,15 @@ class Attempts:
             self._session.placement_due = True  # the feeder that it left may have no reader now
         if kind in ("finished", "pruned", "cancelled", "stopped") and outcome not in ("stopped", "paused"):
             self.costs.end_trial(live, outcome, event.get("metrics") or {})
+
+    def _is_progress_due(self, live: Attempt) -> bool:
+        """Whether the steps of a member are logged now: the less often, the older the run and the more members."""
+        now = self._session.now
+        interval_s = max(report_interval_s(now - self._session.began), len(self._live) / PROGRESS_PER_S)
+        if interval_s > 1.0 and now - live.progress_at < interval_s:
+            return False
+        live.progress_at = now
+        return True
 
     def _fail_as_reported(self, live: Attempt, event: Mapping[str, Any]) -> None:
         """End an attempt by the report of a failure."""

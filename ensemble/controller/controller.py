@@ -43,12 +43,13 @@ from ensemble.executors.mps import stop_stale_daemon
 from ensemble.executors.private_directory import remove_stale
 from ensemble.interrupts import raise_if_deferred
 from ensemble.meter import CpuClock
+from ensemble.meter.cpu import report_interval_s
 from ensemble.meter.tally import list_unreported, read_tallies, remove
-from ensemble.reporting.loggers.processes import LoggerProcesses
+from ensemble.reporting.loggers.observers import Observers
 from ensemble.reporting.notebook import LiveView
 from ensemble.search.budget import explain_end
 from ensemble.search.trials import make_trials
-from ensemble.spec import Ensemble, Notify, resolve_loggers
+from ensemble.spec import Ensemble, resolve_loggers
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, receive_requests
 from ensemble.store.event_handlers import evaluate_again, give_more_epochs
 from ensemble.store.files import format_command
@@ -85,6 +86,7 @@ class Controller:
         code: the ensemble's code; None: it is read now.
         more_epochs: more epochs for members that have ended.
         accepts_data: whether members go on with other training data.
+        notify: addresses of webhooks.
         mirror: where the run is mirrored.
         checked: how the files of members that have ended were found (`check_ended`); None: `open` reads them.
 
@@ -110,7 +112,7 @@ class Controller:
         more_epochs: MoreEpochs | None = None,
         accepts_data: bool = False,
         checked: Sequence[FileCheck] | None = None,
-        notify: Sequence[Notify] = (),
+        notify: Sequence[str] = (),
         mirror: MirrorOptions | None = None,
     ) -> None:
         self.run_dir, self.ensemble, self.executor, self.state = run_dir, ensemble, executor, state
@@ -120,8 +122,7 @@ class Controller:
         self._finalizer = Finalizer(run_dir, ensemble)
         self._events, self._on_event, self._stop_timeout_s = events, on_event, stop_timeout_s
         self._status = RunStatus(run_dir)
-        self._loggers = LoggerProcesses(run_dir, resolve_loggers(ensemble.loggers), notify)
-        self._mirror = LoggerProcesses(run_dir, [] if mirror is None else [mirror])
+        self._observers = Observers(run_dir, resolve_loggers(ensemble.loggers), notify, mirror)
         self._ended = False
         self._cluster_lost: str | None = None
         self._stuck: set[str] = set()  # requests that can be neither read nor removed
@@ -153,7 +154,7 @@ class Controller:
             repairs = self._plan_repairs()
             opened = self.executor.open(self.run_dir, self.ensemble, self.handle)
             nodes = [node.limit(self.ensemble.limits) for node in opened]
-            self._usage = DriverUsage(self.run_dir.usage, self._clock, [self._loggers, self._mirror], nodes)
+            self._usage = DriverUsage(self.run_dir.usage, self._clock, self._observers, nodes)
             raise_if_deferred()
             stream = SharedStream(self.ensemble, spans_nodes=self._events.has_locks)
             try:
@@ -216,8 +217,7 @@ class Controller:
             remove(files)
             why = "it was made before this start of the run"
             self._process([{"type": "request", "request": request, "refused": why} for request in early])
-            self._loggers.start()
-            self._mirror.start()
+            self._observers.start()
         except BaseException:
             self._close()
             raise
@@ -292,8 +292,7 @@ class Controller:
                 continue
             except OSError as error:
                 log.warning("the log of %s stays as large as it is: %s", member, error)
-        self._loggers.close()
-        self._mirror.close()
+        self._observers.close()
         if (usage := getattr(self, "_usage", None)) is not None:
             usage.close()
         release_arrays(self.run_dir.data)
@@ -317,10 +316,10 @@ class Controller:
                 self._requests_at = now + TICK_S
                 self._perform(actions)
                 self._handle_requests()
-                actions = []
+                actions = self._decide(self._observers.read())
             if now >= self._usage_at or self.session.attempts.costs.is_due(self._limit_clock.read()):
-                self._usage_at = now + USAGE_EVERY_S
-                actions += self._decide([*self._read_loggers(), *self._usage.sample()])
+                self._usage_at = now + max(USAGE_EVERY_S, report_interval_s(now - self._began))
+                actions += self._decide(self._usage.sample())
             actions += self._decide(self._performer.reducer.read())
             self._reconcile(actions)
             if now >= self._snapshot_at:
@@ -435,42 +434,33 @@ class Controller:
         self._trials.flush()
         self.executor.close()
         self._process([event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS])
-        self._perform(self.session.log_held(*self._read_clock()))
         left, files = self._read_unreported()  # by agents that were lost
-        self._process([*left, *self._read_loggers(), *self._usage.sample()])
+        self._process([*left, *self._observers.read(), *self._usage.sample()])
         remove(files)
-        self._perform(self.session.log_held(*self._read_clock()))
         self._save_snapshot()
         ending = self._describe_end()
         used_s, last = time.process_time(), self._events.make_event(**ending)
         self._finalizer.write_report(last)
         report_cpu_s = time.process_time() - used_s
-        for line in self._loggers.end(last, len(self.state.members)):
+        for line in self._observers.end_loggers(last, len(self.state.members)):
             self._finalizer.note_missing(line)
-        rest = (
-            {"loggers_cpu_s": self._usage.count_loggers_rest()}
-            if self._loggers.names or self._mirror.names
-            else {}
-        )
+        rest = {"loggers_cpu_s": self._usage.count_observers_rest()} if self._observers.names else {}
         self._handle_requests()  # those of the minutes that combination, report and loggers may take
         self._process([{**ending, "report_cpu_s": report_cpu_s, **rest}])
         self._finalizer.write_ledger()
         self._end_mirror()
-
-    def _read_loggers(self) -> list[Report]:
-        return [*self._loggers.read(), *self._mirror.read()]
 
     def _end_mirror(self) -> None:
         """Let the mirror copy what is left of the run, with its last event and its results; for a limited time.
 
         What it lacks then stays said in the run directory, as the log has its last event already.
         """
-        if not self._mirror.names:
+        if not self._observers.has_mirror:
             return
         known = load_status(self.run_dir)
         if known is not None and (known.files or known.error):
             log.warning("waiting for at most %.0f s: %s", MIRROR_END_S, describe_status(self.run_dir))
-        self._mirror.end(None, 0, MIRROR_END_S)
+        self._observers.end_mirror(MIRROR_END_S)
         if (rest := explain_rest(self.run_dir)) is not None:
             log.warning("%s", rest)
 
@@ -491,7 +481,7 @@ class Controller:
             reason = f"{type(error).__name__}: {error}"
             last = [event for event in self.executor.events(0.0) if event["type"] in MEASUREMENTS]
             self._process([*last, *self._usage.sample(), {"type": "run_stopped", "reason": reason}])
-            self._loggers.end(None, len(self.state.members))
+            self._observers.end_loggers(None, len(self.state.members))
             self._end_mirror()
         except Exception as second:  # such as a full disk, which may also be the cause of `error`
             log.warning("the end could not be logged: %s", second)

@@ -88,12 +88,11 @@ class TrialCosts:
         return any(each.is_due(now) for each in self._pending.values())
 
     def measure_due(self) -> None:
-        """Measure the trials whose last interval is metered; figures that were held back are logged before."""
+        """Measure the trials whose last interval is metered."""
         session = self._session
         for member, each in self._pending.items():
             if each.is_due(session.now):
                 each.is_measuring = True
-                session.log_cost_figures()
                 session.actions.append(MeasureCost(member, session.run.members[member].attempt))
 
     def handle(self, event: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The CPU time of the process that drives a run, and of those of its loggers and its mirror."""
+"""The CPU time of the process that drives a run, and of its observers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ from pathlib import Path
 from ensemble.events import Report
 from ensemble.meter import CpuClock
 from ensemble.meter.tally import Tally
-from ensemble.reporting.loggers.processes import LoggerProcesses
+from ensemble.reporting.loggers.observers import Observers
 from ensemble.schedule import Node
 
 
 class DriverUsage:
-    """What this process and those of the loggers use; `loggers` are groups of these.
+    """What this process and the observers use.
 
     Args:
         folder: where a tally is kept, for the case that this process is killed.
         nodes: of the run; the driver is on the first one of this host, or counts to the first one of all.
     """
 
-    def __init__(
-        self, folder: Path, clock: CpuClock, loggers: Sequence[LoggerProcesses], nodes: Sequence[Node]
-    ) -> None:
+    def __init__(self, folder: Path, clock: CpuClock, observers: Observers, nodes: Sequence[Node]) -> None:
         here = [node.name for node in nodes if node.host == socket.gethostname()]
         self._node = (here or [node.name for node in nodes] or ["driver"])[0]
-        self._clock, self._loggers = clock, loggers
+        self._clock, self._observers = clock, observers
         self._tally = Tally(folder, functools.partial(clock.list_usage, self._node))
-        self._loggers_cpu_s = 0.0  # of the last sample
+        self._observers_cpu_s = 0.0  # of the last sample
 
     def begin(self) -> Report:
         """What the start of this process has used; the rest is the run's, or of members that train here."""
@@ -39,17 +37,14 @@ class DriverUsage:
 
     def sample(self) -> list[Report]:
         """`usage` events with what has been used so far."""
-        own, loggers = self._clock.report(self._node, "orchestrate"), self._list_loggers()
-        self._loggers_cpu_s = sum(each["cpu_s"] for each in loggers)
-        return [own, *loggers]
+        own, observers = self._clock.report(self._node, "orchestrate"), self._observers.make_usage(self._node)
+        self._observers_cpu_s = sum(usage["cpu_s"] for usage in observers)
+        return [own, *observers]
 
-    def _list_loggers(self) -> list[Report]:
-        return [each for loggers in self._loggers for each in loggers.make_usage(self._node)]
-
-    def count_loggers_rest(self) -> float:
-        """The CPU-seconds that the loggers have used since the last sample."""
-        used_s: float = sum(each["cpu_s"] for each in self._list_loggers())
-        return used_s - self._loggers_cpu_s
+    def count_observers_rest(self) -> float:
+        """The CPU-seconds that the observers have used since the last sample."""
+        used_s: float = sum(usage["cpu_s"] for usage in self._observers.make_usage(self._node))
+        return used_s - self._observers_cpu_s
 
     def close(self) -> None:
         """End the tally."""

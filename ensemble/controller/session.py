@@ -109,6 +109,7 @@ class Session:
 
     def start(self, events: Sequence[Report], now: float, t: float) -> list[Action]:
         """Log the first events of the session."""
+        self.state.began = now
         self.state.set_time(now, t)
         for event in events:
             self._log(event)
@@ -164,7 +165,6 @@ class Session:
         if self.state.placement_due or self._readers_changed:
             self.feeders.expect_at_most(self.state.live.count_readers())
             self._readers_changed = False
-        self.state.log_due()
         self.attempts.watch()
         was_measuring = self._profiler.is_busy
         self._profiler.watch(now)
@@ -207,12 +207,6 @@ class Session:
         """Pack the files of the members that are left, see `SessionState.pack_rest`."""
         self.state.set_time(now, t)
         self.state.pack_rest()
-        return self.state.drain_actions()
-
-    def log_held(self, now: float, t: float) -> list[Action]:
-        """Log all figures that were held back."""
-        self.state.set_time(now, t)
-        self.state.log_held()
         return self.state.drain_actions()
 
     # -- events -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ which is performed before all other actions.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,8 @@ from ensemble.controller.actions import Action, EndTrial, Log, PackMembers, Remo
 from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.node_table import NodeTable
 from ensemble.controller.retention import is_packable, is_start_used_up, name_weights, plan_reduction
-from ensemble.controller.thinning import FIGURES, Thinning
 from ensemble.controller.waitlist import Waitlist
-from ensemble.events import TYPES, Event, make_event, settle
+from ensemble.events import TYPES, Feeder, Power, Usage, make_event
 from ensemble.spec import Identity
 from ensemble.store import RunState, apply_event
 from ensemble.store.event_log import encode_line
@@ -41,6 +40,7 @@ class SessionState:
         keep_checkpoints: of the ensemble.
         stop_reason: why the run stops before its members have ended; None: it goes on.
         placement_due: whether free places or waiting members have changed since members were last placed.
+        began: the time of the session's start, in seconds of a monotonic clock.
         now: the time of the present event, in seconds of a monotonic clock.
         t: the same time in the log's clock, in Unix seconds.
         actions: decided, and not yet drained.
@@ -53,10 +53,10 @@ class SessionState:
     keep_checkpoints: str = "all"
     stop_reason: str | None = None
     placement_due: bool = True
+    began: float = 0.0
     now: float = 0.0
     t: float = 0.0
     actions: list[Action] = field(default_factory=list)
-    _thinning: Thinning | None = None
     _packable: dict[str, None] = field(default_factory=dict)
     _reducing: set[tuple[str, str]] = field(default_factory=set)  # members, and names of their checkpoints
 
@@ -73,9 +73,10 @@ class SessionState:
     # -- the log ------------------------------------------------------------------------------------------------
 
     def log(self, kind: str, **fields: Any) -> None:
-        """Log an event; figures that arrive every second may be logged later, or merged with later ones."""
-        event = make_event(kind, **fields)  # figures are settled, as those are that they are merged with
-        self._append(self._figures().add(settle(event) if isinstance(event, FIGURES) else event, self.now))
+        """Log an event."""
+        event, line = encode_line(make_event(kind, **fields), self.t)
+        apply_event(self.run, event)
+        self.actions.append(Log(event, line))
 
     def log_report(self, kind: str, report: Mapping[str, Any]) -> None:
         """Log what an executor reports as an event of a type: the fields that the type has."""
@@ -83,32 +84,9 @@ class SessionState:
         try:
             self.log(kind, **{name: value for name, value in report.items() if name in has})
         except TypeError as error:
-            if not issubclass(TYPES[kind], FIGURES):
+            if not issubclass(TYPES[kind], Usage | Power | Feeder):
                 raise
             log.warning("figures of %s are left out: %s", report.get("node"), error)
-
-    def log_due(self) -> None:
-        """Log the figures that were held back for long enough."""
-        self._append(self._figures().pop_due(self.now))
-
-    def log_cost_figures(self) -> None:
-        """Log the figures that were held back and from which the cost of a member is computed."""
-        self._append(self._figures().pop_cost(self.now))
-
-    def log_held(self) -> None:
-        """Log all figures that were held back."""
-        self._append(self._figures().pop_all())
-
-    def _figures(self) -> Thinning:
-        if self._thinning is None:
-            self._thinning = Thinning(self.now)
-        return self._thinning
-
-    def _append(self, events: Iterable[Event]) -> None:
-        for each in events:
-            event, line = encode_line(each, self.t)
-            apply_event(self.run, event)
-            self.actions.append(Log(event, line))
 
     def cancel(self, identity: Identity) -> None:
         """Log that a user has cancelled a member."""

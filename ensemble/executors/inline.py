@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -67,8 +67,9 @@ class InlineExecutor:
     def open(self, run_dir: RunDir, ensemble: Ensemble, handle: EventHandler) -> list[Node]:
         """See `Executor`; the one node has one place."""
         from ensemble.meter import PowerMeter
+        from ensemble.meter.cpu import ReportPace
         from ensemble.meter.gpu_activity import GpuActivity
-        from ensemble.meter.power import list_gpus
+        from ensemble.meter.power import PowerReports, list_gpus
         from ensemble.train.gpu_busy import reset_gpu_busy
 
         check_widths(ensemble)
@@ -82,7 +83,7 @@ class InlineExecutor:
             raise
         self._power_at = time.monotonic() + _POWER_EVERY_S
         self._activity = GpuActivity(list_gpus() if ensemble.devices != "cpu" else ())
-        self._meter = meter
+        self._meter, self._reports = meter, PowerReports(ReportPace())
         known = self._activity.describe()
         power = {**meter.describe(), **({"gpu_activity": known} if known else {})}
         host = describe_host(NODE, places=1, power=power)
@@ -129,6 +130,7 @@ class InlineExecutor:
             self.clock.switch(before)
             self.clock.member = None
             self._jobs.pop(0)
+        self._reports.pace.hurry()  # a search may wait for what the member has cost
         return [make_exited(job, outcome), *self._power(), *self._look_at_memory()]
 
     def _emit(self, event: Report) -> None:
@@ -140,7 +142,7 @@ class InlineExecutor:
             self.clock.switch(before)
 
     def _power(self, *, is_last: bool = False) -> list[Report]:
-        """The power since the last sample: a second after it, and at the end."""
+        """What is reported of the power: it is measured a second after the last time, and at the end."""
         if self._meter is None or not (is_last or time.monotonic() >= self._power_at):
             return []
         sampled = self._meter.finish() if is_last else self._meter.sample()
@@ -148,7 +150,10 @@ class InlineExecutor:
         for power in sampled:
             if power["parts"]:
                 self._activity.add_to(power, {os.getpid(): self._describe_process()})
-        return [{"type": "power", **power} for power in sampled]
+        return self._as_events([*self._reports.add(sampled), *(self._reports.take() if is_last else [])])
+
+    def _as_events(self, reported: Sequence[Mapping[str, Any]]) -> list[Report]:
+        return [{"type": "power", **power} for power in reported]
 
     def _look_at_memory(self) -> list[Report]:
         """The node, where others hold more or less of its memory than before."""
@@ -156,7 +161,8 @@ class InlineExecutor:
         if found is None:
             return []
         self._node = replace(self._node, memory_left_gb=found[0])
-        return [{"type": "node", **self._node.as_event()}]
+        held = self._as_events(self._reports.take())  # power begins anew behind a `node` event
+        return [*held, {"type": "node", **self._node.as_event()}]
 
     def _describe_process(self) -> RunProcess:
         """For whom this process uses a GPU now."""

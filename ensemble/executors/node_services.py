@@ -22,7 +22,7 @@ from ensemble.executors.memory_offers import MemoryOffers
 from ensemble.executors.mps import Mps, stop_stale_daemon
 from ensemble.executors.node_health import HealthWatch
 from ensemble.executors.private_directory import PrivateDirectory
-from ensemble.meter.cpu import cpu_seconds, make_usage, read_start
+from ensemble.meter.cpu import ReportPace, cpu_seconds, make_usage, read_start
 from ensemble.schedule import Node
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from pipelines.environment.library_settings import find_settings
@@ -61,6 +61,9 @@ class _Feeder:
     since: float = field(default_factory=time.monotonic)
     usage: dict[str, float] = field(default_factory=dict)
     has_renewed: bool = False  # its cache, which was said
+    pace: ReportPace = field(default_factory=ReportPace)
+    unreported: Report | None = None
+    alarms: tuple[int, ...] = ()  # counts that are reported at once when they change
     poison: int = 0  # poison records that it has reported
 
     def __post_init__(self) -> None:
@@ -99,6 +102,7 @@ class NodeServices:
     ) -> None:
         from ensemble.meter import PowerMeter
         from ensemble.meter.gpu_activity import GpuActivity
+        from ensemble.meter.power import PowerReports
 
         self.node = node
         raise_descriptor_limit(ensemble)
@@ -107,11 +111,11 @@ class NodeServices:
         self._ensemble = ensemble
         self._settings = find_settings()  # of the run: those of the user's own process may change
         self._selector = selector
-        self._emit = emit
+        self._emit_now = emit
         self._feeders: dict[int, _Feeder] = {}
         self._known: set[int] = set()
         self._poison: dict[str, dict[int, int]] = {}  # of each set: not in the pipelines, which outlive the run
-        self._meter = PowerMeter(node, energy=ensemble.energy)
+        self._meter, self._power = PowerMeter(node, energy=ensemble.energy), PowerReports(ReportPace())
         try:
             self._meter.start()
         except BaseException:  # a signal, while idle power is measured
@@ -120,7 +124,7 @@ class NodeServices:
             raise
         self._sampled_at = time.monotonic()
         self.next_sample = self._sampled_at + POWER_EVERY_S
-        self.gpus = GpuOffers(node, self.directory, emit) if ensemble.devices != "cpu" else None
+        self.gpus = GpuOffers(node, self.directory, self._emit) if ensemble.devices != "cpu" else None
         self._memory = MemoryOffers()
         self._host: Node | None = None
         self._mps: Mps | None = None
@@ -162,7 +166,7 @@ class NodeServices:
             self._report_servers()
             self._free_logs()
             self._raise_memory_limits()
-            self._emit_power(self._meter.sample())
+            self._add_power(self._meter.sample())
             # From its end: after a stall a shorter interval follows, but never one in which counters hardly step.
             self.next_sample = max(self._sampled_at + POWER_EVERY_S / 2, self.next_sample + POWER_EVERY_S)
             if self.gpus is not None:
@@ -178,12 +182,26 @@ class NodeServices:
             clock = {"clock_s": 0.0, "clock_error_s": 0.0}  # unless an agent knows better
             self._emit({"type": "node_health", "node": self.node, "free_gb": free_gb, **has, **clock})
 
-    def _emit_power(self, sampled: Sequence[dict[str, Any]]) -> None:
+    def _add_power(self, sampled: Sequence[dict[str, Any]]) -> None:
         self._sampled_at = time.monotonic()
         for power in sampled:
             if power["parts"]:
                 self._activity.add_to(power, self._list_processes())
-            self._emit({"type": "power", **power})
+        self._emit_power(self._power.add(sampled))
+
+    def _emit_power(self, reported: Sequence[Mapping[str, Any]]) -> None:
+        for power in reported:
+            self._emit_now({"type": "power", **power})
+
+    def _emit(self, event: Report) -> None:
+        if event["type"] == "node":  # behind it a node's power begins anew
+            self._emit_power(self._power.take())
+        self._emit_now(event)
+
+    def _hurry(self) -> None:
+        """Report soon what is known: a process has ended, and the search waits for what its trial has cost."""
+        for pace in (self._power.pace, *(feeder.pace for feeder in self._feeders.values())):
+            pace.hurry()
 
     def _report_changes(self) -> None:
         """Report what others leave of the memory, and how the GPUs' energy and activity are known, on a change."""
@@ -210,6 +228,9 @@ class NodeServices:
 
     def attach(self, workers: ProcessPool) -> None:
         """Have members ended whose GPUs break, know their GPUs and what their servers use; bound their logs."""
+        search = self._ensemble.search
+        if search is not None and any(objective.is_cost for objective in search.objectives):
+            workers.note_end = self._hurry
         self._report_servers, self._free_logs = workers.report_servers, workers.free_logs
         self._raise_memory_limits = workers.raise_memory_limits
         self._memory.list_pids = workers.list_pids
@@ -281,7 +302,8 @@ class NodeServices:
         self._health.close()
         self._report_health()
         time.sleep(max(0.0, self._sampled_at + LAST_S - time.monotonic()))
-        self._emit_power(self._meter.finish())
+        self._add_power(self._meter.finish())
+        self._emit_power(self._power.take())
         self._meter.close()
         self._activity.close()
         if self.gpus is not None:
@@ -293,7 +315,7 @@ class NodeServices:
     def _read_feeder(self, feeder: _Feeder) -> None:
         reports = feeder.process.read()
         for report in reports or []:
-            self._emit_report(feeder, report)
+            self._note_report(feeder, report)
         if reports is None:
             self._selector.unregister(feeder.process.stdout)
             del self._feeders[feeder.cohort]
@@ -304,13 +326,14 @@ class NodeServices:
     def _stop_process(self, feeder: _Feeder) -> None:
         """End a feeder; report its last events, and the CPU time after its last report."""
         for report in feeder.process.stop():
-            self._emit_report(feeder, report)
+            self._note_report(feeder, report)
+        self._report_feeder(feeder)
         rest_s = (feeder.process.cpu_s or 0.0) - sum(feeder.usage.values())
         if rest_s > 0:
             self._emit(self._make_usage(feeder, "feed", feeder.usage.get("feed", 0.0) + rest_s))
 
-    def _emit_report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
-        """Emit a feeder's report as a `feeder` event, and `usage` events of its processes from their start on."""
+    def _note_report(self, feeder: _Feeder, report: dict[str, Any]) -> None:
+        """Note what a feeder reports, and emit it when that is due."""
         if report["type"] != "feeder":
             return
         for record in report["poison"][feeder.poison :]:
@@ -330,7 +353,19 @@ class NodeServices:
         fields |= {key: report[key] for key in _REPORTED} | {
             "ring_bytes": report["capacity"] * feeder.sample_bytes
         }
-        self._emit({"type": "feeder", "node": self.node, **fields, "sent_bytes": group.get("sent_bytes", 0)})
+        fields["sent_bytes"] = group.get("sent_bytes", 0)
+        feeder.unreported = {"type": "feeder", "node": self.node, **fields}
+        alarms = (report["skipped"], report["restarts"], report["detached"])
+        if feeder.pace.is_due() or alarms != feeder.alarms:
+            feeder.alarms = alarms
+            self._report_feeder(feeder)
+
+    def _report_feeder(self, feeder: _Feeder) -> None:
+        """Emit a `feeder` event, and `usage` events of its processes from their start on."""
+        if feeder.unreported is None:
+            return
+        self._emit(feeder.unreported)
+        feeder.unreported = None
         for role, cpu_s in feeder.usage.items():
             self._emit(self._make_usage(feeder, role, cpu_s))
 

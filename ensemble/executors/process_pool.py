@@ -69,6 +69,7 @@ class ProcessPool:
     Attributes:
         directory: of the node, as in `make_worker_environment`.
         find_gpu_fault: returns why a GPU is broken, by its id; None where it works.
+        note_end: called when a worker has ended.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class ProcessPool:
         self.node = node
         self.directory: Path | None = None
         self.find_gpu_fault: Callable[[str], str | None] = lambda gpu: None
+        self.note_end: Callable[[], None] = lambda: None
         self._log_bounds = LogBounds()
         self._deferrable = _DEFERRABLE | {"epoch"}
         self._selector = selector
@@ -266,14 +268,11 @@ class ProcessPool:
 
     def list_usage(self) -> list[Report]:
         """`usage` events of the fork server, the checker and the workers up to now; called in another thread."""
-        forks, checker, found = self._forks, self._checker, list[Report | None]()
-        if forks is not None:
-            found.append(forks.usage(self.node))
-        if checker is not None:
-            found.append(checker.make_usage())
+        forks, checker = self._forks, self._checker
+        found: list[Report | None] = [] if forks is None else [forks.usage(self.node)]
+        found += [] if checker is None else [checker.make_usage()]
         for worker in list(self._workers.values()):
-            pid = _find_pid(worker)
-            used_s = None if pid is None else cpu_seconds(pid, has_waited=True)
+            used_s = None if (pid := _find_pid(worker)) is None else cpu_seconds(pid, has_waited=True)
             found += [] if used_s is None else [*worker.list_usage(), worker.make_remaining_usage(used_s)]
         return [used for used in found if used is not None]
 
@@ -416,6 +415,7 @@ class ProcessPool:
         if used_s is not None and (rest := worker.make_remaining_usage(used_s)) is not None:
             self._emit(rest)
         self._emit(event)
+        self.note_end()
 
 
 def _find_pid(worker: WorkerProcess) -> int | None:

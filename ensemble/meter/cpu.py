@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,31 @@ def report_interval_s(age_s: float) -> float:
         age_s: of the run or the process, in seconds.
     """
     return min(MOST_S, SHARE * age_s)
+
+
+class ReportPace:
+    """Says when a figure is reported again.
+
+    Args:
+        least_s: seconds between two reports, at least.
+        clock: seconds of a clock that does not go back.
+    """
+
+    def __init__(self, least_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._least_s, self._clock = least_s, clock
+        self._began = self._next = clock()
+
+    def is_due(self) -> bool:
+        """Whether it is reported now; then the next interval begins."""
+        now = self._clock()
+        if now < self._next:
+            return False
+        self._next = now + max(self._least_s, report_interval_s(now - self._began))
+        return True
+
+    def hurry(self) -> None:
+        """Have it reported the next time."""
+        self._next = self._began
 
 
 def cpu_seconds(pid: int, *, has_waited: bool = False) -> float | None:

@@ -62,7 +62,6 @@ def read_documents(run_dir: RunDir, view: RunView, samples: int = 0) -> dict[str
         "quality": read_quality(run_dir, view.state),
         "importances": read_importances(run_dir, view.state) if view.state.mode == "search" else no_search,
         "tables": view.tables_document(),
-        "history": view.history_document(),
         "logs": read_logs(run_dir, view.state),
         "samples": read_samples(run_dir, view.state, samples) if samples else None,
     }

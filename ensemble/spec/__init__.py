@@ -16,7 +16,6 @@ from ensemble.spec.loggers import check_installed as check_installed
 from ensemble.spec.loggers import resolve_loggers as resolve_loggers
 from ensemble.spec.loops import EMA, SWA, EarlyStopping
 from ensemble.spec.member import Member, Resources, seeds
-from ensemble.spec.notify import Notify as Notify
 from ensemble.spec.notify import resolve_notify as resolve_notify
 from ensemble.spec.objectives import Implied as Implied
 from ensemble.spec.objectives import Mode as Mode

@@ -268,7 +268,7 @@ def test_cpu_time_of_loggers_while_the_report_is_written_is_counted(
 
 def sum_cpu_s(controller: Controller) -> float:
     """What all processes of loggers have used until now."""
-    return sum(event["cpu_s"] for event in controller._loggers.make_usage("sim"))
+    return sum(event["cpu_s"] for event in controller._observers.make_usage("sim"))
 
 
 def sum_logged_cpu_s(run_dir: RunDir) -> float:

@@ -520,7 +520,6 @@ class World:
         while self.later:
             self.handle(self.later.pop())
         assert not self.feeders, "a feeder is left"
-        self.perform(self.session.log_held(*self.time))
         assert fold(self.log) == state.run, "the log says what the session decided from"
         asked = [event["request"] for event in self.log if event["type"] == "request"]
         assert len(asked) == len(set(asked)), "a request is answered once"

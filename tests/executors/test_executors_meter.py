@@ -20,7 +20,7 @@ from event_dicts import collect_notices, fold, ledger, read_events
 
 import ensemble
 from ensemble.executors.node_services import NodeServices
-from ensemble.meter.power import PowerSource
+from ensemble.meter.power import PowerMeter, PowerSource
 from ensemble.meter.power.busy_time import find_busy_time
 from ensemble.meter.power.common import Reading
 from ensemble.reporting import write_report
@@ -104,6 +104,7 @@ def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -
         return [Reading("package-0", "cpu", 1.0)]
 
     meter_with(monkeypatch, read)
+    monkeypatch.setattr("ensemble.meter.cpu.report_interval_s", lambda age_s: 0.0)  # each sample is reported
     told: list[dict[str, Any]] = []
     declared = execute_members.an_ensemble(energy=Energy(measure_idle_s=0))
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as leaving:
@@ -117,6 +118,37 @@ def test_power_is_never_sampled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -
             services.sample()
             services.sample()
     assert [event["type"] for event in told] == ["power"] * 6, "the last one when it is closed"
+
+
+@pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])
+def test_a_run_that_reports_next_to_never_has_the_same_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str
+) -> None:
+    monkeypatch.setattr("ensemble.meter.cpu.report_interval_s", lambda age_s: 1e6)
+    monkeypatch.setattr("ensemble.executors.inline._POWER_EVERY_S", 0.0)
+    sampled, sample = list[float](), PowerMeter.sample
+
+    def count(meter: PowerMeter) -> list[dict[str, Any]]:
+        events = sample(meter)
+        sampled.extend(event["energy_j"] for event in events)
+        return events
+
+    meter_with(monkeypatch, lambda: [Reading("package-0", "cpu", 1.0)])
+    monkeypatch.setattr(PowerMeter, "sample", count)
+    sharing = "node" if executor == "local" else "independent"
+    members = [{"lr": 0.1, "step_s": 0.3}, {"lr": 0.3, "step_s": 0.3}]
+    declared = execute_members.an_ensemble(members, energy=Energy(measure_idle_s=0), sharing=sharing)
+    ensemble.submit(declared, tmp_path / "run", executor).wait()
+    events = read_events(tmp_path / "run" / "events.jsonl")
+    power = [event for event in events if event["type"] == "power"]
+    ends = sum(event["type"] in ("node", "finished") for event in events)
+    assert 1 <= len(power) <= min(2 + ends, len(sampled))
+    assert ledger(events).total.energy_j == sum(event["energy_j"] for event in power) == sum(sampled)
+    feeders = [event for event in events if event["type"] == "feeder"]
+    assert len(feeders) <= 2 * len({event["pid"] for event in feeders}), "the first, and what was left at the end"
+    if executor == "local":
+        assert sum(event["consumed"] for event in feeders[1:]) == 2 * 2 * 96
+        assert {"feed", "prepare"} <= ledger(events).cpu_by_role().keys()
 
 
 @pytest.mark.parametrize("executor", ["inline", pytest.param("local", marks=pytest.mark.more)])

@@ -18,12 +18,12 @@ import pytest
 from event_dicts import lines, typed
 from run_events import Event
 
-from ensemble.reporting.loggers.processes import LoggerProcesses
+from ensemble.reporting.loggers.observers import Observers
 from ensemble.spec import resolve_loggers
 from ensemble.store import RunDir
 
 #: Of the time in which a logger must have ended, however busy the machine is, for each member.
-LIMIT = "ensemble.reporting.loggers.processes.END_S"
+LIMIT = "ensemble.reporting.loggers.observers.END_S"
 
 #: member -> metric -> step -> value
 Scalars = dict[str, dict[str, dict[int, float]]]
@@ -40,11 +40,11 @@ def write_log(run_dir: Path, events: Sequence[Event]) -> RunDir:
 def log_run(run_dir: Path, events: Sequence[Event], *loggers: Any) -> RunDir:
     """Log a whole run by processes of loggers; the last event is not in its log yet, as at the end of a run."""
     known = write_log(run_dir, events[:-1])
-    processes = LoggerProcesses(known, resolve_loggers(loggers))
+    processes = Observers(known, resolve_loggers(loggers))
     processes.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LIMIT, 600.0)
-        assert processes.end(typed(events[-1]), members=8) == []
+        assert processes.end_loggers(typed(events[-1]), members=8) == []
     write_log(run_dir, events)
     return known
 

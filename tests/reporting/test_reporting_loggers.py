@@ -28,8 +28,8 @@ from logger_readers import (
 )
 from run_events import Event, list_run
 
+from ensemble.reporting.loggers.observers import Observers
 from ensemble.reporting.loggers.points import EpochEnded, PointReader, WentBack, epoch_values
-from ensemble.reporting.loggers.processes import LoggerProcesses
 from ensemble.spec import MLflow, TensorBoard, WandB, resolve_loggers
 from ensemble.store import RunDir, write_request
 
@@ -280,7 +280,7 @@ def test_wandb_has_a_run_for_each_member_in_one_group(logged: tuple[RunDir, list
         assert found["exit"] == (state.members[member].state == "failed")
 
 
-def run_until(processes: LoggerProcesses, run_dir: RunDir, name: str, events: int) -> psutil.Process:
+def run_until(processes: Observers, run_dir: RunDir, name: str, events: int) -> psutil.Process:
     """Start loggers and wait until one has written so many events; returns its process."""
     before = set(psutil.Process().children())
     processes.start()
@@ -294,31 +294,28 @@ def run_until(processes: LoggerProcesses, run_dir: RunDir, name: str, events: in
 def test_after_a_kill_a_logger_goes_on_without_points_twice_or_missing(name: str, tmp_path: Path) -> None:
     whole = log_run(tmp_path / "whole", EVENTS, name)
     run_dir = write_log(tmp_path / "run", EVENTS[:HALF])
-    processes = LoggerProcesses(run_dir, resolve_loggers([name]))
+    processes = Observers(run_dir, resolve_loggers([name]))
     half = HALF if name != "wandb" else 0
     if name == "wandb":  # it writes at the end: the kill comes while it does
         write_log(run_dir.path, EVENTS[:-1])
         processes.start()
         found: list[psutil.Process] = []
         while not found:  # what has just been started may have no command line yet
-            found = [each for each in psutil.Process().children() if "loggers.process_main" in str(each.cmdline())]
+            found = [each for each in psutil.Process().children() if "observer_main" in str(each.cmdline())]
         [process] = found
-        ender = threading.Thread(target=processes.end, args=[typed(EVENTS[-1]), 8])
+        ender = threading.Thread(target=processes.end_loggers, args=[typed(EVENTS[-1]), 8])
         ender.start()
         while len(list(run_dir.path.glob("wandb/wandb/offline-run-*/*.wandb"))) < 3:
             time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
-        ender.join()
+        ender.join()  # the process was started again, and has written the rest
     else:
         process = run_until(processes, run_dir, name, 1)
         assert kept(run_dir, name)["events"] <= half
         process.send_signal(signal.SIGKILL)
         process.wait()
-        processes.close()
-    write_log(run_dir.path, EVENTS[:-1])
-    again = LoggerProcesses(run_dir, resolve_loggers([name]))
-    again.start()
-    assert again.end(typed(EVENTS[-1]), members=8) == []
+        write_log(run_dir.path, EVENTS[:-1])
+        assert processes.end_loggers(typed(EVENTS[-1]), members=8) == []
     assert content_of(name, run_dir) == content_of(name, whole)
 
 
@@ -362,7 +359,7 @@ def test_what_was_written_beyond_the_loggers_file_is_not_there_twice(
 ) -> None:
     whole = log_run(tmp_path / "whole", EVENTS, name)
     run_dir = write_log(tmp_path / "run", EVENTS[:counted])
-    processes = LoggerProcesses(run_dir, resolve_loggers([name]))
+    processes = Observers(run_dir, resolve_loggers([name]))
     if name != "wandb":
         run_until(processes, run_dir, name, 1)
     processes.close()
@@ -446,14 +443,14 @@ def test_event_files_that_are_gone_are_written_again(tmp_path: Path) -> None:
 def test_a_server_that_is_gone_is_reported_once_and_what_is_missing_at_the_end(tmp_path: Path) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1])
     nobody = "http://127.0.0.1:9"  # the port `discard`
-    processes = LoggerProcesses(run_dir, resolve_loggers([MLflow(uri=nobody), "tensorboard"]))
+    processes = Observers(run_dir, resolve_loggers([MLflow(uri=nobody), "tensorboard"]))
     processes.start()
     news: list[dict[str, Any]] = []
     while not news:
         news += processes.read()
     [event] = news
     assert (event["logger"], event["state"]) == ("mlflow", "failing") and "it is tried again" in event["detail"]
-    [missing] = processes.end(typed(EVENTS[-1]), members=8)
+    [missing] = processes.end_loggers(typed(EVENTS[-1]), members=8)
     assert missing.startswith("mlflow: ") and missing.endswith("46 of 46 epochs and the final figures are missing")
     assert kept(run_dir, "tensorboard")["events"] == len(EVENTS) - 1
 
@@ -470,21 +467,21 @@ def test_a_logger_that_hangs_does_not_hold_the_end_up(
 ) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:-1])
     run_dir.requests.mkdir()
-    processes = LoggerProcesses(run_dir, resolve_loggers(["tensorboard"]))
+    processes = Observers(run_dir, resolve_loggers(["tensorboard"]))
     process = run_until(processes, run_dir, "tensorboard", 1)
     process.suspend()
     if at_once:
         write_request(run_dir, "stop", at_once=True)
     else:
         monkeypatch.setattr(LIMIT, 0.1)
-    assert processes.end(typed(EVENTS[-1]), members=1) == [f"tensorboard: {why}; the log's end is missing"]
+    assert processes.end_loggers(typed(EVENTS[-1]), members=1) == [f"tensorboard: {why}; the log's end is missing"]
     assert not process.is_running()
 
 
 @pytest.mark.more
 def test_a_logger_that_dies_is_started_again_and_its_cpu_time_is_still_reported(tmp_path: Path) -> None:
     run_dir = write_log(tmp_path / "run", EVENTS[:HALF])
-    processes = LoggerProcesses(run_dir, resolve_loggers(["tensorboard"]))
+    processes = Observers(run_dir, resolve_loggers(["tensorboard"]))
     first = run_until(processes, run_dir, "tensorboard", 1)
     [before] = processes.make_usage("here")
     assert before["pid"] == first.pid and before["cpu_s"] > 0.1 and before["role"] == "orchestrate"
@@ -494,7 +491,7 @@ def test_a_logger_that_dies_is_started_again_and_its_cpu_time_is_still_reported(
         news += processes.read()
     assert [event["state"] for event in news] == ["failing"]
     write_log(run_dir.path, EVENTS[:-1])
-    assert processes.end(typed(EVENTS[-1]), members=8) == []
+    assert processes.end_loggers(typed(EVENTS[-1]), members=8) == []
     after = {event["pid"]: event["cpu_s"] for event in processes.make_usage("here")}
     assert len(after) == 2 and after[first.pid] >= before["cpu_s"]
     assert kept(run_dir, "tensorboard")["events"] == len(EVENTS) - 1
@@ -504,10 +501,10 @@ def test_a_logger_ends_with_its_controller(tmp_path: Path) -> None:
     write_log(tmp_path / "run", EVENTS[:HALF])
     code = (
         "import sys, time\n"
-        "from ensemble.reporting.loggers.processes import LoggerProcesses\n"
+        "from ensemble.reporting.loggers.observers import Observers\n"
         "from ensemble.spec import resolve_loggers\n"
         "from ensemble.store import RunDir\n"
-        "LoggerProcesses(RunDir(sys.argv[1]), resolve_loggers(['tensorboard'])).start()\n"
+        "Observers(RunDir(sys.argv[1]), resolve_loggers(['tensorboard'])).start()\n"
         "print('started', flush=True)\n"
         "time.sleep(600)\n"
     )

@@ -29,7 +29,7 @@ from ensemble.executors.memory_guard import MemoryGuard
 from ensemble.executors.node_services import NodeServices
 from ensemble.executors.process_pool import GATHER_S, ProcessPool, dispatch
 from ensemble.executors.spawn import ForkServer, find_processes
-from ensemble.meter.cpu import make_usage
+from ensemble.meter.cpu import ReportPace, make_usage
 from ensemble.meter.tally import Tally
 from ensemble.store import RunDir
 from ensemble.train.job import Job
@@ -105,7 +105,8 @@ class NodeAgent:
         self._guard = MemoryGuard()
         # Ray's daemons are a cost of this run only if Ray was started for it.
         self._meter = RaySampler(node, own_session) if own_session is not None else None
-        self._next_usage, self._of_ray = 0.0, list[Report]()
+        self._next_usage, self._usage_pace = 0.0, ReportPace()
+        self._of_ray, self._unreported = list[Report](), dict[tuple[int, int | None], Report]()
         self._tally = Tally(here.usage, self._list_usage)
         self._closed = threading.Event()
         threading.Thread(target=self._loop, name="agent", daemon=True).start()
@@ -176,7 +177,9 @@ class NodeAgent:
                 now = time.monotonic()
                 if now >= self._next_usage:
                     self._next_usage = now + _USAGE_EVERY_S
-                    self._emit_usage()
+                    self._look_at_usage()
+                    if self._usage_pace.is_due():
+                        self._emit_usage()
                 dispatch(self._selector, max(0.0, min(self._services.next_sample, self._guard.next_look) - now))
         except Exception as error:
             log.exception("the agent of node %s has failed", self._node)
@@ -225,6 +228,7 @@ class NodeAgent:
         self._tally.close()
         self._ranks.close()
         self._services.close()
+        self._look_at_usage()
         self._emit_usage()
         self._events.put(None)
         self._closed.set()
@@ -232,12 +236,17 @@ class NodeAgent:
     def _start_fork_server(self) -> ForkServer:
         return ForkServer(self._services.directory)
 
-    def _emit_usage(self) -> None:
-        """Report the CPU time of this process and of Ray's daemons."""
+    def _look_at_usage(self) -> None:
+        """Look at the CPU time of Ray's daemons; that of one which has ended is known once."""
         if self._meter is not None:
             self._of_ray = self._meter.sample()
-        for used in [self._make_own_usage(), *self._of_ray]:
-            self._events.put(used)
+            self._unreported |= {(usage["pid"], usage["began"]): usage for usage in self._of_ray}
+
+    def _emit_usage(self) -> None:
+        """Report the CPU time of this process and of Ray's daemons."""
+        for usage in [self._make_own_usage(), *self._unreported.values()]:
+            self._events.put(usage)
+        self._unreported.clear()
 
     def _make_own_usage(self) -> Report:
         return make_usage(self._node, "orchestrate", os.getpid(), time.process_time())

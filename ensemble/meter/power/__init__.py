@@ -5,12 +5,14 @@ from ensemble.meter.power.estimate import watts_per_core
 from ensemble.meter.power.meter import PowerMeter, open_power_sources
 from ensemble.meter.power.nvml import Gpu, list_gpus, open_nvml, share_by_slices
 from ensemble.meter.power.rapl import open_rapl
+from ensemble.meter.power.reports import PowerReports
 
 __all__ = [
     "Absent",
     "Gpu",
     "PowerError",
     "PowerMeter",
+    "PowerReports",
     "PowerSource",
     "Reading",
     "list_gpus",

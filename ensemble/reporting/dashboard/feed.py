@@ -127,7 +127,6 @@ class LogReader:
             self._next_driver = now + DRIVER_S
             self._read_only = explain_read_only(self.run_dir)
             self.view.driver = describe_lost_controller(self.run_dir, self.view.state, silent_s=SILENT_S)
-            self.view.look(time.time())
 
     def _fail(self, why: str) -> None:
         if self._has_log:

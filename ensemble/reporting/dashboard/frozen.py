@@ -22,7 +22,7 @@ from ensemble.reporting.dashboard.tiles import list_combined_figures
 
 STATIC = Path(__file__).parent / "static"
 #: Fields of the documents in `compose_report`'s order.
-DOCUMENTS = ("state", "curves", "quality", "importances", "tables", "history", "logs", "samples")
+DOCUMENTS = ("state", "curves", "quality", "importances", "tables", "logs", "samples")
 MOST_PARAMS = 6  # hyperparameters in the table for readers without JavaScript
 
 escape = html.escape
@@ -32,7 +32,7 @@ def compose_report(documents: Mapping[str, Any]) -> str:
     """Returns the file's text; pure but for reading the page's own files.
 
     Args:
-        documents: `state`, `curves`, `quality`, `importances`, `tables`, `history` as the live page gets them, and
+        documents: `state`, `curves`, `quality`, `importances`, `tables` as the live page gets them, and
             `logs`: the ends of members' logs by member; `samples`: lists of samples by order, or None. Their
             numbers are finite.
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ensemble.reporting import text
-from ensemble.reporting.dashboard.history import time_unit
 from ensemble.reporting.dashboard.plots import draw_axis, draw_plot, draw_series
 
+_UNITS = ((10_800.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 MOST = 200  # improvements in the figure: of more every k-th one, and the last
 #: A member, the times at which its epochs ended, a figure of each.
 Series = tuple[str, Sequence[float], Sequence[float | None]]
@@ -69,3 +69,8 @@ def plot_progress(
     table = {"head": ["member", "after", objective], "rows": rows}
     further = {"said": f"{objective} {text.score(best)}", "table": table}
     return draw_plot("best", "Best of any epoch", f"{reading}; {often}.", *axes, series) | further
+
+
+def time_unit(span_s: float) -> tuple[float, str]:
+    """Returns the unit for an axis of so many seconds: its size in seconds, its name."""
+    return next((size, word) for least, size, word in _UNITS if span_s >= least)

@@ -20,12 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import AttemptEvent, Epoch, MemberDeclared, Power, RequestAnswered, RunStarted, Started
 from ensemble.meter import Ledger, LedgerView
-from ensemble.reporting.alerts import SPACING_S, Alert, AlertGate, AlertReader
 from ensemble.reporting.dashboard import rows
 from ensemble.reporting.dashboard.curves import Curves
-from ensemble.reporting.dashboard.history import History, describe_history
 from ensemble.reporting.dashboard.member_log import excerpt
-from ensemble.reporting.dashboard.power_series import PowerSeries
 from ensemble.reporting.dashboard.progress import list_improvements, plot_progress
 from ensemble.reporting.dashboard.run_section import describe_run
 from ensemble.reporting.dashboard.streams import StreamRates, describe_streams
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
 
 VERSION = 1
 COST_EVERY_S = 2.0
-RECENT_S = 2 * SPACING_S  # of alerts that a page is told: some were held back
 PROGRESS_EVERY_S = 1.0
 #: Times as long as computing it took, until what is computed from all members is computed again.
 PAUSE = 60.0
@@ -123,17 +119,13 @@ class RunView:
         self.state, self.offset, self.log = RunState(), 0, ""
         self.driver: str | None = None
         self._used, self._estimator = LedgerView(), TimeLeftEstimator()
-        self._curves, self._power, self._rates = Curves(), PowerSeries(), StreamRates()
-        self._history = History()
+        self._curves, self._power, self._rates = Curves(), dict[str, Power](), StreamRates()
         self._collector, self._notices = NoticeCollector(), list[Notice]()
         self._ledger: Ledger | None = None
         self._cost: dict[str, Any] | None = None
         self._ledger_offset = -1  # of the log behind the events that it has seen
         self._paces = {"run": Pace(), "cost": Pace(COST_EVERY_S), "progress": Pace(PROGRESS_EVERY_S)}
         self._said_driver: str | None = None
-        self._alerts, self._gate = AlertReader(state=self.state, used=self._used), AlertGate()
-        self._passed: list[Alert] = []  # that the next change tells
-        self._recent: list[Alert] = []  # that a page that comes back is told again
         self._excerpts: dict[tuple[str, int], str] = {}  # of logs of members that failed, by member and attempt
         self._touched = Touched()
         self._start_change()
@@ -163,24 +155,10 @@ class RunView:
         self._curves.apply(self.state, event)  # before the fold: it compares with the member's attempt
         apply_event(self.state, event)
         self._rates.apply(event)
-        interval = self._used.parser.last_interval if isinstance(event, Power) else None
-        if isinstance(event, Power) and interval is not None:
-            self._power.apply(event, interval)
-        self._history.apply(self.state, event, interval)
+        if isinstance(event, Power):
+            self._power[event.node] = event
         self._add_notices(event)
-        self._gate.add(self._alerts.find(event))
         self._touched.note(event)
-
-    def look(self, now: float) -> None:
-        """Lets the alerts pass that are due at a time in Unix seconds; those of long ago are forgotten."""
-        lost = self.driver is not None  # then nobody makes a step, which one alert says
-        self._gate.add(self._alerts.describe_loss(now) if lost else self._alerts.look(now))
-        while (alert := self._gate.next(now)) is not None:
-            self._gate.confirm(alert, now)
-            if now - alert.t < RECENT_S:
-                self._passed.append(alert)
-                self._recent.append(alert)
-        self._recent = [each for each in self._recent if now - each.t < RECENT_S]
 
     def _add_notices(self, event: Event) -> None:
         found = self._collector.apply(event)
@@ -217,10 +195,6 @@ class RunView:
         known = self._ledger if self._ledger_offset == self.offset else None
         return describe_tables(self.state, known or self._used.read())
 
-    def history_document(self) -> dict[str, Any]:
-        """What nodes and streams did over time."""
-        return describe_history(self.state, self._history, self._power.describe())
-
     def _member_rows(self, names: Iterable[str]) -> dict[str, list[Any]]:
         members, run = self.state.members, self.project()
         return {name: rows.member_row(run, members[name]) for name in names if name in members}
@@ -230,7 +204,7 @@ class RunView:
         return RunProjection(self.state, self._ledger or self._used.read(), self.driver)
 
     def _list_nodes(self) -> list[dict[str, Any]]:
-        return rows.list_nodes(self.project(), self._power.last)
+        return rows.list_nodes(self.project(), self._power)
 
     def _describe_run(self) -> dict[str, Any]:
         began = self._clock()
@@ -269,7 +243,7 @@ class RunView:
         """Whether `take_change` would return one now; what is computed from all members may become due without
         another event.
         """
-        return bool(self._list_due(self._touched) or self._passed) or self.driver != self._said_driver
+        return bool(self._list_due(self._touched)) or self.driver != self._said_driver
 
     def _list_due(self, touched: Touched) -> set[str]:
         """The sections that are sent now; members are one."""
@@ -287,11 +261,9 @@ class RunView:
             self._touched.all_members = True  # what trained does so no more, or again
             self._touched.sections |= {"run", "nodes", "streams"}
         due = self._list_due(self._touched)
-        if not due and not self._passed:
+        if not due:
             return None
         change = self._compose(self._touched, due)
-        alerts, self._passed = self._passed, []
-        change |= _list_alerts(alerts)
         change |= _list("epochs", self._curves.take())
         change |= _list("notices", group_notices(self._notices, self._new_notices))
         later = self._touched.sections - due
@@ -313,7 +285,7 @@ class RunView:
         change |= _list("epochs", self._curves.replay(names))
         begin = self.state.started or 0.0
         missed = [notice for notice in self._notices if begin + notice.at_s >= first - 1e-3]
-        return change | _list("notices", group_notices(self._notices, missed)) | _list_alerts(self._recent)
+        return change | _list("notices", group_notices(self._notices, missed))
 
     def _compose(self, touched: Touched, due: Collection[str]) -> dict[str, Any]:
         members: Mapping[str, Any] = self.state.members
@@ -334,13 +306,6 @@ class RunView:
         }
         change |= {name: make() for name, make in makers.items() if name in due}
         return change | _list("answers", touched.answers) | _list("stale", sorted(touched.analyses))
-
-
-def _list_alerts(alerts: Iterable[Alert]) -> dict[str, Any]:
-    """A page knows by cause and time which of them it has shown."""
-    return _list(
-        "alerts", [{"kind": each.kind, "cause": each.cause, "text": each.text, "t": each.t} for each in alerts]
-    )
 
 
 def _list(name: str, found: Sequence[Any]) -> dict[str, Any]:

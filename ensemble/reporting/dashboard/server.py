@@ -32,7 +32,6 @@ DOCUMENTS: Mapping[str, Callable[[LogReader], Any]] = {
     "state": LogReader.describe,
     "curves": lambda reader: reader.view.curves_document(),
     "tables": lambda reader: reader.view.tables_document(),
-    "history": lambda reader: reader.view.history_document(),
 }
 LIST_S, LOG_S, WRITE_S, GRACE_S = 1.0, 0.5, 30.0, 10.0
 
@@ -59,7 +58,7 @@ class Page:
         app.router.add_get(root + "api/session", self._session)
         app.router.add_get(runs, self._list)
         app.router.add_get(runs + "/events", self._list_events, allow_head=False)
-        app.router.add_get(run + "/{name:state|curves|tables|history}", self._document)
+        app.router.add_get(run + "/{name:state|curves|tables}", self._document)
         app.router.add_get(run + "/{name:quality|importances}", self._analysis)
         app.router.add_get(run + "/samples", self._samples, allow_head=False)
         app.router.add_get(run + "/records", self._records, allow_head=False)

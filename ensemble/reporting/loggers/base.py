@@ -1,25 +1,56 @@
 """What every logger can do, and the file that holds what it has written.
 
-    loggers/NAME.json   {"v": 1, "events": how many of the log it has written, "log": digest of the log's first
-                         line, "options": ..., "ids": of the library's runs or files}
-
-The file is replaced after what it counts has been written. What a process that was killed had written beyond it is
-written again by the next one, and each logger sees to it that nothing is there twice.
+loggers/NAME.json   {"v": 1, "events": how many of the log it has written, "log": digest of the log's first
+                     line, "options": ..., "ids": of the library's runs or files}
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
-from ensemble.reporting.loggers.points import Point, PointReader, RunEnd
+from ensemble.events import Event
+from ensemble.reporting.loggers.points import Point, RunEnd
 from ensemble.store import RunDir, RunState
 from ensemble.store.files import make_directory, write_json
 from ensemble.store.log_lines import identify_log
 
 VERSION = 1
+IMPORT_S = 60.0  # how long an import of another thread is waited for
+_importing = threading.Lock()
+
+
+class RunObserver(Protocol):
+    """Follows a run: reads its files, and changes nothing of it. One thread calls it."""
+
+    @property
+    def follow_s(self) -> float:
+        """Seconds between two calls of `catch_up`."""
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether it waits for others rather than works: then it needs no rest between two calls."""
+
+    @property
+    def missing(self) -> str:
+        """What is missing when `end` has failed, in words."""
+
+    def catch_up(self) -> None:
+        """Write what is new. After an error it is called again, and goes on from what was written."""
+
+    def end(self, last: Event | None) -> None:
+        """Write what is new, and the end of the run.
+
+        Args:
+            last: the event that will be logged next and last; None if it is in the log already.
+        """
+
+    def lose(self) -> None:
+        """Do what is to be done when the run's controller is gone."""
 
 
 class LostRecordsError(RuntimeError):
@@ -34,13 +65,10 @@ class Logger(ABC):
         options: the fields of the logger's options (`ensemble.spec.loggers`).
     """
 
-    #: Whether it waits for others rather than works: it may do so at any time.
-    may_wait: ClassVar[bool] = False
-    #: Between two looks at the log, and the longest time until another attempt after failures, in seconds.
-    follow_s: ClassVar[float] = 1.0
-    longest_retry_s: ClassVar[float] = 300.0
-    #: What is said where it could not write its end; None: how many epochs are missing.
+    #: What is missing where it could not write its end; None: how many epochs are.
     missing: ClassVar[str | None] = None
+    #: Whether `lose` is to be called.
+    tells_loss: ClassVar[bool] = False
 
     def __init__(self, run_dir: RunDir, options: Mapping[str, Any]) -> None:
         self.run_dir, self.options = run_dir, dict(options)
@@ -49,14 +77,6 @@ class Logger(ABC):
     def identify(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options with which it goes on from its file; with others it writes the log from its first event."""
         return dict(options)
-
-    def make_reader(self) -> Any:
-        """Finds what is to be written in the events: `read(event)`, and the run's `state` after it."""
-        return PointReader()
-
-    def is_due(self) -> bool:
-        """Whether `write` is to be called although there are no points."""
-        return False
 
     @abstractmethod
     def open(self, state: RunState, ids: dict[str, Any]) -> None:
@@ -76,7 +96,7 @@ class Logger(ABC):
 
         Args:
             points: with those that were written before, those of the whole log. If the process was killed before
-                its file was written, some have been written already.
+                its file was written, some have been written already, and must not be there twice.
 
         Returns:
             The ids with which a later `open` goes on from here.
@@ -89,9 +109,9 @@ class Logger(ABC):
         The run may be resumed. Then `open` is called again, and later `end`, whose figures replace these.
         """
 
-    def lose(self) -> dict[str, Any] | None:
-        """Write that the run's controller is gone; returns the ids, or None: nothing was written."""
-        return None
+    def lose(self, state: RunState) -> dict[str, Any]:
+        """Write that the run's controller is gone; returns the ids, as `write` does."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Close the library; what was not written is left."""
@@ -99,7 +119,7 @@ class Logger(ABC):
 
 
 class Kept:
-    """The file of a logger.
+    """The file of a logger; it is replaced after what it counts has been written.
 
     Attributes:
         events: of the log that were written.
@@ -131,6 +151,17 @@ class Kept:
     def reset(self) -> None:
         """Start from the first event."""
         self.events, self.ids = 0, {}
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Let one thread at a time import a library: two that import the same one may get half of a module."""
+    is_held = _importing.acquire(timeout=IMPORT_S)  # an import that hangs does not hold the others back
+    try:
+        yield
+    finally:
+        if is_held:
+            _importing.release()
 
 
 def as_text(value: Any) -> str:

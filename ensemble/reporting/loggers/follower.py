@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ensemble.events import Event
 from ensemble.reporting.loggers.base import Kept, Logger, LostRecordsError
@@ -13,18 +17,33 @@ from ensemble.store.follower import LogFollower
 
 
 class Follower:
-    """Writes one logger. After an error of its library another follower goes on, from the file.
+    """Writes one logger. After an error it opens the library again, and goes on from the logger's file.
 
     Args:
-        logger: not open yet.
-        kept: the logger's file.
+        name: of the logger: that of its module, with a number behind it where there are several.
+        options: of the logger.
     """
 
-    def __init__(self, run_dir: RunDir, logger: Logger, kept: Kept) -> None:
-        self._run_dir, self._logger, self._kept = run_dir, logger, kept
-        self._log, self._reader = LogFollower(run_dir), logger.make_reader()
-        self._events = 0  # read so far
-        self._is_open = False
+    follow_s, may_wait = 1.0, False
+
+    def __init__(self, run_dir: RunDir, name: str, options: Mapping[str, Any]) -> None:
+        self._run_dir, self._options = run_dir, options
+        self._kind: type[Logger]
+        self._kind = importlib.import_module(f"ensemble.reporting.loggers.{name.partition('-')[0]}").LOGGER
+        self._kept = Kept(run_dir, name, self._kind.identify(options))
+        self._begin()
+
+    @property
+    def missing(self) -> str:
+        """What of the log is not written, in words."""
+        if self._kind.missing is not None:
+            return self._kind.missing
+        reader = PointReader()
+        points = [reader.read(event) for event in read_events(self._run_dir.events)]
+        missing = itertools.chain.from_iterable(points[self._kept.events :])
+        count = sum(isinstance(point, EpochEnded) for point in missing)
+        total = sum(isinstance(point, EpochEnded) for point in itertools.chain.from_iterable(points))
+        return f"{count} of {total} epochs and the final figures are missing"
 
     def catch_up(self) -> None:
         """Write what is new in the log, and save how far it has come.
@@ -32,6 +51,42 @@ class Follower:
         Raises:
             Exception: whatever the library raises.
         """
+        self._try(self._catch_up)
+
+    def end(self, last: Event | None) -> None:
+        """Write what is new, and how the run and its members stand at the end; then close the logger.
+
+        Raises:
+            Exception: whatever the library raises.
+        """
+        self._try(lambda: self._end(last))
+        self._logger.close()
+
+    def lose(self) -> None:
+        """Write that nobody drives the run any more, where the logger has a place for that."""
+        if self._kind.tells_loss:
+            self._catch_up()
+            self._kept.save(self._events, self._logger.lose(self._reader.state))
+
+    def _begin(self) -> None:
+        self._logger = self._kind(self._run_dir, self._options)
+        self._log, self._reader = LogFollower(self._run_dir), PointReader()
+        self._events = 0  # read so far
+        self._is_open = False
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except BaseException as error:
+            if self._is_open:
+                with contextlib.suppress(Exception):
+                    self._logger.close()
+            self._begin()
+            if not isinstance(error, LostRecordsError):
+                raise
+            step()  # once more, from the first event on
+
+    def _catch_up(self) -> None:
         points: list[Point] = []
         for events, _ in self._log.read():
             for event in events:
@@ -40,36 +95,17 @@ class Follower:
                 if self._events > self._kept.events:
                     points += new
         self._open()
-        if points or self._logger.is_due():
+        if points:
             self._kept.save(self._events, self._logger.write(points))
 
-    def end(self, last: Event | None) -> None:
-        """Write what is new, and how the run and its members stand at the end.
-
-        Args:
-            last: the event that will be logged next and last; None if it is in the log already.
-
-        Raises:
-            Exception: whatever the library raises.
-        """
-        self.catch_up()
+    def _end(self, last: Event | None) -> None:
+        self._catch_up()
         status, state = RunStatus.load(self._run_dir), self._reader.state
         if last is not None:
             status.used.apply(last)
             apply_event(state, last)
         end = describe_end(RunProjection(state, status.used.read()))
         self._kept.save(self._events, self._logger.end(end, state))
-
-    def lose(self) -> None:
-        """Write what is new, and that nobody drives the run any more, of a logger that says so."""
-        self.catch_up()
-        if (ids := self._logger.lose()) is not None:
-            self._kept.save(self._events, ids)
-
-    def close(self) -> None:
-        """Close the logger."""
-        if self._is_open:
-            self._logger.close()
 
     def _open(self) -> None:
         if self._is_open:
@@ -82,13 +118,3 @@ class Follower:
         except LostRecordsError:
             self._kept.reset()
             raise
-
-
-def describe_missing(run_dir: RunDir, kept: Kept) -> str:
-    """What of a log a logger has not written, in words, beside how the run ended."""
-    reader = PointReader()
-    points = [reader.read(event) for event in read_events(run_dir.events)]
-    missing = itertools.chain.from_iterable(points[kept.events :])
-    count = sum(isinstance(point, EpochEnded) for point in missing)
-    total = sum(isinstance(point, EpochEnded) for point in itertools.chain.from_iterable(points))
-    return f"{count} of {total} epochs and the final figures are missing"

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ensemble.reporting.loggers.base import Logger, LostRecordsError, as_text
+from ensemble.reporting.loggers.base import Logger, LostRecordsError, as_text, importing
 from ensemble.reporting.loggers.points import DeclaredMember, EpochEnded, Point, RunEnd
 from ensemble.store import RunState
 from ensemble.store.files import make_directory
@@ -49,8 +49,9 @@ class MLflowLogger(Logger):
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         os.environ.update(NO_TELEMETRY)
-        from mlflow import entities
-        from mlflow.tracking import MlflowClient
+        with importing():
+            from mlflow import entities
+            from mlflow.tracking import MlflowClient
 
         self._entities, self._run_id = entities, state.run_id
         folder, uri = self.run_dir.path / "mlflow", self.options.get("uri")

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ensemble.reporting.loggers.base import Logger, LostRecordsError, as_text
+from ensemble.reporting.loggers.base import Logger, LostRecordsError, as_text, importing
 from ensemble.reporting.loggers.points import DeclaredMember, EpochEnded, MemberEnd, Point, RunEnd, WentBack
 from ensemble.store import RunState
 from ensemble.store.files import make_directory
@@ -44,7 +44,8 @@ class TensorBoardLogger(Logger):
         self._file_name = f"events.out.tfevents.{int(state.started or 0)}.{state.run_id or 'run'}"
         self._sizes: dict[str, int] = dict(ids.get("sizes", {}))
         self._ends: dict[str, int] = dict(ids.get("ends", {}))
-        self._encoder = _Encoder()
+        with importing():
+            self._encoder = _Encoder()
         #: TensorBoard shows the runs of a folder together, and takes trials of one id for one.
         self._trial_prefix = f"{state.name}-{state.run_id[:8] or 'run'}/"
         for member, size in self._sizes.items():

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ensemble.reporting.loggers.base import Logger
+from ensemble.reporting.loggers.base import Logger, importing
 from ensemble.reporting.loggers.points import OPTIONS, MemberEnd, Point, RunEnd, epoch_values
 from ensemble.store import MemberState, RunState
 from ensemble.store.files import make_directory
@@ -86,7 +86,8 @@ class WandBLogger(Logger):
             if self._offline:
                 os.environ.update({name: str(self._folder / each) for name, each in FOLDERS.items()})
                 os.environ["WANDB_ERROR_REPORTING"] = "false"
-            import wandb
+            with importing():
+                import wandb
 
             self._wandb = wandb
         return self._wandb

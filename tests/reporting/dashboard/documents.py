@@ -14,12 +14,10 @@ from typing import Any
 from document_parts import list_figures, make_combined, make_cost, make_node, make_quality, make_stream
 
 from ensemble.reporting.dashboard.analysis import EMPTY
-from ensemble.reporting.dashboard.history import History, describe_history
 from ensemble.reporting.dashboard.progress import list_improvements, plot_progress
 from ensemble.reporting.dashboard.search_plots import SearchInfo, Trial, plot_search
 from ensemble.reporting.dashboard.streams import group_streams
 from ensemble.reporting.dashboard.tiles import describe_quality, describe_tiles
-from ensemble.store import RunState
 
 START = 1_795_000_000.0
 COLUMNS = (
@@ -84,16 +82,6 @@ def make_documents(
             "missing": None,
         },
         "tables": _make_tables(names),
-        "history": None,  # as the server makes it of the rest
-        "power": [  # of nodes, for the history
-            {
-                "node": name,
-                "origin": "measured",
-                "sources": ["rapl", "nvml"],
-                "points": [[START + i, START + i + 1, 300 + 40 * rng.random(), 90.0] for i in range(300)],
-            }
-            for name in places
-        ],
     }
 
 
@@ -108,9 +96,7 @@ def put_into_words(documents: dict[str, Document]) -> dict[str, Document]:
     progress = plot_progress(steps, run["objective"], run["started"], run["ended"] or run["updated"])
     state = documents["state"] | {"run": run | {"tiles": describe_tiles(run)}, "progress": progress}
     importances = documents["importances"] | {"plots": _plot_search(documents)}
-    times = RunState(started=run["started"], updated=state["now"])
-    history = documents.get("history") or describe_history(times, History(), documents["power"])
-    return documents | {"state": state, "quality": quality | words, "history": history, "importances": importances}
+    return documents | {"state": state, "quality": quality | words, "importances": importances}
 
 
 def _plot_search(documents: dict[str, Document]) -> list[Document]:

@@ -17,7 +17,7 @@ DRAWN = "[data-view]:not([data-drawn='0'])"
 #: What else is there once a view has drawn what its tests are about.
 MARKS = {
     "curves": "figure :is([data-mark=line], [data-mark=best])",
-    "cost": "figure h3:text-is('Power over time')",
+    "cost": "figure h3:text-is('The whole run by role')",
     "placement": ".node",
     "search": "canvas.lines[data-lines]:not([data-lines='0'])",
     "timeline": "[data-mark=attempt]",

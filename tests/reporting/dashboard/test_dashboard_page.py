@@ -457,33 +457,6 @@ def test_a_long_error_does_not_bury_what_is_beside_it(tab: Any, open_page: Open)
         assert notice.bounding_box()["height"] < 160
 
 
-# -- alerts ---------------------------------------------------------------------------------------
-
-
-def test_alerts_become_notifications_once_they_are_asked_for(own_tab: Any, page_server: PageServer) -> None:
-    tab, origin = own_tab, page_server.url.rstrip("/")
-    documents = make_documents(8)
-    page_server.show(documents)
-    tab.add_init_script("""window.shown = []; const Real = Notification;
-        window.Notification = class extends Real {
-          constructor(title, options) { super(title, options); window.shown.push([title, options.body]); } };""")
-    tab.goto(page_server.url)
-    tab.wait_for_selector(DRAWN)
-    wait_until(tab, lambda: page_server.followers("run") == 1)
-    alert = {"kind": "failed", "cause": "x", "text": "member-3: failed (oom): " + HOSTILE[5]}
-    page_server.push(make_change(documents["state"], 1) | {"alerts": [alert]})
-    wait_until(tab, lambda: tab.evaluate("Number(document.body.dataset.offset)") > documents["state"]["offset"])
-    assert tab.evaluate("window.shown") == [], "nobody has asked for them"
-    tab.context.grant_permissions(["notifications"], origin=origin)
-    tab.click("button:has-text('Notify me')")
-    tab.wait_for_selector("button[aria-pressed=true]:has-text('Notify me')")
-    page_server.push(make_change(documents["state"], 2) | {"alerts": [alert]})
-    wait_until(tab, lambda: tab.evaluate("window.shown.length") == 1)
-    assert tab.evaluate("window.shown") == [["digits", visible(alert["text"])]]
-    tab.click("button:has-text('Notify me')")
-    tab.wait_for_selector("button[aria-pressed=false]:has-text('Notify me')")
-
-
 # -- causes and tables ------------------------------------------------------------------------------
 
 

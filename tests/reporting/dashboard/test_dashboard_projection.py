@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import time
 from typing import Any
 
@@ -323,36 +322,6 @@ def test_what_several_members_failed_of_is_said_once_with_the_log_of_one(tmp_pat
     assert said["who"] == "member-1, attempt 1, member-2, attempt 1" and said["count"] == 2
 
 
-def test_a_page_is_told_what_happens_now_and_not_what_has_been() -> None:
-    events = list_run()
-    view = make_view(events)
-    view.look(events[-1]["t"] + 3600)
-    assert "alerts" not in (view.take_change() or {})
-    view = make_view(events[:-1])
-    view.look(events[-1]["t"] + 3600)
-    view.take_change()
-    view.apply([typed(events[-1])], 10**6)
-    view.look(events[-1]["t"])
-    assert view.has_change
-    assert [each["kind"] for each in (view.take_change() or {})["alerts"]] == ["run_ended"]
-    view.look(events[-1]["t"] + 1)
-    assert "alerts" not in (view.take_change() or {})
-    [missed] = view.change_since([])["alerts"]  # by a page whose connection was lost meanwhile
-    assert missed["kind"] == "run_ended" and missed["t"] == events[-1]["t"]
-    view.look(events[-1]["t"] + 3600)
-    assert "alerts" not in view.change_since([])
-
-
-def test_of_a_run_whose_driver_is_lost_no_member_is_said_to_stall() -> None:
-    events = list_run()
-    epochs = [at for at, event in enumerate(events) if event["type"] == "epoch"]
-    for driver, kinds in ((None, {"stalled"}), ("it is gone", {"run_lost"})):
-        view = make_view(events[: epochs[10]])
-        view.driver = driver
-        view.look(events[epochs[10]]["t"] + 3600)
-        assert {each["kind"] for each in (view.take_change() or {})["alerts"]} == kinds
-
-
 def test_a_log_is_shown_without_its_noise() -> None:
     bar = "".join(f"\r{percent}% |####" for percent in range(100))
     warning = "a.py:3: UserWarning: old\n  f(x)\n"
@@ -421,33 +390,6 @@ def test_late_epochs_of_an_attempt_that_was_given_up_change_nothing() -> None:
     assert make_view(with_late).curves_document()["members"] == make_view(events).curves_document()["members"]
 
 
-def test_power_of_a_long_run_stays_small() -> None:
-    rng = random.Random(1)
-    begin = 1e9
-    events = [{"v": 2, "t": begin, "type": "run_started", "name": "long"}]
-    for i in range(1, 20_000):
-        watts = 10.0 + rng.random()
-        part = {
-            "name": "cpu",
-            "kind": "cpu",
-            "device": None,
-            "energy_j": watts,
-            "origin": "measured",
-            "idle_j": 2.0,
-        }
-        fields = {"node": "n", "watts": watts, "interval_s": 1.0, "origin": "measured", "source": "s"}
-        events.append({"v": 2, "t": begin + i, "type": "power", **fields, "energy_j": watts, "parts": [part]})
-    view = make_view(events)
-    (node,) = view._power.describe()
-    points = node["points"]
-    assert 1000 < len(points) <= 3000
-    joules = sum((end - start) * watts for start, end, watts, _ in points)
-    assert joules == pytest.approx(sum(e["watts"] for e in events[1:]), rel=1e-4)
-    assert {idle for *_, idle in points} == {2.0}
-    assert points[0][0] == begin
-    assert points[-1][1] == begin + 19_999
-
-
 def test_what_a_document_costs_grows_with_the_members_and_no_faster() -> None:
     def measure(members: int) -> float:
         view, times = make_view(list_run(members=members, epochs=2)), []
@@ -458,19 +400,6 @@ def test_what_a_document_costs_grows_with_the_members_and_no_faster() -> None:
         return min(times)
 
     assert measure(200) < 16 * measure(25)
-
-
-def test_power_that_is_logged_late_leaves_no_hole() -> None:
-    begin = 1_000.0
-    events: list[Document] = [{"v": 2, "t": begin, "type": "run_started", "name": "late", "epochs": 1}]
-    part = {"kind": "cpu", "energy_j": 5.0, "origin": "measured", "idle_j": 2.0}
-    fields = {"node": "n", "watts": 5.0, "energy_j": 5.0, "interval_s": 1.0, "origin": "measured", "parts": [part]}
-    for late_s in (1.0, 2.0, 12.5, 12.6, 13.0):  # ten seconds in which the driver did not come to it
-        events.append({"v": 2, "t": begin + late_s, "type": "power", **fields})
-    (node,) = make_view(events)._power.describe()
-    for before, after in itertools.pairwise(node["points"]):
-        assert after[0] == before[1]
-    assert sum((end - start) * watts for start, end, watts, _ in node["points"]) == pytest.approx(25.0, abs=0.1)
 
 
 def test_a_metric_that_is_called_as_a_field_of_ours_is_shown_as_it_was_reported() -> None:

@@ -77,12 +77,10 @@ def test_estimated_joules_are_never_shown_as_measured(tab: Any, open_page: Open)
         role["origin"] = "estimated"
     for row in state["cost"]["members"]["rows"].values():
         row[AT["origin"]] = row[AT["full_origin"]] = "estimated"
-    for node in documents["power"]:
-        node["origin"] = "estimated"
     open_page(documents, "#cost")
     choose(tab, "Show", "energy")
     text = tab.inner_text("[data-view=cost]")
-    assert text.count(NOT_MEASURED) == 2 and "CPU-seconds with a weight" in text
+    assert text.count(NOT_MEASURED) == 1 and "CPU-seconds with a weight" in text
     assert "Energy (estimated)" in text and "Power now (estimated)" in text and "Joules, estimated" in text
     joules = [line for line in text.splitlines() if "measured" in line and "not" not in line]
     assert all("CPU" in line or line.startswith("measured;") for line in joules), joules
@@ -92,7 +90,6 @@ def test_a_run_without_energy_says_so_and_shows_its_cpu_time(tab: Any, open_page
     documents = make_documents(8, seed=2)
     state = documents["state"]
     state["run"]["totals"] |= {"energy_j": None, "energy_origin": "unavailable", "watts": None}
-    documents["power"] = []
     for role in state["cost"]["roles"]:
         role |= {"energy_j": None, "origin": "unavailable", "full_j": None}
     for row in state["cost"]["members"]["rows"].values():
@@ -104,45 +101,10 @@ def test_a_run_without_energy_says_so_and_shows_its_cpu_time(tab: Any, open_page
             sums[1] = None
     open_page(documents, "#cost")
     text = tab.inner_text("[data-view=cost]")
-    assert "There is no energy to share out" in text and "There is no power reading" in text
+    assert "There is no energy to share out" in text
     assert "training 3,300 s" in text and NOT_MEASURED not in text
     choose(tab, "Show", "energy")
     assert "unavailable" in tab.inner_text(f"[data-view=cost] [data-member='{names(tab)[0]}']")
-
-
-def test_power_is_drawn_with_idle_dotted_and_said(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8, seed=2)
-    open_page(documents, "#cost")
-    chart = figure(tab, "Power over time")
-    chart.scroll_into_view_if_needed()
-    legend = chart.locator(".chart-legend").inner_text()
-    assert "node-0, measured (rapl, nvml)" in legend and "node-1, idle" in legend
-    marks = int(chart.locator("canvas").get_attribute("data-marks"))
-    assert marks == 2 * 2 * 2 * 300, "two ends of 300 intervals, used and idle, of two nodes"
-    watts = documents["power"][0]["points"][-1][2]
-    assert f"{watts:.0f} W measured" in chart.locator("canvas").get_attribute("aria-label")
-
-
-def test_overlapping_readings_do_not_run_backwards_and_gaps_are_not_bridged(tab: Any, open_page: Open) -> None:
-    documents = make_documents(8, nodes=1)
-    points = [
-        [START, START + 1, 10.0, None],
-        [START + 0.9, START + 2, 20.0, None],
-        [START + 9, START + 10, 5.0, None],
-    ]
-    documents["power"][0]["points"] = points
-    documents["state"]["now"] = START + 10
-    open_page(documents, "#cost")
-    chart = figure(tab, "Power over time")
-    canvas = chart.locator("canvas")
-    canvas.focus()
-    places = []
-    for _ in range(6):
-        tab.keyboard.press("ArrowRight")
-        places.append(chart.locator(".tip").inner_text().splitlines()[1])
-    assert places == ["0 seconds: 10 W", "1 seconds: 10 W", "1 seconds: 20 W", "2 seconds: 20 W",
-                      "9 seconds: 5 W", "10 seconds: 5 W"]  # fmt: skip
-    assert "idle" not in chart.locator(".chart-legend").inner_text()
 
 
 def test_a_change_of_the_cost_is_shown_and_the_selection_is_shared(tab: Any, open_page: Open) -> None:

@@ -2,7 +2,6 @@
 
 import { send, tellAnswers } from "./actions.js";
 import { Documents } from "./documents.js";
-import { showAlerts } from "./notify.js";
 import { layOutForPrint } from "./print.js";
 import { changeSettings, formatRoute, parseRoute, readSettings } from "./route.js";
 import { buildShell } from "./shell.js";
@@ -172,7 +171,6 @@ class App {
     for (const name of changed) this.changed.add(name);
     if (changed.has("selection") || changed.has("filter")) this.writeRoute();
     if (changed.has("answers")) tellAnswers(this);
-    if (changed.has("alerts")) showAlerts(this.store);
     this.schedule();
   }
 

@@ -2,14 +2,13 @@
 
 import { fill, h, setText } from "./dom.js";
 import { ABSENT, visible } from "./format.js";
-import { saveMenu } from "./save.js";
 
 const MOST_ROWS = 1000;
 const NUMBER = /^(?:[-−+]?[\d.,]+|–)/;
 
 /**
  * Builds a card. `options`: `title`, `reading` (one line on how to read it), `width` ("", "half", "most", "rest", "third"),
- * `controls` (nodes), `legend` (a node elsewhere, saved with the figure), `onShown()` (the figure came back), `onPick(member)`, and `table()`, the same numbers as
+ * `controls` (nodes), `onShown()` (the figure came back), `onPick(member)`, and `table()`, the same numbers as
  * `{ caption?, head, rows }`; a name in the head is a text, or `[text, format]`; a row is a list of cells, or `{ key, member, cells }`; its first cell
  * names it. A cell is a text, null, a number with all its digits, which the column's `format` shortens where it is shown, or [text, number].
  * Returns `{ root, body, asTable, read(text), explain(reason|null), update() }`.
@@ -21,7 +20,7 @@ export function card(options) {
   const sheet = h("div", { class: "figure-table", hidden: true, tabindex: "0", role: "region", "aria-label": `${options.title} as a table` });
   const rows = new Map();
   const toggle = h("button", { type: "button", class: "minor as-table", "aria-pressed": "false", onclick: () => flip() }, "as a table");
-  const controls = h("div", { class: "figure-controls" }, options.controls ?? [], options.table ? toggle : null, saveMenu({ title: options.title, figure: () => (body.hidden ? null : [self.root, options.legend].filter(Boolean)), table: options.table }));
+  const controls = h("div", { class: "figure-controls" }, options.controls ?? [], options.table ? toggle : null);
   let isMissing = false;
   const head = h("div", { class: "figure-head" }, h("figcaption", {}, h("h3", {}, options.title), reading), controls);
   const self = {

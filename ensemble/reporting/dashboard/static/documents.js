@@ -2,8 +2,7 @@
 
 const RETRY_MS = 5000;
 const RENEW_MS = 2000;
-const RENEW_HISTORY_MS = 10000; // it is long, and little of it changes
-export const DOCUMENTS = ["curves", "quality", "importances", "tables", "history", "samples"];
+export const DOCUMENTS = ["curves", "quality", "importances", "tables", "samples"];
 
 /** Loads documents of `source` into `store`. `needs()` names those that are needed now; `onAnswer(error)` hears how each attempt ended, null where well. */
 export class Documents {
@@ -52,7 +51,7 @@ export class Documents {
       renewing.delete(name);
       wanted.delete(name);
       if (wanted === this.wanted) this.fetchNeeds();
-    }, name === "history" ? RENEW_HISTORY_MS : RENEW_MS);
+    }, RENEW_MS);
   }
 
   /** Has a document be fetched again when a view that needs it is opened. */

@@ -4,7 +4,7 @@ import { fill, h, svg } from "./dom.js";
 import { shorten, value } from "./format.js";
 import { chooseKind, compareValues, keyOf, makeScale, possibleKinds } from "./scales.js";
 import { makeTip } from "./card.js";
-import { openCanvas, pixelRatio, recordable } from "./stage.js";
+import { openCanvas, pixelRatio } from "./stage.js";
 
 const HEIGHT = 360;
 const TOP = 54;
@@ -31,8 +31,8 @@ export class ParallelAxes {
     this.lines = [];
     this.drag = null;
     this.hovered = null;
-    this.canvas = recordable(h("canvas", { role: "img", class: "lines" }), () => this.paint());
-    this.over = recordable(h("canvas", { "aria-hidden": "true" }), () => this.paintOver());
+    this.canvas = h("canvas", { role: "img", class: "lines" });
+    this.over = h("canvas", { "aria-hidden": "true" });
     this.axes = svg("svg", {});
     this.heads = h("div", { class: "axis-heads" });
     this.stage = h("div", { class: "chart parallel", style: { height: `${HEIGHT}px` } }, this.canvas, this.over, this.axes, this.heads);

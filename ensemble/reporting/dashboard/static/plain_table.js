@@ -2,12 +2,11 @@
 
 import { h } from "./dom.js";
 import { number, visible } from "./format.js";
-import { saveMenu } from "./save.js";
 
 /** A table's title and text above what shows its rows. */
 export function section(table, body) {
   return h("section", { class: "detail", "data-table": table.id, "aria-label": table.title },
-    h("div", { class: "figure-head" }, h("h2", {}, visible(table.title)), saveMenu({ title: table.title, table: () => plainCells(table) })), table.text === "" ? null : h("p", { class: "reading" }, visible(table.text)), body);
+    h("div", { class: "figure-head" }, h("h2", {}, visible(table.title))), table.text === "" ? null : h("p", { class: "reading" }, visible(table.text)), body);
 }
 
 /** A table with all its rows, in a card. */
@@ -16,10 +15,6 @@ export function plainTable(table) {
   const rows = table.rows.map((cells) => h("tr", { "data-mark": "row" }, cells.map((cell, i) => h("td", { class: table.head[i][1] }, visible(textOf(cell))))));
   const body = h("table", {}, h("caption", { class: "unseen" }, visible(table.title)), h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows));
   return section(table, h("div", { class: "card scroll" }, body));
-}
-
-function plainCells({ head, rows }) {
-  return { head: head.map(([title]) => title), rows: rows.map((cells) => cells.map((cell, i) => (i === 0 && Array.isArray(cell) ? cell[0] : cell))) };
 }
 
 /** What a cell shows: a text, a number as the page writes numbers, or the first of a text and what it is sorted by. */

@@ -3,7 +3,7 @@
 import { fill, h } from "./dom.js";
 
 const SECTIONS = [
-  "view", "run", "members", "spans", "nodes", "streams", "notices", "cost", "curves", "quality", "importances", "tables", "history",
+  "view", "run", "members", "spans", "nodes", "streams", "notices", "cost", "curves", "quality", "importances", "tables",
 ];
 
 /** Puts all views with a tab in the place of the shown one; returns what takes them away again. */

@@ -4,7 +4,6 @@ import { fill, h, isTyping, setAttribute, setText } from "./dom.js";
 import { openHelp } from "./help.js";
 import { count, duration, moment } from "./format.js";
 import { driverBanner } from "./lost_driver.js";
-import { makeSwitch } from "./notify.js";
 import { read, write } from "./storage.js";
 
 const THEMES = ["auto", "light", "dark"];
@@ -35,11 +34,9 @@ function frame(page) {
   const theme = h("button", { class: "quiet", type: "button", onclick: () => nextTheme(theme) });
   const help = h("button", { class: "quiet", type: "button", "aria-label": "Help and keys", onclick: () => openHelp(shownTabs(page)) }, "?");
   const share = h("button", { class: "quiet", type: "button", "aria-label": "Copy the address of this view", title: "Copy the address of this view", onclick: () => copyAddress(page) }, "link");
-  const notify = h("button", { class: "quiet", type: "button", title: "Notify me when the run fails, stalls or ends" }, "Notify me");
-  makeSwitch(notify, page);
   const back = h("a", { class: "back", href: "#runs", hidden: true }, "All runs");
   const lead = h("p", { class: "lead" });
-  const tools = h("div", { class: "tools" }, access, connection, notify, share, theme, help);
+  const tools = h("div", { class: "tools" }, access, connection, share, theme, help);
   const header = h("header", { class: "top" }, h("div", { class: "title" }, back, name, state, stopping, tools), lead);
 
   const filter = h("input", {

@@ -15,7 +15,7 @@ export class Stage {
     this.isNear = true; // until the observer knows better: the first drawing is of all
     this.isStale = false;
     this.axes = svg("svg", { class: "axes", "aria-hidden": "true" });
-    this.canvas = recordable(h("canvas", canvasAttributes), () => this.render(this.width, this.height));
+    this.canvas = h("canvas", canvasAttributes);
     this.root = h("div", { ...attributes, class: `chart ${attributes.class ?? ""}`, style: { height: `${height}px` } }, this.axes, this.canvas);
     this.tip = makeTip(this.root);
     this.size = new ResizeObserver(() => (this.isStale || this.root.clientWidth !== this.width) && this.refresh());
@@ -97,19 +97,8 @@ export function pixelRatio() {
   return Math.min(2, window.devicePixelRatio || 1);
 }
 
-/** Lets what is on a canvas be drawn once more, to be saved: `paint` draws it by way of `openCanvas`. */
-export function recordable(canvas, paint) {
-  canvas.record = (context) => {
-    canvas.recorder = context;
-    paint();
-    canvas.recorder = null;
-  };
-  return canvas;
-}
-
 /** Sizes a canvas for the screen's pixels and clears it; coordinates are CSS pixels. */
 export function openCanvas(canvas, width, height) {
-  if (canvas.recorder) return canvas.recorder;
   const ratio = pixelRatio();
   const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
   if (canvas.width !== wide || canvas.height !== high) {

@@ -49,11 +49,9 @@ export class Store {
     this.quality = null;
     this.importances = null;
     this.tables = null;
-    this.history = null;
     this.samples = null; // of a report: live ones are asked for by the page
     this.waitingEpochs = null;
     this.answers = [];
-    this.alerts = [];
     this.logNow = 0;
     this.heardAt = 0;
     this.shown = null;
@@ -75,7 +73,7 @@ export class Store {
     this.tell(["run", "members", "spans", "nodes", "streams", "notices", "cost", "progress", "selection"]);
   }
 
-  /** Takes one of the documents `curves`, `quality`, `importances`, `tables`, `history`. */
+  /** Takes one of the documents `curves`, `quality`, `importances`, `tables`. */
   loadDocument(name, document) {
     this[name] = document;
     if (document.members) document.members = bare(document.members);
@@ -116,10 +114,6 @@ export class Store {
     else if (change.epochs?.length && this.curves !== null) {
       this.applyEpochs(change.epochs);
       changed.push("curves");
-    }
-    if (change.alerts?.length) {
-      this.alerts = change.alerts;
-      changed.push("alerts");
     }
     if (change.answers?.length) {
       this.answers = [...this.answers, ...change.answers].slice(-100);

@@ -102,13 +102,6 @@ class Table {
     this.places = null;
   }
 
-  /** The selected rows in their order, all where none is selected, as of `card`. */
-  tabulate() {
-    const chosen = this.sorted.filter((id) => this.options.isSelected(id));
-    const ids = chosen.length > 0 ? chosen : this.sorted;
-    return { head: this.columns.map((column) => column.title), rows: ids.map((id) => this.columns.map((column) => column.value(this.row(id)))) };
-  }
-
   placeOf(id) {
     this.places ??= new Map(this.sorted.map((each, place) => [each, place]));
     return this.places.get(id) ?? -1;

@@ -1,4 +1,4 @@
-/** The view "Cost": CPU-seconds and joules by role and member, with their origin; power over time; what it amounts to. */
+/** The view "Cost": CPU-seconds and joules by role and member, with their origin; what it amounts to. */
 
 import { card, choice } from "../card.js";
 import { fill, h, setText } from "../dom.js";
@@ -6,7 +6,6 @@ import { cpu, joules, number, share, visible } from "../format.js";
 import { plainTable } from "../plain_table.js";
 import { SERIES } from "../store.js";
 import { Tiles } from "../tiles.js";
-import { Plots } from "./task_plots.js";
 
 const SHOWN = 40; // members with a bar of their own, until the reader asks for all
 const ROLES = {
@@ -21,7 +20,7 @@ const SORTS = [["direct", "direct use"], ["full", "full use"], ["number", "numbe
 export const costView = {
   id: "cost",
   title: "Cost",
-  needs: ["history", "tables"],
+  needs: ["tables"],
   renews: ["tables"],
   shown: (store) => store.run !== null,
   mount: (root, page) => new CostView(root, page),
@@ -38,7 +37,6 @@ class CostView {
     this.origin = h("p", { class: "before-figures warn", role: "note", hidden: true }, ESTIMATED);
     this.roles = card({ title: "The whole run by role" });
     this.members = card({ title: "Members" });
-    this.power = new Plots(page, { document: "history", view: "cost", width: "" });
     this.lines = h("section", { class: "card" });
     this.rows = h("div", {});
     this.note = h("p", { class: "reading" });
@@ -46,12 +44,10 @@ class CostView {
     this.legend = h("div", { class: "chart-legend" });
     this.tables = h("div", { class: "below" });
     fill(this.members.body, this.buildControls(), this.legend, this.rows, this.note, this.more);
-    fill(root, this.tiles.root, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.power.root, this.lines), this.tables);
+    fill(root, this.tiles.root, this.origin, h("div", { class: "grid below" }, this.roles.root, this.members.root, this.lines), this.tables);
   }
 
-  close() {
-    this.power.close();
-  }
+  close() {}
 
   buildControls() {
     return h("div", { class: "figure-tools" },
@@ -83,7 +79,6 @@ class CostView {
       this.drawLines();
     }
     if (isNew || changed.has("cost") || changed.has("selection") || changed.has("filter")) this.drawMembers();
-    this.power.update(changed);
     const { tables } = store;
     if ((isNew || changed.has("tables")) && tables !== null) fill(this.tables, tables.tables.map(plainTable), tables.missing.map((why) => h("p", { class: "absent" }, visible(why))));
     this.origin.hidden = !this.origins().has("estimated") && store.run.totals?.energy_origin !== "estimated";

@@ -226,7 +226,7 @@ export class CurvePanels {
 
   makePanel(metric) {
     const name = figureName(metric);
-    const box = card({ title: name, legend: this.legend, table: () => this.tabulate(metric), onPick: (id) => this.store.toggle(id), onShown: () => this.update(new Set(["settings"])) });
+    const box = card({ title: name, table: () => this.tabulate(metric), onPick: (id) => this.store.toggle(id), onShown: () => this.update(new Set(["settings"])) });
     const chart = new LineChart({
       label: `${name}: curves of the members. Arrow keys go from line to line, Enter selects.`,
       height: HEIGHT,

@@ -3,7 +3,6 @@
 import { memberButtons, verbsFor } from "../actions.js";
 import { fill, h, setText } from "../dom.js";
 import { count } from "../format.js";
-import { saveMenu } from "../save.js";
 import { read, write } from "../storage.js";
 import { createTable } from "../table.js";
 import { allColumns, defaultColumns } from "./member_columns.js";
@@ -53,7 +52,7 @@ class Members {
     this.table.root.addEventListener("click", (event) => this.follow(event));
     const all = h("button", { type: "button", onclick: () => page.store.select(page.store.visible()) }, "Select all shown");
     this.all = all;
-    fill(root, h("div", { class: "toolbar" }, this.count, this.bulk, h("span", { class: "grow" }), all, this.chooser, saveMenu({ title: "Members", table: () => this.table.tabulate() })), this.table.root);
+    fill(root, h("div", { class: "toolbar" }, this.count, this.bulk, h("span", { class: "grow" }), all, this.chooser), this.table.root);
   }
 
   update(changed) {

@@ -3,7 +3,6 @@
 import { fill, h, setText, svg } from "../dom.js";
 import { count, memory, number, share, visible } from "../format.js";
 import { card, roving } from "../card.js";
-import { Plots } from "./task_plots.js";
 
 const MOST_MEMBERS = 24; // members named beside a stream
 const HOLDING = new Set(["placed", "running", "measuring"]);
@@ -15,7 +14,7 @@ const LEVELS = {
 export const pipelineView = {
   id: "pipeline",
   title: "Pipeline",
-  needs: ["history"],
+  needs: [],
   shown: () => true,
   mount: (root, page) => new PipelineView(root, page),
 };
@@ -29,19 +28,16 @@ class PipelineView {
     this.list = h("div", { class: "streams" });
     this.table = card({ title: "Streams by node", table: () => this.tabulate() });
     this.table.read("Counts of all feeders in turn, rates between its last two reports, levels from the first sample on: workers busy, ring full, links used, a member waited.");
-    this.plots = new Plots(page, { document: "history", view: "pipeline" });
-    fill(root, this.summary, this.absent, this.list, h("div", { class: "grid" }, this.plots.root, this.table.root));
+    fill(root, this.summary, this.absent, this.list, h("div", { class: "grid" }, this.table.root));
     this.table.root.querySelector("button").click(); // it is a table, nothing else
     this.table.root.querySelector(".as-table").hidden = true;
   }
 
   close() {
-    this.plots.close();
     this.store.setHover(null);
   }
 
   update(changed) {
-    this.plots.update(changed);
     if (changed.size === 1 && (changed.has("clock") || changed.has("hover"))) return;
     const { store } = this;
     const shown = store.streams.filter((group) => group.is_shown); // older ones are rows of the table

@@ -4,7 +4,6 @@ import { fill, h, setAttribute, setText } from "../dom.js";
 import { clock, count, hyperparameters, number, share, visible, watts } from "../format.js";
 import { card, makeTip, roving } from "../card.js";
 import { plainTable } from "../plain_table.js";
-import { Plots } from "./task_plots.js";
 import { busiest, holders, layOut, rowsOf } from "../places.js";
 
 const PER_ROW = 16; // cores side by side
@@ -14,7 +13,7 @@ const LETTER = 6.6; // pixels
 export const placementView = {
   id: "placement",
   title: "Placement",
-  needs: ["history", "tables"],
+  needs: ["tables"],
   renews: ["tables"],
   shown: () => true,
   mount: (root, page) => new PlacementView(root, page),
@@ -36,9 +35,8 @@ class PlacementView {
     });
     this.holder = h("div", { class: "nodes-holder" }, this.absent, this.grid);
     fill(this.card.body, this.holder);
-    this.plots = new Plots(page, { document: "history", view: "placement" });
     this.tables = h("div", { class: "below" });
-    fill(root, h("div", { class: "grid" }, this.card.root, this.plots.root), this.tables);
+    fill(root, h("div", { class: "grid" }, this.card.root), this.tables);
     this.tip = makeTip(this.holder);
     const on = (name, listener) => this.grid.addEventListener(name, listener);
     on("pointerover", (event) => this.point(event.target.closest("[data-member]")));
@@ -52,7 +50,6 @@ class PlacementView {
   }
 
   close() {
-    this.plots.close();
     this.store.setHover(null);
   }
 
@@ -76,7 +73,6 @@ class PlacementView {
   }
 
   update(changed) {
-    this.plots.update(changed);
     if (changed.size === 1 && changed.has("hover")) return;
     const { store } = this;
     if (this.shown !== store.tables) fill(this.tables, ((this.shown = store.tables)?.places ?? []).map(plainTable));

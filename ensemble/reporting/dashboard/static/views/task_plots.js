@@ -41,8 +41,7 @@ export function plotChart(plot, store, options) {
 }
 
 /**
- * The charts of plots of a document: `root`, `update(changed)`, `draw()`, `close()`. `options`: `document` (its name), `view` (of plots that bear one),
- * `width`, `names()` of models, `isShown(id)` and `isPale(id)` of members' marks.
+ * The charts of plots of a document: `root`, `update(changed)`, `draw()`, `close()`. `options`: `document` (its name), `width`, `names()` of models, `isShown(id)` and `isPale(id)` of members' marks.
  */
 export class Plots {
   constructor(page, options) {
@@ -51,18 +50,17 @@ export class Plots {
     this.root = h("div", { class: "grid" });
   }
 
-  /** Draws what is new, and has a document that grows with the run be fetched again. */
+  /** Draws what is new. */
   update(changed) {
     const found = this.page.store[this.options.document];
-    if (changed.has("nodes") || changed.has("streams")) this.page.documents.renew(this.options.document);
     if (found !== this.drawn || changed.has("selection")) this.draw();
   }
 
   draw() {
     const { store } = this.page;
-    const { document, view, width } = this.options;
+    const { document } = this.options;
     this.drawn = store[document];
-    const plots = (this.drawn?.plots ?? []).filter((plot) => view === undefined || [plot.view].flat().includes(view));
+    const plots = (this.drawn?.plots ?? []);
     for (const [id, chart] of this.charts) if (!plots.some((plot) => plot.id === id)) [chart.close(), chart.root.remove(), this.charts.delete(id)];
     for (const plot of plots) {
       if (!this.charts.has(plot.id)) this.charts.set(plot.id, plotChart(plot, store, this.options));

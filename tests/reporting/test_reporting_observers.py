@@ -1,0 +1,415 @@
+"""The observers of a run: real processes and real training, with a logger that dies, hangs, fails or is slow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from event_dicts import fold, read_events, typed
+from execute_members import an_ensemble, faulty_model, loss
+from logger_readers import LIMIT, kept, read_tensorboard, tensorboard, write_log
+from run_events import list_run
+
+import ensemble
+from ensemble import Recipe, SpecError
+from ensemble.cli.parser import main
+from ensemble.reporting.loggers import webhook as sender
+from ensemble.reporting.loggers.observers import Observers
+from ensemble.spec import resolve_loggers, resolve_notify
+from ensemble.store import RunDir, write_request
+
+SECRET = "T0KEN-that-nobody-may-read"
+WAIT_S = 300.0  # only ends a test that hangs
+EVENTS = list_run(members=4, epochs=3)
+LAST = typed(EVENTS[-1])
+MANY_S = 600.0  # for observers that end by themselves
+
+
+class Webhook(ThreadingHTTPServer):
+    """A server on the loopback that takes alerts; `answers` says how the next ones are answered."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.got: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.answers: list[int | str | None] = []  # a status, a redirection, or None: never
+        self.asked = 0
+        webhook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                webhook.asked += 1
+                answer = webhook.answers.pop(0) if webhook.answers else 204
+                if answer is None:
+                    time.sleep(WAIT_S)
+                elif isinstance(answer, str):
+                    self.send_response(307)
+                    self.send_header("Location", answer)
+                    self.end_headers()
+                else:
+                    if answer < 300:
+                        webhook.got.put(json.loads(body))
+                    self.send_response(answer)
+                    self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/hook/{SECRET}"
+
+    def next(self) -> dict[str, Any]:
+        return self.got.get(timeout=WAIT_S)
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    with Webhook() as served:
+        yield served
+        served.shutdown()
+
+
+def find_observers() -> psutil.Process | None:
+    """The process of observers that this one has started."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "observer_main" in str(process.cmdline()):
+                return process
+    return None
+
+
+# -- beside training -----------------------------------------------------------------------------------
+
+
+def train(run_dir: Path, on_event: Any = None, loggers: tuple[str, ...] = ("tensorboard",)) -> Any:
+    """Train two members; the state of the run, which has finished."""
+    ensemble.submit(an_ensemble(epochs=4, loggers=loggers), run_dir, "inline", on_event).wait()
+    return fold(read_events(run_dir / "events.jsonl"))
+
+
+def list_trained(state: Any) -> dict[str, Any]:
+    return {
+        name: (member.weights_sha256, member.attempts, [epoch.metrics for epoch in member.history])
+        for name, member in state.members.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return list_trained(train(tmp_path_factory.mktemp("undisturbed") / "run", loggers=()))
+
+
+def check_tensorboard(run_dir: Path, state: Any) -> None:
+    """Each epoch of each member is there once."""
+    with tensorboard(run_dir / "tensorboard") as ask:
+        scalars = read_tensorboard(ask)
+    for name, member in state.members.items():
+        losses = {epoch.epoch: epoch.train_loss for epoch in member.history}
+        assert scalars[name]["train/loss"] == pytest.approx(losses, rel=1e-6)
+
+
+def test_observers_that_are_killed_twice_do_not_touch_training_and_log_each_epoch_once(
+    tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMIT, MANY_S)
+    monkeypatch.setattr("ensemble.controller.controller.TICK_S", 0.0)  # so that a death is noticed soon
+    run_dir, killed = RunDir(tmp_path / "run"), list[int]()
+
+    def kill(event: dict[str, Any]) -> None:
+        if event["type"] != "epoch" or event["epoch"] not in (1, 3) or event["member"] != "member-0":
+            return
+        while not (run_dir.loggers / "tensorboard.json").exists() or (process := find_observers()) is None:
+            time.sleep(0.01)  # until something is written
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed.append(process.pid)
+
+    state = train(run_dir.path, kill)
+    assert len(set(killed)) == 2 and list_trained(state) == undisturbed
+    told = [event for event in read_events(run_dir.events) if event["type"] == "logger"]
+    assert told[0]["logger"] == "process" and told[0]["state"] == "failing" and "it died" in told[0]["detail"]
+    assert read_events(run_dir.events)[-1]["notes"] == []
+    check_tensorboard(run_dir.path, state)
+
+
+def test_observers_that_stand_still_while_members_train_write_all_at_the_end(
+    tmp_path: Path, undisturbed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMIT, MANY_S)
+    stopped = list[psutil.Process]()
+
+    def stand_still(event: dict[str, Any]) -> None:
+        if event["type"] == "epoch" and not stopped:
+            while (process := find_observers()) is None:
+                time.sleep(0.01)
+            process.suspend()
+            stopped.append(process)
+        elif event["type"] == "combined":
+            stopped[0].resume()
+
+    state = train(tmp_path / "run", stand_still)
+    assert stopped and list_trained(state) == undisturbed
+    check_tensorboard(tmp_path / "run", state)
+
+
+# -- beside each other ---------------------------------------------------------------------------------
+
+
+def block_tensorboard(run_dir: RunDir, member: str) -> Path:
+    """Put a pipe in the place of a member's event file: to open it takes for ever, as nobody reads it."""
+    folder = run_dir.path / "tensorboard" / member
+    folder.mkdir(parents=True)
+    pipe = folder / f"events.out.tfevents.{int(EVENTS[0]['t'])}.{EVENTS[0]['run_id']}"
+    os.mkfifo(pipe)
+    return pipe
+
+
+def test_a_logger_that_sleeps_for_ever_holds_back_neither_another_nor_the_end_and_is_resumed(
+    webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = write_log(tmp_path / "run", EVENTS[:-1])
+    run_dir.requests.mkdir()
+    pipe = block_tensorboard(run_dir, "member-1")
+    observers = Observers(run_dir, resolve_loggers(["tensorboard"]), [webhook.url])
+    observers.start()
+    lines = list[str]()
+    ender = threading.Thread(target=lambda: lines.extend(observers.end_loggers(LAST, members=1000)))
+    ender.start()
+    assert webhook.next()["kind"] == "run_ended"
+    write_request(run_dir, "stop", at_once=True)  # as the second Ctrl-C of somebody who does not wait
+    ender.join()
+    assert lines == ["tensorboard: has not ended before the run was to end at once; the log's end is missing"]
+    assert find_observers() is None
+    for request in run_dir.requests.iterdir():
+        request.unlink()
+    pipe.unlink()
+    monkeypatch.setattr(LIMIT, MANY_S)
+    last = Observers(run_dir, resolve_loggers(["tensorboard"]))
+    last.start()
+    assert last.end_loggers(LAST, members=1) == []
+    check_tensorboard(run_dir.path, fold(EVENTS))
+
+
+@pytest.mark.more
+def test_another_logger_follows_the_log_while_one_sleeps_for_ever(tmp_path: Path) -> None:
+    run_dir = write_log(tmp_path / "run", EVENTS[:-1])
+    block_tensorboard(run_dir, "member-1")
+    observers = Observers(run_dir, resolve_loggers(["tensorboard", "mlflow"]))
+    observers.start()
+    while not (run_dir.loggers / "mlflow.json").exists() or kept(run_dir, "mlflow")["events"] < len(EVENTS) - 1:
+        assert observers.read() == []
+    assert not (run_dir.loggers / "tensorboard.json").exists()
+    observers.close()
+
+
+def test_a_logger_that_fails_says_so_once_and_goes_on_when_it_can(
+    webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMIT, MANY_S)
+    run_dir = write_log(tmp_path / "run", EVENTS[:-1])
+    (run_dir.path / "tensorboard").write_text("no directory")
+    observers = Observers(run_dir, resolve_loggers(["tensorboard"]), [webhook.url])
+    observers.start()
+    while not (news := observers.read()):
+        pass
+    [event] = news
+    assert (event["logger"], event["state"]) == ("tensorboard", "failing") and "it is tried again" in event[
+        "detail"
+    ]
+    (run_dir.path / "tensorboard").unlink()
+    while not (news := observers.read()):
+        pass
+    assert [(event["logger"], event["state"]) for event in news] == [("tensorboard", "works")]
+    assert observers.end_loggers(LAST, members=4) == []
+    assert webhook.next()["kind"] == "run_ended"
+    check_tensorboard(run_dir.path, fold(EVENTS))
+
+
+def test_a_process_that_always_dies_at_the_end_is_given_up_and_said(tmp_path: Path) -> None:
+    run_dir = write_log(tmp_path / "run", EVENTS[:-1])
+    block_tensorboard(run_dir, "member-1")  # so that it never ends by itself
+    observers = Observers(run_dir, resolve_loggers(["tensorboard"]))
+    observers.start()
+    lines, killed = list[str](), set[int]()
+    ender = threading.Thread(target=lambda: lines.extend(observers.end_loggers(LAST, members=1000)))
+    ender.start()
+    while ender.is_alive():
+        if (process := find_observers()) is not None and process.pid not in killed:
+            killed.add(process.pid)
+            process.kill()
+    assert len(killed) == 3 and len(lines) == 1 and lines[0].startswith("tensorboard: the process died; see ")
+
+
+# -- webhooks ------------------------------------------------------------------------------------------
+
+
+def tell(run_dir: RunDir, webhook: Webhook, last: dict[str, Any]) -> list[str]:
+    """Observe a run that ends with this event."""
+    observers = Observers(run_dir, (), resolve_notify([webhook.url]))
+    observers.start()
+    return observers.end_loggers(typed(last), members=8)
+
+
+def test_a_webhook_that_fails_twice_is_told_at_the_third_try_and_only_once(
+    webhook: Webhook, tmp_path: Path
+) -> None:
+    run_dir = write_log(tmp_path / "run", EVENTS[:-1])
+    webhook.answers = [503, 500]
+    assert tell(run_dir, webhook, EVENTS[-1]) == []
+    message = webhook.next()
+    assert message["run"] == "digits" and message["kind"] == "run_ended" and webhook.asked == 3
+    assert message["text"] == "digits: ended: 4 finished" and message["time"].endswith("+00:00")
+    assert tell(run_dir, webhook, EVENTS[-1]) == [] and webhook.asked == 3, "a process that was killed just then"
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "text"),
+    [
+        ({"type": "run_stopped", "reason": "Ctrl-C"}, "run_stopped", "digits: stopped (Ctrl-C): "),
+        ({"type": "run_finished"}, "run_failed", "digits: failed, no member finished: "),
+    ],
+)
+def test_a_run_that_was_stopped_or_in_which_no_member_finished_is_told_as_such(
+    webhook: Webhook, tmp_path: Path, last: dict[str, Any], kind: str, text: str
+) -> None:
+    events = [event for event in EVENTS[:-1] if event["type"] != "finished"]
+    assert tell(write_log(tmp_path / "run", events), webhook, {"t": EVENTS[-1]["t"], **last}) == []
+    message = webhook.next()
+    assert message["kind"] == kind and message["text"].startswith(text)
+
+
+def test_what_is_no_address_is_refused_without_naming_what_may_be_secret() -> None:
+    for address in (f"ftp://host/{SECRET}", SECRET, [f"https:///{SECRET}"], 7):
+        with pytest.raises(SpecError, match="http") as raised:
+            resolve_notify(address)
+        assert SECRET not in str(raised.value)
+    assert resolve_notify(None) == () and resolve_notify("https://host/x") == ("https://host/x",)
+
+
+def test_a_redirection_is_followed_on_the_same_host_only(webhook: Webhook) -> None:
+    webhook.answers = ["/elsewhere"]
+    sender.post(webhook.url, b"{}")
+    assert webhook.next() == {}
+    with Webhook() as other:
+        webhook.answers = [other.url]
+        with pytest.raises(sender.DeliveryError, match="redirects to another host") as found:
+            sender.post(webhook.url, b"{}")
+        assert other.asked == 0 and SECRET not in str(found.value)
+        other.shutdown()
+    webhook.answers = ["/a", "/b", "/c", "/d", "/e"]
+    with pytest.raises(sender.DeliveryError, match="without end"):
+        sender.post(webhook.url, b"{}")
+
+
+def test_a_webhook_that_never_answers_or_is_not_there_is_given_up(webhook: Webhook) -> None:
+    webhook.answers = [None]
+    with pytest.raises(sender.DeliveryError, match=r"did not answer within 0\.2 s") as found:
+        sender.post(webhook.url, b"{}", limit_s=0.2)
+    assert SECRET not in str(found.value)
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # accepts, and says nothing
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/{SECRET}"
+        with pytest.raises(sender.DeliveryError, match="did not answer"):
+            sender.post(url, b"{}", limit_s=0.2)
+    with pytest.raises(sender.DeliveryError, match="cannot be reached") as found:
+        sender.post(url, b"{}")
+    assert SECRET not in str(found.value)
+
+
+def check_secret(run_dir: Path) -> None:
+    """The token of the address is in no file of a run, and in no command line that others can read."""
+    for path in run_dir.rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+    for process in psutil.process_iter():
+        try:
+            assert SECRET not in " ".join(process.cmdline()), process
+        except psutil.Error:
+            continue
+
+
+def test_a_run_that_fails_says_so_and_keeps_the_secret(webhook: Webhook, tmp_path: Path) -> None:
+    recipe = Recipe(model=faulty_model, loss=loss)
+    failing = an_ensemble([{"lr": 0.1, "fault": "build"}, {"lr": 0.2, "fault": "build"}], recipe=recipe)
+    webhook.answers = [500]
+    ensemble.submit(failing, tmp_path / "run", executor="inline", notify=webhook.url).wait()
+    message = webhook.next()
+    assert message["kind"] == "run_failed" and message["text"].endswith("no member finished: 2 failed")
+    check_secret(tmp_path / "run")
+
+
+SPEC = """
+from ensemble import Recipe
+from execute_members import an_ensemble, faulty_model, loss
+
+def spec():
+    return an_ensemble([{"lr": 0.1, "fault": "build"}], recipe=Recipe(model=faulty_model, loss=loss))
+"""
+
+
+def test_the_command_line_names_files_with_the_addresses(webhook: Webhook, tmp_path: Path) -> None:
+    for name, text in {"spec.py": SPEC, "webhook": webhook.url}.items():
+        (tmp_path / name).write_text(text + "\n")
+    command = ["run", str(tmp_path / "spec.py"), "--run-dir", str(tmp_path / "run"), "--executor", "inline"]
+    assert main([*command, "--notify", f"@{tmp_path}/none"]) == 2
+    assert main([*command, "--notify", f"@{tmp_path}/webhook"]) == 1, "no member finishes"
+    assert webhook.next()["kind"] == "run_failed"
+    check_secret(tmp_path / "run")
+
+
+SCRIPT = """
+import sys
+import ensemble
+from ensemble import Recipe
+from execute_members import an_ensemble, faulty_model, loss
+members = [{"lr": 0.1, "fault": "wait", "after": 2, "marker": sys.argv[2]}]
+declared = an_ensemble(members, recipe=Recipe(model=faulty_model, loss=loss))
+ensemble.submit(declared, sys.argv[1], executor="inline", notify=sys.stdin.readline().strip()).wait()
+"""
+
+
+@pytest.mark.more
+def test_a_run_that_is_killed_and_resumed_repeats_nothing(webhook: Webhook, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(tmp_path / "marker")]
+    path = os.pathsep.join(sys.path)
+
+    def start() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+        )
+        assert process.stdin is not None
+        process.stdin.write(webhook.url + "\n")
+        process.stdin.flush()
+        return process
+
+    with start() as first:
+        while not (tmp_path / "run" / "loggers" / "observers.lock").exists():
+            assert first.poll() is None
+            time.sleep(0.01)
+        first.send_signal(signal.SIGKILL)
+    lost = webhook.next()
+    assert lost["kind"] == "run_lost" and "ensemble resume" in lost["text"]
+    (tmp_path / "marker").touch()
+    with start() as second:
+        ended = webhook.next()
+        assert second.wait(WAIT_S) == 0
+    assert ended["kind"] == "run_ended" and "1 finished" in ended["text"]
+    assert webhook.got.empty()
+    check_secret(tmp_path / "run")
