@@ -312,11 +312,12 @@ def _make_parser() -> argparse.ArgumentParser:
             add_notify_options(added)
             add_mirror_option(added)
 
-    text = (
-        "Bring a run back from the address to which --mirror copied it. Its declaration is a pickle, which runs "
-        "code when the run is resumed or loaded: fetch only what you trust, and let nobody else write there."
-    )
+    text = "Bring a run back from the address to which --mirror copied it."
     fetched = command("fetch", view_commands.fetch_run, text)
+    fetched.epilog = (
+        "The declaration of a run is a pickle, which runs code when the run is resumed or loaded: fetch only what "
+        "you trust, and let nobody else write to the address."
+    )
     fetched.add_argument("url", metavar="URL", help="as it was given to --mirror")
     fetched.add_argument("run_dir", metavar="RUN_DIR", help="a new directory, or an empty one")
 

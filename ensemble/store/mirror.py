@@ -103,8 +103,9 @@ class MirrorStatus(Struct, kw_only=True):
     def __str__(self) -> str:
         if self.since is None:
             return f"mirror: {self.url}: {'complete' if self.is_whole else 'up to date'}"
+        files = f"{self.files} files, {self.bytes / 1e6:.1f} MB " if self.files else ""
         since, error = time.strftime("%H:%M", time.localtime(self.since)), f" ({self.error})" * bool(self.error)
-        return f"mirror: {self.url}: {self.files} files, {self.bytes / 1e6:.1f} MB behind since {since}{error}"
+        return f"mirror: {self.url}: {files}behind since {since}{error}"
 
 
 def load_status(run_dir: RunPaths) -> MirrorStatus | None:

@@ -36,9 +36,8 @@ from ensemble.store.rundir import RunDir
 
 #: Files that are held open, so that they can be sent when the run has removed them.
 MOST_OPEN = 256
-#: Seconds between two copies of what members print, and between two notes of what is behind; bytes a second of the
-#: log, which is sent whole.
-OUTPUT_S, NOTE_S, LOG_RATE = 60.0, 2.0, 1e6
+#: Seconds between two copies of what members print; bytes a second of the log, which is sent whole.
+OUTPUT_S, LOG_RATE = 60.0, 1e6
 FOLDERS = ("code", "data", "members", "packs")
 
 #: Inode, size and time of the last change in nanoseconds; of the log its size alone.
@@ -59,7 +58,7 @@ class Copier:
         self._number, self._manifest = 0, Manifest(run_id="", name="")
         self._sent: dict[str, tuple[Stamp, StoredFile]] = {}
         self._unnamed: set[str] = set()  # objects that the last manifest does not name
-        self._noted_at = self._output_at = self._due_at = 0.0
+        self._output_at = self._due_at = 0.0
 
     def copy(self, *, is_last: bool = False) -> None:
         """Copy the files that are new or have changed, if there are any, with the log up to now.
@@ -84,7 +83,10 @@ class Copier:
                 newest = sorted(changed, key=lambda path: changed[path][2], reverse=True)[:MOST_OPEN]
                 files = {path: self._open(opened, path) for path in newest}
                 self._check_owner()
-                self._send_changed(changed, files)
+                size, since = sum(stamp[1] for stamp in changed.values()), self.behind.since or time.time()
+                self._note(files=len(changed), bytes=size, since=since, is_whole=False)
+                for path, stamp in changed.items():
+                    self._send(path, stamp, files.get(path))
             self._write_manifest(stamps)
         except (StoreError, OSError) as error:
             since = self.behind.since or time.time()
@@ -136,31 +138,30 @@ class Copier:
             return opened.enter_context(open(self._run_dir.path / path, "rb"))
         return None
 
-    def _send_changed(self, changed: dict[str, Stamp], files: dict[str, BinaryIO | None]) -> None:
-        size, since = sum(stamp[1] for stamp in changed.values()), self.behind.since or time.time()
-        self._note(files=len(changed), bytes=size, since=since, is_whole=False)
-        for count, (path, stamp) in enumerate(changed.items()):
-            if time.monotonic() >= self._noted_at + NOTE_S:
-                self._note(files=len(changed) - count, bytes=size)
-            with contextlib.ExitStack() as opened:
-                if (file := files.get(path) or self._open(opened, path)) is not None:
-                    self._send(path, stamp, file)
-            size -= stamp[1]
+    def _send(self, path: str, stamp: Stamp, file: BinaryIO | None) -> None:
+        """Send a file unless the address has it; one that the run has removed is left out.
 
-    def _send(self, path: str, stamp: Stamp, file: BinaryIO) -> None:
-        """Send a file, as long as it was when it was listed or opened, unless the address has it."""
-        size = stamp[1] if path == EVENTS else os.fstat(file.fileno()).st_size
-        content = None if not path.endswith("/log.txt") else b"".join(piece for piece, _ in read_pieces(file))
-        if content is not None:  # the middle of the file may have been freed on the disk
-            size = len(content)
-        digest = digest_blocks([content] if content is not None else read_blocks(file, size))
-        stored = self._manifest.files.get(path)
-        if stored is None or (stored.size, stored.digest) != (size, digest):
-            name = path if stored is None else f"{path}@{digest[-8:]}"
-            self._unnamed.add(name)
-            self._store.write(name, [content] if content is not None else read_blocks(file, size), size)
-            stored = StoredFile(name, size, digest, stamp[2] / 1e9)
-        self._sent[path] = stamp, stored
+        Args:
+            file: held open since the file was listed, if it was.
+        """
+        with contextlib.ExitStack() as opened:
+            file = file or self._open(opened, path)
+            if file is None:
+                self._sent.pop(path, None)
+                return
+            output = None
+            status = os.fstat(file.fileno())
+            size = stamp[1] if path == EVENTS else status.st_size
+            if path.endswith("/log.txt"):  # its middle may have been freed on the disk
+                output = [piece for piece, _ in read_pieces(file)]
+                size = sum(map(len, output))
+            digest, stored = digest_blocks(output or read_blocks(file, size)), self._manifest.files.get(path)
+            if stored is None or (stored.size, stored.digest) != (size, digest):
+                name = path if stored is None else f"{path}@{digest[-8:]}"
+                self._unnamed.add(name)
+                self._store.write(name, output or read_blocks(file, size), size)
+                stored = StoredFile(name, size, digest, status.st_mtime)
+            self._sent[path] = stamp, stored
 
     def _write_manifest(self, stamps: dict[str, Stamp]) -> None:
         """Make what was sent the state at the address, and remove what that does not name."""
@@ -177,6 +178,6 @@ class Copier:
                 self._unnamed.discard(name)
 
     def _note(self, **changes: Any) -> None:
-        self._noted_at, self.behind = time.monotonic(), msgspec.structs.replace(self.behind, **changes)
+        self.behind = msgspec.structs.replace(self.behind, **changes)
         if self._run_dir.mirror.exists():  # else --mirror none has ended it
             save_status(self._run_dir, self.behind)

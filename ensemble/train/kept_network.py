@@ -92,11 +92,6 @@ def _describe(tensor: Tensor, name: str | None, storages: set[int]) -> dict[str,
     return {**kind, "value": tensor.detach().cpu()}
 
 
-def check_code(run: RunDir, file: Path) -> None:
-    """Raise StoreError where another user could have written a checkpoint, so that code in it must not run."""
-    run.check_owners(file)
-
-
 def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str | None = None) -> nn.Module:
     """The network of a checkpoint, with the weights in it, on the CPU.
 
@@ -112,7 +107,7 @@ def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str 
     if kept is None:
         raise NotKept(f"{file} has no network beside the weights")
     try:
-        check_code(run, file)
+        run.check_owners(file)
     except (StoreError, OSError) as error:
         raise NotKept(str(error)) from None
     if kept["python"] != PYTHON or (code is not None and kept["code"] != code):
