@@ -41,7 +41,7 @@ _OF_RUN = re.compile(
     r"|code/[0-9a-f]{16}/.+|data/[^/]+\.npy|packs/[^/]+\.zip"
     r"|members/[^/]+/(?:log\.txt|(?:checkpoint|initial-weights|predictions)[^/]*\.safetensors)"
 )
-_IN_PROGRESS = re.compile(r"members/[^/]+/predictions-.*-\d+\.safetensors")  # written in place by an attempt
+_IN_PROGRESS = re.compile(r"members/[^/]+/predictions-(?:.*-)?\d+\.safetensors")  # written in place by an attempt
 
 
 class MirrorError(StoreError):

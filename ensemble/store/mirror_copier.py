@@ -38,6 +38,7 @@ from ensemble.store.rundir import RunDir
 MOST_OPEN = 256
 #: Seconds between two copies of what members print; bytes a second of the log, which is sent whole.
 OUTPUT_S, LOG_RATE = 60.0, 1e6
+LISTING_SHARE = 0.02  # of a core, at most, for listing files
 FOLDERS = ("code", "data", "members", "packs")
 
 #: Inode, size and time of the last change in nanoseconds; of the log its size alone.
@@ -72,9 +73,12 @@ class Copier:
         """
         if not is_last and time.monotonic() < self._due_at:
             return
+        began_s = time.thread_time()
         try:
             with contextlib.ExitStack() as opened:
                 stamps = self._list_files(is_last=is_last)
+                pause_s = max((time.thread_time() - began_s) / LISTING_SHARE, stamps[EVENTS][1] / LOG_RATE)
+                self._due_at = time.monotonic() + pause_s
                 sent = {path: stamp for path, (stamp, _) in self._sent.items()}
                 changed = {path: stamp for path, stamp in stamps.items() if sent.get(path) != stamp}
                 is_same = changed.keys() <= {EVENTS} and stamps.keys() == sent.keys()
@@ -94,7 +98,6 @@ class Copier:
             raise
         is_whole = is_last and end_of_events(self._run_dir.events) == stamps[EVENTS][1]
         self._note(files=0, bytes=0, since=None, error="", is_whole=is_whole)
-        self._due_at = time.monotonic() + stamps[EVENTS][1] / LOG_RATE
 
     def _list_files(self, *, is_last: bool) -> dict[str, Stamp]:
         """The files of the run; what members print is as it was sent until a minute later.
@@ -106,10 +109,10 @@ class Copier:
         is_due = is_last or time.monotonic() >= self._output_at + OUTPUT_S
         self._output_at = time.monotonic() if is_due else self._output_at
         for folder, folders, names in os.walk(self._run_dir.path):
-            inside = os.path.relpath(folder, self._run_dir.path)
-            if inside == ".":
+            inside = f"{folder}/".removeprefix(f"{self._run_dir.path}/")
+            if not inside:
                 folders[:] = [name for name in folders if name in FOLDERS]
-            for path in (os.path.normpath(f"{inside}/{name}") for name in names):
+            for path in (f"{inside}{name}" for name in names):
                 if path.endswith("/log.txt") and path in self._sent and not is_due:
                     stamps[path] = self._sent[path][0]
                 elif path != EVENTS and is_of_run(path):
