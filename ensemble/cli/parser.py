@@ -313,13 +313,7 @@ def _make_parser() -> argparse.ArgumentParser:
             add_mirror_option(added)
 
     text = "Bring a run back from the address to which --mirror copied it."
-    fetched = command("fetch", view_commands.fetch_run, text)
-    fetched.epilog = (
-        "The declaration of a run is a pickle, which runs code when the run is resumed or loaded: fetch only what "
-        "you trust, and let nobody else write to the address."
-    )
-    fetched.add_argument("url", metavar="URL", help="as it was given to --mirror")
-    fetched.add_argument("run_dir", metavar="RUN_DIR", help="a new directory, or an empty one")
+    view_commands.add_fetch_options(command("fetch", view_commands.fetch_run, text))
 
     text = "Compare the files of a run with the digests in its log, and list what is whole, damaged or missing."
     verified = command("verify", verify.verify_run, text)

@@ -44,6 +44,16 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
+def add_fetch_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ensemble fetch`."""
+    parser.epilog = (
+        "The declaration of a run is a pickle, which runs code when the run is resumed or loaded: fetch only what "
+        "you trust, and let nobody else write to the address."
+    )
+    parser.add_argument("url", metavar="URL", help="as it was given to --mirror")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a new directory, or an empty one")
+
+
 def fetch_run(options: argparse.Namespace) -> int:
     """Bring a run back from its mirror."""
     from ensemble.store.mirror_fetch import fetch
