@@ -16,7 +16,7 @@ from execute_members import an_ensemble, model, momentum
 from execute_members import loss as plain_loss
 
 import ensemble
-from ensemble import Recipe, SpecError
+from ensemble import Recipe, Search, SpecError, loguniform
 from ensemble.cli.parser import main
 from ensemble.store import DamagedError, RunDir, StoreError
 from ensemble.store.mirror import (
@@ -35,10 +35,13 @@ from ensemble.store.mirror_copier import Copier
 from ensemble.store.verification import verify
 
 
-def make(epochs: int = 2) -> ensemble.Ensemble:
+def make(epochs: int = 2, kind: str = "members") -> ensemble.Ensemble:
     recipe = Recipe(model=model, loss=plain_loss, optimizer=momentum)
     members = [{"lr": 0.05, "width": 8}, {"lr": 0.1, "width": 4}]
-    return an_ensemble(members, recipe=recipe, epochs=epochs, sharing="independent", seed=3)
+    options: dict[str, Any] = {"recipe": recipe, "epochs": epochs, "sharing": "independent", "seed": 3}
+    if kind == "search":
+        options["search"] = Search({"lr": loguniform(0.01, 0.2), "width": 4}, trials=5, pruner="none")
+    return an_ensemble(members, **options)
 
 
 def train(path: Path, on_event: Any = None, made: ensemble.Ensemble | None = None) -> RunDir:
@@ -193,7 +196,10 @@ def test_each_state_of_a_mirror_is_one_that_a_resume_can_use(
     assert read_files(tmp_path / "mirror").keys() == objects, "what no manifest names is gone"
 
 
-def test_a_run_goes_on_from_its_mirror_with_the_weights_of_one_that_was_not_disturbed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["members", "search"])
+def test_a_run_goes_on_from_its_mirror_with_the_weights_of_one_that_was_not_disturbed(
+    kind: str, tmp_path: Path
+) -> None:
     url, events = f"file://{tmp_path}/mirror", list[str]()
 
     def follow(event: dict[str, Any]) -> None:
@@ -201,7 +207,7 @@ def test_a_run_goes_on_from_its_mirror_with_the_weights_of_one_that_was_not_dist
         if events.count("checkpoint") == 3 and event["type"] == "checkpoint":
             begin(RunDir(tmp_path / "run"), url).copy()
 
-    undisturbed = fold(read_events(train(tmp_path / "run", follow, make(4)).events))
+    undisturbed = fold(read_events(train(tmp_path / "run", follow, make(4, kind)).events))
     shutil.rmtree(tmp_path / "run")
     result = ensemble.resume(ensemble.fetch(url, tmp_path / "elsewhere")).wait()
     again = fold(read_events(RunDir(tmp_path / "elsewhere").events))
