@@ -359,6 +359,26 @@ def test_what_the_run_removes_while_it_is_copied_is_there(copied: Path, monkeypa
     )
 
 
+def test_what_is_copied_while_it_is_fetched_is_not_mixed(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir, call, changes = RunDir(copied / "run"), ObjectStore.call, list[str]()
+    copier = begin(run_dir, f"file://{copied}/mirror")
+
+    def change_meanwhile(store: ObjectStore, method: str, name: str = "", *arguments: Any, **options: Any) -> Any:
+        if method == "get_file" and not changes:
+            changes.append(name)
+            (run_dir.path / "summary.json").write_bytes(b"changed")
+            (run_dir.path / "ledger.csv").unlink()
+            copier.copy(is_last=True)
+        return call(store, method, name, *arguments, **options)
+
+    monkeypatch.setattr(ObjectStore, "call", change_meanwhile)
+    monkeypatch.setattr("ensemble.store.mirror_fetch.READERS", 1)  # else it may have all of the state before
+    files = read_files(ensemble.fetch(f"file://{copied}/mirror", copied / "new"))
+    own = {path: content for path, content in read_files(run_dir.path).items() if is_of_run(path)}
+    assert {path: content for path, content in files.items() if path != "mirror.json"} == own
+    assert own["summary.json"] == b"changed" and "ledger.csv" not in own and changes
+
+
 def test_of_a_member_that_has_printed_much_the_log_is_copied_as_it_is_read(copied: Path) -> None:
     """Its middle was freed while it ran."""
     run_dir = RunDir(copied / "run")
