@@ -231,7 +231,7 @@ def test_damage_at_the_address_is_named_and_not_used(copied: Path) -> None:
     with pytest.raises(DamagedError) as damaged:
         ensemble.fetch(url, copied / "new")
     for name in (
-        "predictions-valid.safetensors",
+        predictions,
         "ledger.csv",
         "report.html",
         f"all other files are in {copied}/new",
