@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ensemble.spec import quantiles as quantiles
     from ensemble.spec import seeds as seeds
     from ensemble.spec import uniform as uniform
+    from ensemble.store.mirror_fetch import fetch as fetch
 
 __version__ = "1.0.0"
 
@@ -68,6 +69,7 @@ _NAMES_OF = {
     "ensemble.combine": "load",
     "ensemble.artifact": "export predict",
     "ensemble.distillation": "distill",
+    "ensemble.store.mirror_fetch": "fetch",
 }
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
 

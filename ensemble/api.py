@@ -41,7 +41,7 @@ from ensemble.store import (
 )
 from ensemble.store.frozen_arrays import check_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
-from ensemble.store.mirror import check_fetched, claim_mirror, fetch_run, is_url
+from ensemble.store.mirror import begin_mirror
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import renew_data, training_data
 from ensemble.user_code.fingerprint import Code, code_of
@@ -196,8 +196,8 @@ def submit(
         checked: how the files of members that have ended were found, where they were read already.
         notify: the address of a webhook, or several, which get a JSON object when the run has ended, failed or was
             stopped. It is not kept: a resume is given its own.
-        mirror: an address (`s3://`, `gs://`, `file://`) to which all that a resume needs is copied while the run
-            goes on (`ensemble.store.mirror`); "none": nowhere any more. A run that has one keeps it.
+        mirror: an address (`s3://`, `gs://`, `file://`) to which new and changed files of the run are copied while
+            it goes on (`ensemble.fetch` brings it back); "none": nowhere any more. A run that has one keeps it.
 
     Returns:
         A handle, when nodes have been found and the declaration can run on them.
@@ -228,7 +228,6 @@ def submit(
                 )
                 log.warning(text, known.path)
             return _follow(known, ensemble, code, on_event)
-        check_fetched(known)
         state = fold(read_events(known.events))
         # before the declaration of the run is replaced
         check_same(state, ensemble, known.path, accepts_data=accept_data)
@@ -284,8 +283,6 @@ def resume(
     checked: Sequence[FileCheck] | None = None,
     notify: str | Sequence[str] | None = None,
     mirror: str | None = None,
-    into: str | os.PathLike[str] | None = None,
-    trust: str | None = None,
 ) -> Run:
     """Continue a run that was stopped or killed, with the declaration and the code that are kept in its directory.
 
@@ -297,8 +294,7 @@ def resume(
     that number. Schedules go by the number of steps that was declared (`ensemble.controller.more_epochs`).
 
     Args:
-        run_dir: of the run, or the address of its mirror: the run is fetched and goes on in a new directory, and
-            is mirrored there again.
+        run_dir: of the run.
         executor: the one of before unless given.
         on_event: as in `submit`.
         accept_code: continue although members were trained with other code, of modules that are not kept in the
@@ -309,8 +305,6 @@ def resume(
         limits: as `Ensemble` has them, of this start; unless given, as declared.
         checked: as in `submit`.
         notify, mirror: as in `submit`.
-        into: with an address, the new directory; `runs/<name>` unless given.
-        trust: with an address, the digest of the code there, which the run said when it was started.
 
     Raises:
         SpecError: `epochs` is no integer of at least 1, or `budget` is none, or not of a search.
@@ -320,10 +314,6 @@ def resume(
     """
     check_number("epochs", epochs, low=1, integer=True, optional=True)
     receivers = resolve_notify(notify)
-    if is_url(os.fspath(run_dir)):
-        mirror, run_dir = mirror or os.fspath(run_dir), fetch_mirror(os.fspath(run_dir), into, trust)
-    elif into is not None or trust is not None:
-        raise SpecError("into= and trust= are of the address of a mirror, not of a run directory")
     known = RunDir(run_dir)
     if epochs is not None and is_locked(known.events):
         raise StoreError(f"{known.path} is in progress: its members can have more epochs when it has ended")
@@ -364,16 +354,6 @@ def resume(
     return _start(known, ensemble, code, runner, on_event, more_epochs, **more)
 
 
-def fetch_mirror(url: str, into: str | os.PathLike[str] | None, trust: str | None) -> RunDir:
-    """Fetch a run from its mirror, to resume it in a directory; the arguments are those of `resume`.
-
-    Raises:
-        StoreError: as `ensemble.store.mirror.fetch_run`.
-    """
-    target = Path("runs") / url.rstrip("/").rpartition("/")[2] if into is None else Path(into).expanduser()
-    return fetch_run(url, target, trust)
-
-
 def read_begun(run_dir: RunDir) -> RunState:
     """The state of a run that can be resumed.
 
@@ -409,7 +389,7 @@ def _start(
     with defer_signals() as received:
         events = EventLog(run_dir.events)
         try:
-            state, mirrored = fold(read_events(run_dir.events)), claim_mirror(run_dir, mirror)
+            state, mirrored = fold(read_events(run_dir.events)), begin_mirror(run_dir, mirror)
         except BaseException:
             events.close()
             raise

@@ -16,7 +16,7 @@ from ensemble.reporting.notebook import result_html
 from ensemble.reporting.ranking import front_members
 from ensemble.spec.frames import Row, Rows
 from ensemble.store import RunDir, RunStatus, StoreError
-from ensemble.store.mirror import explain_rest
+from ensemble.store.mirror import explain_incomplete
 
 if TYPE_CHECKING:
     import pandas
@@ -113,5 +113,5 @@ def make_result(run_dir: RunDir) -> Result:
         stopped=run.reason,
         run_dir=run_dir.path,
         front=[member.id for member in front_members(state)],
-        mirror_rest=explain_rest(run_dir),
+        mirror_rest=explain_incomplete(run_dir),
     )

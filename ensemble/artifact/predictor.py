@@ -78,7 +78,6 @@ def predict(
     prepared: bool = False,
     batch_size: int = 256,
     device: str | None = None,
-    trust: str | None = None,
 ) -> int:
     """Predict for all records of a data set, and write the predictions to a file, whole or not at all.
 
@@ -90,7 +89,7 @@ def predict(
     known. Predictions that are NaN are warned of.
 
     Args:
-        model: an artifact, or the directory of a run, or the address of its mirror.
+        model: an artifact, or the directory of a run.
         data: a file or folder of records like those that the run read (`ensemble.artifact.data.FORMATS`); they are
             prepared by the stages of the run's validation pipeline.
         out: the file, by its ending Parquet, CSV (.csv) or JSON lines (.jsonl): a new one, or one without content
@@ -101,7 +100,6 @@ def predict(
         prepared: with an artifact: the data are what its program takes, no stage is to be run.
         batch_size: samples that are computed at once.
         device: of torch; None takes a GPU where there is one.
-        trust: the digest of the code at the address of a mirror, see `load`.
 
     Returns:
         The number of rows.
@@ -113,7 +111,6 @@ def predict(
         WriteError: the file cannot be written.
     """
     from ensemble.store.files import write_atomically
-    from ensemble.store.mirror import is_url, open_run
 
     if (data is None) == (split is None):
         raise ArtifactError("give data to predict for, or --split with a run, and not both")
@@ -121,8 +118,6 @@ def predict(
         raise ArtifactError(f"predict() reads data from a file or a folder, got {type(data).__name__}")
     target = Path(out).expanduser().absolute()
     _check_out(target, data)
-    if trust is not None or is_url(str(model)):
-        model = open_run(model, trust, model_only=split is None).path
     predictor = open_predictor(model, data, split, uncertainty=uncertainty, prepared=prepared, device=device)
     predictor = replace(predictor, kept=_read_kept(predictor, data, keep))
     rows: list[int] = []

@@ -160,20 +160,10 @@ def add_mirror_option(parser: argparse.ArgumentParser) -> None:
         parser: of a command that drives a run.
     """
     text = (
-        "copy all that a resume needs there while the run goes on: s3://BUCKET/PATH, gs://..., file:///...; "
-        "'none' ends that (default: the address of before)"
+        "copy new and changed files of the run there while it goes on: s3://BUCKET/PATH, gs://..., file:///...; "
+        "`ensemble fetch` brings it back; 'none' ends that (default: the address of before)"
     )
     parser.add_argument("--mirror", metavar="URL", help=text)
-
-
-def add_trust_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says which code of a mirror may run.
-
-    Args:
-        parser: of a command that loads a run from an address.
-    """
-    text = "with the address of a mirror: the digest of its code, which the run said when it was started"
-    parser.add_argument("--trust", metavar="CODE_DIGEST", help=text)
 
 
 def add_notify_option(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ensemble.cli.arguments import add_trust_option, count, path, words
+from ensemble.cli.arguments import count, path, words
 from ensemble.cli.console import print_lines, write_json
 
 
@@ -44,9 +44,8 @@ def export(options: argparse.Namespace) -> int:
 
 def add_predict_options(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ensemble predict`."""
-    text = "an artifact, a run directory, or the address of a run's mirror"
+    text = "an artifact or a run directory"
     parser.add_argument("model", metavar="ARTIFACT_OR_RUN", type=path, help=text)
-    add_trust_option(parser)
     text = "Parquet, tar, npz, npy or CSV, a folder of the first two, or a folder of images"
     parser.add_argument("data", metavar="DATA", nargs="?", type=path, help=text)
     parser.add_argument(
@@ -81,7 +80,6 @@ def predict(options: argparse.Namespace) -> int:
         prepared=options.prepared,
         batch_size=options.batch_size,
         device=options.device,
-        trust=options.trust,
     )
     out = str(Path(options.out).absolute())
     print_lines(options, f"{out}: {rows:,} rows")

@@ -29,7 +29,6 @@ from ensemble.cli.arguments import (
     add_mirror_option,
     add_notify_option,
     add_run_options,
-    add_trust_option,
     budget,
     count,
     path,
@@ -286,10 +285,7 @@ def _make_parser() -> argparse.ArgumentParser:
     ):
         added = command(name, do, text)
         added.set_defaults(command=name)
-        takes_url = name in ("status", "resume")
-        added.add_argument(
-            "run_dir", metavar="RUN_DIR", help="or the address of its mirror" if takes_url else None
-        )
+        added.add_argument("run_dir", metavar="RUN_DIR")
         if name in ("logs", "cancel", "pause", "resume"):
             added.add_argument("member", nargs="?", help="name of a member, such as member-0 (default: all)")
         if name == "status":
@@ -315,9 +311,9 @@ def _make_parser() -> argparse.ArgumentParser:
             add_limit_options(added)
             add_notify_option(added)
             add_mirror_option(added)
-            text = "with the address of a mirror: the new directory of the run (default: runs/NAME)"
-            added.add_argument("--into", metavar="DIR", help=text)
-            add_trust_option(added)
+
+    text = "Bring a run back from the address to which --mirror copied it."
+    view_commands.add_fetch_options(command("fetch", view_commands.fetch_run, text))
 
     text = "Compare the files of a run with the digests in its log, and list what is whole, damaged or missing."
     verified = command("verify", verify.verify_run, text)

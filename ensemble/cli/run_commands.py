@@ -216,24 +216,17 @@ def _serve_page(run_dir: RunDir, options: argparse.Namespace) -> contextlib.Abst
 
 def resume(options: argparse.Namespace) -> int:
     """Continue a run that was stopped or killed; in a run in progress, members that are paused."""
-    from ensemble.api import fetch_mirror, read_begun
+    from ensemble.api import read_begun
     from ensemble.api import resume as resume_run
     from ensemble.controller.changes import explain_changed_splits
     from ensemble.controller.repair import check_ended, restore_files
     from ensemble.controller.unfinished import explain_rest
     from ensemble.store import RunDir, is_locked, read_events
-    from ensemble.store.mirror import is_url
     from ensemble.train.data_identity import renew_data
     from pipelines.environment.library_settings import keep_settings
     from pipelines.errors import PipelineError
 
     _apply_trust(options)
-    if is_url(options.run_dir):
-        options.mirror, url = options.mirror or options.run_dir, options.run_dir
-        options.run_dir = str(fetch_mirror(url, options.into, options.trust).path)
-        print(f"{url} was fetched into {options.run_dir}", file=sys.stderr)
-    elif options.into is not None or options.trust is not None:
-        raise SpecError("--into and --trust are of the address of a mirror, not of a run directory")
     run_dir = RunDir(options.run_dir)
     if is_locked(run_dir.events) and options.member is None and _is_ending(read_events(run_dir.events)):
         print(f"{run_dir.path} is being stopped; it is continued when it has ended", file=sys.stderr)
@@ -337,8 +330,8 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
     """Show the result of a run that has finished already, and write what is missing of it."""
     from ensemble.controller.unfinished import complete_results
     from ensemble.store import EventLog, StoreError, WriteError
-    from ensemble.store.mirror import FencedError, MirrorError, complete_mirror
-    from ensemble.store.mirror import explain_rest as explain_mirror_rest
+    from ensemble.store.mirror import MirrorError, TakenOverError, begin_mirror, explain_incomplete
+    from ensemble.store.mirror_copier import Copier
 
     more = f"{format_command('resume', run_dir.path, '--epochs', 'N')} trains its members on, to N epochs in all"
     again = "`ensemble run --fresh` trains again in a new directory"
@@ -351,11 +344,12 @@ def _show_finished(run_dir: RunDir, state: RunState, options: argparse.Namespace
         return EXIT_FAILED
     except StoreError as error:
         print(f"ensemble: {error}", file=sys.stderr)
-    if options.mirror is not None or explain_mirror_rest(run_dir) is not None:
+    if options.mirror is not None or explain_incomplete(run_dir) is not None:
         try:
             with EventLog(run_dir.events):
-                complete_mirror(run_dir, options.mirror)
-        except (MirrorError, FencedError) as error:
+                if mirror := begin_mirror(run_dir, options.mirror):
+                    Copier(run_dir, mirror).copy(is_last=True)
+        except (MirrorError, TakenOverError) as error:
             print(f"ensemble: {error}", file=sys.stderr)
             return _show_result(run_dir, options, check=False) or EXIT_RESUMABLE
     return _show_result(run_dir, options, check=False)
@@ -392,7 +386,7 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     from ensemble.reporting import RunProjection, status_json, status_rows, summary
     from ensemble.reporting.sections.quality import describe_failed_combination
     from ensemble.store import WriteError, read_events
-    from ensemble.store.mirror import explain_rest
+    from ensemble.store.mirror import explain_incomplete
 
     run = RunProjection.from_events(read_events(run_dir.events))
     state = run.state
@@ -414,4 +408,4 @@ def _show_result(run_dir: RunDir, options: argparse.Namespace, *, show: bool = T
     is_outdated = any(member.outdated is not None for member in state.members.values())
     if ("failed" in states or uncombined or is_outdated) and not options.allow_failed:
         return EXIT_SOME_FAILED
-    return EXIT_RESUMABLE if explain_rest(run_dir) is not None else 0
+    return EXIT_RESUMABLE if explain_incomplete(run_dir) is not None else 0

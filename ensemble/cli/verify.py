@@ -38,7 +38,7 @@ def verify_run(options: argparse.Namespace) -> int:
         restore_files(run_dir, fold(read_events(run_dir.events)))
         if not all(each.is_sound or each.kind == "code" for each in found):
             how = {"member": None, "epochs": None, "budget": None, "json": None}
-            how |= {"mirror": None, "into": None, "trust": None}
+            how |= {"mirror": None}
             status = resume(argparse.Namespace(**{**vars(options), **how}))
             if status == EXIT_FAILED:
                 return status

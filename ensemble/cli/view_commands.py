@@ -1,4 +1,4 @@
-"""Commands that show a run or this machine: each takes its parsed options and returns the exit status."""
+"""Commands that show a run or this machine, or fetch a run: each takes its options and returns the exit status."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ensemble.cli.console import find_width, print_lines, print_styled, write_js
 from ensemble.cli.control_commands import POLL_S
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.spec import SpecError
+from ensemble.store.files import format_command
 
 if TYPE_CHECKING:
     from ensemble.store import RunDir
@@ -22,10 +23,8 @@ def status(options: argparse.Namespace) -> int:
     """Show the state of the run and a row for each member."""
     from ensemble import reporting
     from ensemble.store import RunDir, RunStatus
-    from ensemble.store.mirror import describe_status, is_url
+    from ensemble.store.mirror import load_status
 
-    if is_url(options.run_dir):
-        return _show_mirrored(options)
     run_dir = RunDir(options.run_dir)
     if options.watch:
         if options.json:
@@ -37,11 +36,32 @@ def status(options: argparse.Namespace) -> int:
     rows = reporting.status_rows(run)
     if options.json != "-":
         print_lines(options, reporting.status_head(run), *reporting.status_lines(run, rows, find_width()))
-        mirror = describe_status(run_dir)
-        print_lines(options, *reporting.status_notes(run, find_width()), *([] if mirror is None else [mirror]))
+        mirror = load_status(run_dir)
+        print_lines(options, *reporting.status_notes(run, find_width()), *([str(mirror)] if mirror else []))
     write_json(options, reporting.status_json(run, rows))
     if gone is not None:
         print(gone, file=sys.stderr)
+    return 0
+
+
+def add_fetch_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `ensemble fetch`."""
+    parser.epilog = (
+        "The declaration of a run is a pickle, which runs code when the run is resumed or loaded: fetch only what "
+        "you trust, and let nobody else write to the address."
+    )
+    parser.add_argument("url", metavar="URL", help="as it was given to --mirror")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a new directory, or an empty one")
+
+
+def fetch_run(options: argparse.Namespace) -> int:
+    """Bring a run back from its mirror."""
+    from ensemble.store.mirror_fetch import fetch
+
+    run_dir = fetch(options.url, options.run_dir)
+    command = format_command("resume", run_dir)
+    print_lines(options, f"{options.url} was fetched into {run_dir}; {command} goes on, and is copied there again")
+    write_json(options, [{"url": options.url, "run_dir": str(run_dir)}])
     return 0
 
 
@@ -56,26 +76,6 @@ def nodes(options: argparse.Namespace) -> int:
         print_lines(options, *(lay_out(list_columns(rows), find_width()) if rows else ["no node has joined yet"]))
         print_lines(options, *list_notes(rows))
     write_json(options, rows)
-    return 0
-
-
-def _show_mirrored(options: argparse.Namespace) -> int:
-    """Show a run by the log in its mirror; no code of it runs."""
-    from ensemble import reporting
-    from ensemble.store import read_events
-    from ensemble.store.mirror import fetch_log
-
-    if options.watch:
-        raise SpecError("--watch is for a run directory: the mirror of a run is behind it")
-    run_dir, head = fetch_log(options.run_dir)
-    run = reporting.RunProjection.from_events(read_events(run_dir.events))
-    rows = reporting.status_rows(run)
-    if options.json != "-":
-        print_lines(options, reporting.status_head(run), *reporting.status_lines(run, rows, find_width()))
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(head.t))
-        as_of = f"as mirrored at {when} (start {head.start}); whether the run goes on is not known here"
-        print_lines(options, *reporting.status_notes(run, find_width()), as_of)
-    write_json(options, reporting.status_json(run, rows))
     return 0
 
 

@@ -45,7 +45,6 @@ def load(
     combine: str | Combine | None = None,
     members: Sequence[str] | None = None,
     uncertainty: bool = False,
-    trust: str | None = None,
 ) -> EnsembleModel:
     """One `torch.nn.Module` that maps a batch dict to values float32 [b, ...] of the run's task, in eval mode.
 
@@ -54,7 +53,7 @@ def load(
         probabilities = model({"image": images})      # no label needed
 
     Args:
-        run_dir: of a run whose members, or some of them, finished; or the address of its mirror.
+        run_dir: of a run whose members, or some of them, finished.
         combine: average, weighted, greedy or stack, or a function `combine(values [m, b, ...]) -> [b, ...]` of
             tensors; None takes the run's own. The run's own weights and calibration come from its `combined`
             event; another method or another choice of members is fitted again to the saved validation predictions,
@@ -63,7 +62,6 @@ def load(
             checkpoint, when it is asked for by name.
         uncertainty: whether the model returns a dict: `values`, and of each sample, [b] each, those of `total`,
             `aleatoric`, `epistemic` and `disagreement` that have a meaning for the task.
-        trust: the digest of the code at the address of a mirror, which the run said when it was started.
 
     Returns:
         The module, on the CPU; `.to(device)` moves it. Of a run with `Ensemble.thresholds` it returns a dict, too:
@@ -75,10 +73,9 @@ def load(
             method needs are not there, or the task knows no uncertainty; or code that a member was trained with
             could not be kept in the run, and is another now.
     """
-    from ensemble.store import fold, read_events
-    from ensemble.store.mirror import open_run
+    from ensemble.store import RunDir, fold, read_events
 
-    run = open_run(run_dir, trust, model_only=True)
+    run = RunDir(run_dir)
     state = fold(read_events(run.events))
     # of the last start: a declaration that came after it, and did not start, trained nobody
     ensemble = run.load_ensemble(state.header.code, takes_settings=True)

@@ -56,7 +56,7 @@ from ensemble.store.files import format_command
 from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.member import ENDED
 from ensemble.store.member_log import shorten
-from ensemble.store.mirror import MirrorOptions, describe_status, explain_rest, load_status
+from ensemble.store.mirror import MirrorOptions, explain_incomplete, load_status
 from ensemble.store.packs import finish_removal
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import describe_changed_splits, training_data
@@ -457,12 +457,12 @@ class Controller:
         """
         if not self._observers.has_mirror:
             return
-        known = load_status(self.run_dir)
-        if known is not None and (known.files or known.error):
-            log.warning("waiting for at most %.0f s: %s", MIRROR_END_S, describe_status(self.run_dir))
+        status = load_status(self.run_dir)
+        if status is not None and status.since is not None:
+            log.warning("waiting for at most %.0f s: %s", MIRROR_END_S, status)
         self._observers.end_mirror(MIRROR_END_S)
-        if (rest := explain_rest(self.run_dir)) is not None:
-            log.warning("%s", rest)
+        if (incomplete := explain_incomplete(self.run_dir)) is not None:
+            log.warning("%s", incomplete)
 
     def _describe_end(self) -> Report:
         """The last event."""

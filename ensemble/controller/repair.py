@@ -30,8 +30,6 @@ from ensemble.store.digests import digest_bytes
 from ensemble.store.files import encode_json, write_bytes
 from ensemble.store.kept_code import describe_code
 from ensemble.store.member import ENDED
-from ensemble.store.mirror import check_fetched, is_fetched
-from ensemble.store.mirror.layout import is_declared
 from ensemble.store.rundir import ANEW, VERSION
 from ensemble.store.verification import FileCheck, check_code, check_members, describe_hole
 from ensemble.user_code.fingerprint import code_of
@@ -44,36 +42,21 @@ OF_OTHER_CODE = (
     "no copy of it is known: models that were trained with that code cannot be built by it, and the run continues"
 )
 
-#: What is said of damaged files of code in a directory that was fetched.
-OF_MIRROR = (
-    "the directory was fetched from a mirror, and no copy in it is trusted, as the digest was of that file alone: "
-    "fetch it again"
-)
-
 
 def restore_files(run_dir: RunDir, state: RunState) -> None:
     """Make again what is damaged or gone of the declaration and the code: from the log, or from other copies.
 
-    In a directory that was fetched from a mirror none of that is: its log may be anybody's, and says which file is
-    a copy.
-
     Raises:
         DamagedError: no copy is left of what a start needs; the message says what to do.
-        StoreError: the directory was fetched, and its log names what no run has.
     """
-    check_fetched(run_dir)
-    is_trusted = not is_fetched(run_dir)
     needed, lost = [run_dir.ensemble_file, run_dir.info_file], []
     needed_code = run_dir.code(state.header.code) if state.header.code else None
     for found in check_code(run_dir, state):
         if found.is_sound:
             continue
-        if found.kind == "log":
-            log.warning("%s", found.detail)
-            continue
         path = run_dir.path / found.file
         # Arrays are not copied.
-        copies = _list_copies(run_dir, state, path) if found.kind == "code" and is_trusted else ()
+        copies = _list_copies(run_dir, state, path) if found.kind == "code" else ()
         content = next((each for each in copies if each is not None), None)
         if content is not None:
             write_bytes(path, content)
@@ -84,10 +67,8 @@ def restore_files(run_dir: RunDir, state: RunState) -> None:
             log.warning("%s; %s", found.detail, ANEW if path == run_dir.spec_file else OF_OTHER_CODE)
         elif path.suffix == ".py":  # for people
             log.warning("%s; %s", found.detail, ANEW)
-        elif is_trusted:
-            lost.append(f"{found.detail}; {ANEW}")
         else:
-            lost.append(f"{found.detail}; {OF_MIRROR}; {ANEW}")
+            lost.append(f"{found.detail}; {ANEW}")
     if lost:
         raise DamagedError("\n".join(lost))
 
@@ -98,7 +79,7 @@ def _list_copies(run_dir: RunDir, state: RunState, path: Path) -> Iterator[bytes
     known = state.files.get(name, [])
     if path == run_dir.info_file:
         yield _restore_info(run_dir, state)
-    same = (other for other, digests in state.files.items() if is_declared(other) and set(digests) & set(known))
+    same = (other for other, digests in state.files.items() if set(digests) & set(known))
     copies = [run_dir.path / other for other in same]
     if state.info.get("code"):
         inside = path.relative_to(run_dir.path).parts

@@ -55,8 +55,8 @@ class RunPaths:
             raise StoreError(f"a run directory is a path, such as result.run_dir, got {type(path).__name__}")
         if is_url(os.fspath(path)):
             raise StoreError(
-                f"{os.fspath(path)} is an address: status, resume and predict (ensemble.load in Python) take that "
-                "of a mirror, all else a run directory"
+                f"{os.fspath(path)} is an address, not a run directory: `ensemble fetch URL RUN_DIR` brings a run "
+                "back from its mirror"
             )
         self.path = Path(path).expanduser().absolute()
         self.events = self.path / "events.jsonl"

@@ -20,7 +20,7 @@ from ensemble.store.frozen_arrays import list_arrays, name_to_digest
 from ensemble.store.initial_weights import load_initial_state
 from ensemble.store.log_lines import read_events
 from ensemble.store.member import ENDED, MemberState
-from ensemble.store.mirror.layout import is_declared, is_of_run
+from ensemble.store.mirror import is_of_run
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
@@ -97,9 +97,6 @@ def _verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     yield from check_code(run_dir, state)
     yield from check_members(run_dir, list(state.members.values()))
     for name, digest in state.packs.items():
-        if not is_of_run(name):
-            yield _explain_name(run_dir, name)
-            continue
         found = _check(run_dir, run_dir.path / name, digest, "pack", None)
         yield found if found.is_sound else replace(found, condition="read around")  # members' files are listed
     yield from check_results(run_dir, state)
@@ -109,20 +106,12 @@ def check_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     """Check the declaration and the code that are kept with a run, and run.json."""
     arrays = list_arrays(run_dir)
     for name, digests in state.files.items():
-        if not is_declared(name):
-            yield _explain_name(run_dir, name)
-            continue
         path = run_dir.path / name
         if path.parent == run_dir.data and path not in arrays:
             continue
         if path.exists() or path.parent.is_dir():  # else it is code that no member trained with
             kind = "data" if path.parent == run_dir.data else "code"
             yield _check(run_dir, path, digests[-1], kind, None, digests)
-
-
-def _explain_name(run_dir: RunDir, name: str) -> FileCheck:
-    detail = f"{run_dir.events.name} names a file {name[:100]!r}, which is none of a run; it is not used"
-    return FileCheck(run_dir.events.name, "log", None, "damaged", detail)
 
 
 def check_members(run_dir: RunDir, members: Sequence[MemberState]) -> list[FileCheck]:
@@ -202,7 +191,7 @@ def list_digests(run_dir: RunDir, state: RunState) -> dict[str, str]:
     """
     own = [run_dir.ensemble_file, run_dir.info_file, run_dir.spec_file, *(run_dir.path / "code").rglob("*.*")]
     names = {str(file.relative_to(run_dir.path)): file for file in own if file.is_file()}
-    there = {name: digest_file(file) for name, file in names.items() if is_declared(name)}  # no remains of a kill
+    there = {name: digest_file(file) for name, file in names.items() if is_of_run(name)}  # no remains of a kill
     arrays = {str(file.relative_to(run_dir.path)) for file in list_arrays(run_dir)}
     there |= {name: name_to_digest(name) for name in arrays}  # they were read for this start already
     files = {name: digest for name, digest in there.items() if digest in state.files.get(name, (digest,))}

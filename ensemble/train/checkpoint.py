@@ -26,7 +26,7 @@ from ensemble.store import (
 )
 from ensemble.train.data_identity import describe_difference, training_data
 from ensemble.train.job import Job, ShapeMismatchError, TrainingError
-from ensemble.train.kept_network import NotKept, check_code, pack_network, unpack_network
+from ensemble.train.kept_network import NotKept, pack_network, unpack_network
 from ensemble.user_code.fingerprint import code_of
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class FileCheckpointer(Checkpointer):
     def check_code(self) -> None:
         """See `Checkpointer`."""
         assert self._loaded is not None
-        check_code(self._files, self._loaded)
+        self._files.check_owners(self._loaded)
 
     def load_initial_weights(self) -> dict[str, Any] | None:
         """See `Checkpointer`."""

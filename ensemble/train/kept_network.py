@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from ensemble.store import RunDir, StoreError, pickle_by_value
-from ensemble.store.mirror import is_fetched
 from ensemble.train.pickled import join_tensors, split_tensors
 from ensemble.user_code.fingerprint import PYTHON, Code
 
@@ -93,15 +92,6 @@ def _describe(tensor: Tensor, name: str | None, storages: set[int]) -> dict[str,
     return {**kind, "value": tensor.detach().cpu()}
 
 
-def check_code(run: RunDir, file: Path) -> None:
-    """Raise StoreError where another user could have written a checkpoint, so that code in it must not run."""
-    if is_fetched(run):
-        raise StoreError(
-            f"{run.path} was fetched from a mirror, and the digest that is trusted is not of checkpoints"
-        )
-    run.check_owners(file)
-
-
 def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str | None = None) -> nn.Module:
     """The network of a checkpoint, with the weights in it, on the CPU.
 
@@ -117,7 +107,7 @@ def unpack_network(run: RunDir, file: Path, state: Mapping[str, Any], code: str 
     if kept is None:
         raise NotKept(f"{file} has no network beside the weights")
     try:
-        check_code(run, file)
+        run.check_owners(file)
     except (StoreError, OSError) as error:
         raise NotKept(str(error)) from None
     if kept["python"] != PYTHON or (code is not None and kept["code"] != code):

@@ -22,9 +22,11 @@ class S3Proxy:
         fails_every: each so-many-th request is answered with status 503; 0: none.
         refuses: status that all requests are answered with, such as 403; 0: none.
         requests: how many came.
+        upstream: host and port of the server, where nothing is slow or refused.
     """
 
     def __init__(self, upstream: tuple[str, int]) -> None:
+        self.upstream = upstream
         self.delay_s, self.fails_every, self.refuses, self.requests, self._is_away = 0.0, 0, 0, 0, False
         numbers, proxy = itertools.count(1), self
 

@@ -13,8 +13,7 @@ from test_store_mirror import make
 import ensemble
 from ensemble.api import DrivenRun
 from ensemble.store import RunDir
-from ensemble.store.mirror.claim import hash_code
-from ensemble.store.mirror.layout import digest_code
+from ensemble.store.digests import digest_file
 from ensemble.store.same_pickle import find_renaming
 from ensemble.train.data_identity import training_data
 
@@ -45,16 +44,15 @@ from pathlib import Path
 from ensemble import submit
 from ensemble.spec.spec_file import load_spec
 from ensemble.store import RunDir
-from ensemble.store.mirror.claim import hash_code
-from ensemble.store.mirror.layout import digest_code
+from ensemble.store.digests import digest_file
 spec, run, limit, *settings = sys.argv[1:]
 submit(load_spec(spec, settings), run, "inline", spec_file=spec, limits={"cpus": float(limit)})
-print(digest_code(hash_code(RunDir(run))))
+print(digest_file(RunDir(run).ensemble_file))
 """
 
 
 def digest_of(path: Path) -> str:
-    return digest_code(hash_code(RunDir(path)))
+    return digest_file(RunDir(path).ensemble_file)
 
 
 def make_identified(epochs: int = 2) -> ensemble.Ensemble:

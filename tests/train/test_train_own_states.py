@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 
 from ensemble.store import RunDir, StoreError, load_checkpoint, save_checkpoint  # noqa: E402
 from ensemble.train.job import TrainingError  # noqa: E402
-from ensemble.train.kept_network import check_code  # noqa: E402
 from ensemble.train.own_states import OwnStates  # noqa: E402
 
 
@@ -65,8 +64,8 @@ def test_a_checkpoint_that_others_could_have_written_is_not_unpickled(tmp_path: 
     own.add("trainer", held)
     file.chmod(0o666)
     with pytest.raises(StoreError, match="can be written by everyone"):
-        own.load(saved, partial(check_code, run, file))
+        own.load(saved, partial(run.check_owners, file))
     assert held.state is None
     file.chmod(0o600)
-    own.load(saved, partial(check_code, run, file))
+    own.load(saved, partial(run.check_owners, file))
     assert held.state == {"by": Fraction(1, 3)}

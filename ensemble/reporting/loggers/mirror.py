@@ -1,16 +1,15 @@
-"""Mirrors the run to an object store, in a process like that of a logger."""
+"""Copies the run to an object store: one of its observers."""
 
 from __future__ import annotations
 
-import contextlib
-import resource
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ensemble.events import Event
 from ensemble.store import RunDir, StoreError
-from ensemble.store.mirror import FencedError, MirrorOptions, MirrorWriter
+from ensemble.store.mirror import MirrorOptions, TakenOverError
+from ensemble.store.mirror_copier import Copier
 
 #: At the end of the run, between two attempts; doubled with each one that fails.
 RETRY_S, LONGEST_RETRY_S = 0.5, 30.0
@@ -25,31 +24,28 @@ class MirrorFollower:
     longest_retry_s: ClassVar[float] = 60.0
 
     def __init__(self, run_dir: RunDir, options: Mapping[str, Any]) -> None:
-        self._writer = MirrorWriter(run_dir, MirrorOptions(**options))
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        self._copier = Copier(run_dir, MirrorOptions(**options))
 
     @classmethod
     def identify(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Nothing: how far it is, the mirror says."""
+        """Return nothing: how far it is, the mirror says."""
         return {}
 
     def catch_up(self) -> None:
         """Copy what is new."""
-        self._writer.sync()
+        self._copier.copy()
 
     def end(self, last: Event | None) -> None:
         """Copy all of the run, which has ended; tries until it is done, or this process is ended.
 
         Raises:
-            FencedError: another start of the run has taken over.
+            TakenOverError: the run is copied from elsewhere.
         """
         pause_s = RETRY_S
         while True:
             try:
-                return self._writer.sync(is_last=True)
-            except FencedError:
+                return self._copier.copy(is_last=True)
+            except TakenOverError:
                 raise
             except (StoreError, OSError):
                 time.sleep(pause_s)
@@ -57,7 +53,6 @@ class MirrorFollower:
 
     def lose(self) -> None:
         """Copy what is there: the run's controller is gone."""
-        self._writer.sync()
+        self._copier.copy()
 
 
-LOGGER = MirrorFollower
