@@ -202,6 +202,11 @@ def explain_values(task: Task | None, values: Any, target: Tensor | None) -> str
         rows = values.float()
         if is_probability(rows):
             return None
+        if target is not None and values.dim() > 2 and values.shape[:1] + values.shape[2:] == target.shape:
+            end = "movedim(1, -1)" if is_probability(rows.movedim(1, -1)) else "softmax(1).movedim(1, -1)"
+            return (
+                f"returned values with the classes on axis 1, and the task has them on the last: end it by .{end}"
+            )
         what, end = ("log-probabilities", "exp()") if is_probability(rows.exp()) else ("scores", "softmax(-1)")
         return f"returned {what}, and the task needs probabilities: end it by .{end}"
     if kind == "multilabel" and bool(((values < 0) | (values > 1)).any()):
