@@ -353,6 +353,7 @@ class TrainContext:
 
         Where weights are averaged, it has the averages within the block.
         """
+        self._foreign.end_last_step()
         self._life.end_left_epoch()
         return self._evaluator.evaluating()
 

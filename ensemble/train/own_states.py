@@ -41,6 +41,16 @@ class OwnStates:
         self._objects[name] = value
         if self._saved is not None:
             self._load(name)
+        else:
+            self._try(name)
+
+    def _try(self, name: str) -> None:
+        """Refuse a state that no checkpoint can hold before anything is trained; some objects have none yet."""
+        try:
+            state = self._objects[name].state_dict()
+        except Exception:
+            return
+        to_plain(state, name)
 
     def state_dict(self) -> dict[str, Any]:
         """The states, of plain containers, numbers, texts and tensors; see `to_plain`."""

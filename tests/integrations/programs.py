@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from ports import die_once
 
-import ensemble
+import ensemble  # noqa: F401 - of the commands below
 from ensemble import Ensemble, Member, Recipe
 from pipelines import Pipeline, from_samples, sources, stages
 

@@ -106,6 +106,11 @@ def softly(scores: Any) -> Any:
     return scores.softmax(-1)
 
 
+def dense(scores: Any) -> Any:
+    """[b, 3, 1]: of one position."""
+    return scores.unsqueeze(-1)
+
+
 @pytest.mark.parametrize(
     ("recipe", "label", "says"),
     [
@@ -115,6 +120,12 @@ def softly(scores: Any) -> Any:
         (predicting(lambda s: s), LABEL, "end it by .softmax(-1)"),
         (predicting(lambda s: s.log_softmax(-1)), LABEL, "end it by .exp()"),
         (predicting(lambda s: s.argmax(-1)), LABEL, "as argmax does"),
+        (
+            predicting(lambda s: dense(s)),
+            LABEL[:, None],
+            "axis 1, and the task has them on the last: end it by .sof",
+        ),
+        (predicting(lambda s: dense(s).softmax(1)), LABEL[:, None], "end it by .movedim(1, -1)"),
         (Recipe(model=one, loss=broadcast, task="regression"), NUMBER, "changes with the other samples"),
         (Recipe(model=one, loss="mse"), NUMBER * 1e6, "declare Recipe(target_scale=("),
     ],
@@ -127,6 +138,20 @@ def test_the_first_batch_shows_it(tmp_path: Path, recipe: Recipe, label: Any, sa
     assert kinds.index("remark") < kinds.index("epoch")  # known before the first epoch has ended
     assert any(says in notice.text for notice in collect_notices(events))
     assert any(says in note for note in status_notes(ran))
+
+
+@pytest.mark.more
+def test_accumulation_is_named_where_a_loss_compares_the_samples_of_a_batch(tmp_path: Path) -> None:
+    def contrast(model: Any, batch: Any) -> Any:
+        """One number over the batch, for each of its samples."""
+        items = model(batch["x"])
+        return F.cross_entropy(items @ items.T, torch.arange(len(items))).expand(len(items))
+
+    recipe = Recipe(model=scores, loss=contrast, task="regression")
+    says = "accumulate=4 computes it over each part of a batch alone"
+    for accumulate in (1, 4):
+        ran = run(tmp_path / str(accumulate), recipe, NUMBER, accumulate=accumulate)
+        assert any(says in text for text in remarks(ran)) == (accumulate == 4)
 
 
 @pytest.mark.parametrize(
