@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import os
 import subprocess
@@ -99,13 +100,17 @@ def dry_run(
                 "where it has none or combine is a function"
             )
         estimate_members(groups, power)
+        startup = _measure_startup(Path(folder), ensemble, identities[0], code)
+        if groups[0]["error"] is None:  # it may have imported what others need as well
+            most_cpu_s = startup["measure"] + STEPS_S[0] * groups[0]["cpus"]
+            groups[0]["_measuring_cpu_s"] = min(groups[0]["_measuring_cpu_s"], most_cpu_s)
         run = estimate_run(
             ensemble,
             groups,
             node,
             prepare_s,
             power,
-            startup=_measure_startup(Path(folder), imports),
+            startup=startup,
             imports=imports,
             executor=executor,
             shares=stream is None,
@@ -274,7 +279,7 @@ def _measure(
         first = members[0]
         row: dict[str, Any] = _describe_group(ensemble, members) | {"error": None, "_members": list(members)}
         batch = -(-first.batch_size // first.workers)
-        began = time.monotonic()
+        began, used = time.monotonic(), time.process_time()
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints
                 measured = measure_here(ensemble, [dataclasses.replace(first, batch_size=batch)], folder, steps_s)[
@@ -282,7 +287,7 @@ def _measure(
                 ]
             row |= _read_figures(measured.figures) | {"_figures": measured.figures}
             row |= {name: getattr(measured, name) for name in SIZES}
-            row |= {"measuring_s": time.monotonic() - began}
+            row |= {"measuring_s": time.monotonic() - began, "_measuring_cpu_s": time.process_time() - used}
             row |= {
                 "_evaluation": measured.evaluation,
                 "evaluate_s": (measured.evaluation or {}).get("evaluate_s"),
@@ -298,28 +303,36 @@ def _measure(
     return rows, max(prepared, default=None), _read_power(meter)
 
 
-def _measure_startup(folder: Path, imports: int) -> tuple[float, float]:
-    """Seconds and CPU-seconds until the processes of a run have imported what they need: the one that drives it,
-    and the one of which members are copies.
+def _measure_startup(folder: Path, ensemble: Ensemble, member: Identity, code: Code) -> dict[str, float]:
+    """Seconds until a process has imported what all need, and the CPU-seconds of `ensemble.train.beginning`; of
+    imports alone where the member's first steps fail.
 
     Args:
         folder: temporary, for what libraries keep when they are imported.
-        imports: how many processes import it, one after the other.
     """
     from ensemble.executors.forkserver import PRELOADED
     from ensemble.executors.spawn import make_node_environment
+    from ensemble.store.kept_code import pickle_by_value
     from pipelines.ipc.child_processes import child_environment
+    from pipelines.ipc.memory_pickle import dump
 
     environment = {**child_environment(), **make_node_environment(folder)}
+    with pickle_by_value(code, ensemble):
+        fd = dump((ensemble, member))
+    command = [sys.executable, "-m", "ensemble.train.beginning", str(fd), str(folder), *PRELOADED]
     began = time.monotonic()
-    with subprocess.Popen([sys.executable, "-c", f"import {', '.join(PRELOADED)}"], env=environment) as process:
-        try:
-            _, status, used = os.wait4(process.pid, 0)
-        except BaseException:  # an interrupt
-            process.kill()
-            raise
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return imports * (time.monotonic() - began), imports * (used.ru_utime + used.ru_stime)
+    try:
+        done = subprocess.run(command, env=environment, pass_fds=[fd], capture_output=True, text=True)
+    finally:
+        os.close(fd)
+    seconds = time.monotonic() - began
+    if done.returncode:
+        log.debug("the first steps of %s failed in a process of their own: %s", member.member, done.stderr)
+        nothing = dict.fromkeys(("load", "sample", "train", "build", "measure"), 0.0)
+        return {"seconds": seconds, "preload": seconds, **nothing}
+    printed = (line for line in reversed(done.stdout.splitlines()) if line.startswith('{"preload"'))
+    found: dict[str, float] = json.loads(next(printed))
+    return {"seconds": seconds * found["preload"] / found.pop("total"), **found}
 
 
 def _describe_group(ensemble: Ensemble, members: Sequence[Identity]) -> dict[str, Any]:

@@ -106,9 +106,14 @@ def softly(scores: Any) -> Any:
     return scores.softmax(-1)
 
 
-def dense(scores: Any) -> Any:
-    """[b, 3, 1]: of one position."""
-    return scores.unsqueeze(-1)
+def dense(change: Any) -> Recipe:
+    """Scores of one position, [b, 3, 1]."""
+    return Recipe(
+        model=lambda params: Parts(lambda s, x: s.unsqueeze(-1)),
+        loss=lambda model, batch: entropy()(model, batch).mean(1),
+        task="classification",
+        predict=lambda model, batch: change(model(batch["x"])),
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,11 +126,15 @@ def dense(scores: Any) -> Any:
         (predicting(lambda s: s.log_softmax(-1)), LABEL, "end it by .exp()"),
         (predicting(lambda s: s.argmax(-1)), LABEL, "as argmax does"),
         (
-            predicting(lambda s: dense(s)),
+            dense(lambda s: s),
             LABEL[:, None],
-            "axis 1, and the task has them on the last: end it by .sof",
+            "the task has them on the last: end it by .softmax(1).movedim(1, -1)",
         ),
-        (predicting(lambda s: dense(s).softmax(1)), LABEL[:, None], "end it by .movedim(1, -1)"),
+        (
+            dense(lambda s: s.softmax(1)),
+            LABEL[:, None],
+            "the task has them on the last: end it by .movedim(1, -1)",
+        ),
         (Recipe(model=one, loss=broadcast, task="regression"), NUMBER, "changes with the other samples"),
         (Recipe(model=one, loss="mse"), NUMBER * 1e6, "declare Recipe(target_scale=("),
     ],
