@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ensemble.store import StoreError
 from ensemble.train.job import TrainingError
 from ensemble.train.pickled import join_tensors, split_tensors
 
@@ -109,7 +110,13 @@ def to_plain(value: Any, where: str = "the state") -> Any:
 def _from_plain(value: Any, check: Callable[[], None]) -> Any:
     """What `to_plain` was given."""
     if isinstance(value, dict) and _PICKLE in value:
-        check()
+        try:
+            check()
+        except StoreError as error:
+            raise TrainingError(
+                f"the checkpoint holds objects beside tensors, as a hook such as on_save_checkpoint adds them, in a "
+                f"pickle that is not read here: {error}; resume the run where it was trained"
+            ) from None
         return join_tensors(value[_PICKLE].numpy().tobytes(), value["tensors"])
     if isinstance(value, dict):
         return {key: _from_plain(item, check) for key, item in value.items()}

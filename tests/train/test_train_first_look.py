@@ -107,9 +107,9 @@ def softly(scores: Any) -> Any:
 
 
 def dense(change: Any) -> Recipe:
-    """Scores of one position, [b, 3, 1]."""
+    """Scores of two positions, [b, 3, 2]."""
     return Recipe(
-        model=lambda params: Parts(lambda s, x: s.unsqueeze(-1)),
+        model=lambda params: Parts(lambda s, x: torch.stack([s, s], 2)),
         loss=lambda model, batch: entropy()(model, batch).mean(1),
         task="classification",
         predict=lambda model, batch: change(model(batch["x"])),
@@ -127,12 +127,12 @@ def dense(change: Any) -> Recipe:
         (predicting(lambda s: s.argmax(-1)), LABEL, "as argmax does"),
         (
             dense(lambda s: s),
-            LABEL[:, None],
+            np.stack([LABEL, LABEL], 1),
             "the task has them on the last: end it by .softmax(1).movedim(1, -1)",
         ),
         (
             dense(lambda s: s.softmax(1)),
-            LABEL[:, None],
+            np.stack([LABEL, LABEL], 1),
             "the task has them on the last: end it by .movedim(1, -1)",
         ),
         (Recipe(model=one, loss=broadcast, task="regression"), NUMBER, "changes with the other samples"),
