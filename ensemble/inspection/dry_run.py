@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.inspection.batches import describe_first_batch, describe_pipelines, find_bad_records
 from ensemble.inspection.dry_run_result import DryRun, Table
 from ensemble.inspection.estimates import estimate_members, estimate_run
+from ensemble.inspection.startup import measure_startup
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble, check_installed
 from ensemble.spec.identity import compute_cost_key
 from ensemble.spec.out_of_fold import is_out_of_fold
@@ -100,7 +99,7 @@ def dry_run(
                 "where it has none or combine is a function"
             )
         estimate_members(groups, power)
-        startup = _measure_startup(Path(folder), ensemble, identities[0], code)
+        startup = measure_startup(Path(folder), ensemble, identities[0], code)
         if groups[0]["error"] is None:  # it may have imported what others need as well
             most_cpu_s = startup["measure"] + STEPS_S[0] * groups[0]["cpus"]
             groups[0]["_measuring_cpu_s"] = min(groups[0]["_measuring_cpu_s"], most_cpu_s)
@@ -301,38 +300,6 @@ def _measure(
             row |= {"error": " ".join(f"{type(error).__name__}: {error}".split()), "_figures": None}
         rows.append(row)
     return rows, max(prepared, default=None), _read_power(meter)
-
-
-def _measure_startup(folder: Path, ensemble: Ensemble, member: Identity, code: Code) -> dict[str, float]:
-    """Seconds until a process has imported what all need, and the CPU-seconds of `ensemble.train.beginning`; of
-    imports alone where the member's first steps fail.
-
-    Args:
-        folder: temporary, for what libraries keep when they are imported.
-    """
-    from ensemble.executors.forkserver import PRELOADED
-    from ensemble.executors.spawn import make_node_environment
-    from ensemble.store.kept_code import pickle_by_value
-    from pipelines.ipc.child_processes import child_environment
-    from pipelines.ipc.memory_pickle import dump
-
-    environment = {**child_environment(), **make_node_environment(folder)}
-    with pickle_by_value(code, ensemble):
-        fd = dump((ensemble, member))
-    command = [sys.executable, "-m", "ensemble.train.beginning", str(fd), str(folder), *PRELOADED]
-    began = time.monotonic()
-    try:
-        done = subprocess.run(command, env=environment, pass_fds=[fd], capture_output=True, text=True)
-    finally:
-        os.close(fd)
-    seconds = time.monotonic() - began
-    if done.returncode:
-        log.debug("the first steps of %s failed in a process of their own: %s", member.member, done.stderr)
-        nothing = dict.fromkeys(("load", "sample", "train", "build", "measure"), 0.0)
-        return {"seconds": seconds, "preload": seconds, **nothing}
-    printed = (line for line in reversed(done.stdout.splitlines()) if line.startswith('{"preload"'))
-    found: dict[str, float] = json.loads(next(printed))
-    return {"seconds": seconds * found["preload"] / found.pop("total"), **found}
 
 
 def _describe_group(ensemble: Ensemble, members: Sequence[Identity]) -> dict[str, Any]:

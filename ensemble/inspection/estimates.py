@@ -30,8 +30,6 @@ MOST_PLAYED = 400
 #: (its start, checkpoints, reports). Measured on runs of small models.
 OVERHEADS = {"run": (1.0, 1.0), "ray": (2.5, 2.0), "member": (0.05, 0.15)}
 
-#: Processes that prepare samples of streams, and import what that needs: the driver, a feeder, its checker.
-PREPARING = 3
 
 HOW = (
     "steps x epochs x seconds of a step and evaluations, measured alone on this machine; members measured and "
@@ -84,8 +82,8 @@ def estimate_run(
     Args:
         groups: rows after `estimate_members`; of a search, of a few of its trials.
         prepare_s: CPU-seconds of preparing a sample.
-        startup: of one process: `seconds` until it has imported what all need, and what
-            `ensemble.train.beginning.measure` prints.
+        startup: of one process: `seconds` until it has imported what all need, and the
+            CPU-seconds of `ensemble.inspection.startup`.
         imports: how many processes import what all need, one after the other; others are copies of the last.
         shares: whether each sample is prepared once for all members.
     """
@@ -105,7 +103,7 @@ def estimate_run(
     scale = ensemble.search.expected_trials / len(known) if ensemble.search is not None else 1.0
     held_out = sum(len(split) for name in PREDICTED_SPLITS if (split := getattr(ensemble, name)) is not None)
     played = known * max(1, round(scale))
-    more_s, more_cpu_s = _sum_overheads(executor, len(played), startup, shares=shares)
+    more_s, more_cpu_s = _sum_overheads(executor, len(played), startup, ensemble.prep_workers, shares=shares)
     measured = _select_measured(ensemble, groups, node, devices)
     measuring_s = scale * sum(row["measuring_s"] for row in measured)
     if executor == "inline":
@@ -156,21 +154,20 @@ def _select_measured(ensemble: Ensemble, groups: Table, node: Node, devices: str
     return [row for row in groups if measured & {identity.member for identity in row["_members"]}]
 
 
-def _sum_overheads(executor: str, members: int, startup: dict[str, float], *, shares: bool) -> tuple[float, float]:
+def _sum_overheads(
+    executor: str, members: int, startup: dict[str, float], prep_workers: int, *, shares: bool
+) -> tuple[float, float]:
     """Seconds and CPU-seconds of what no trial step shows: `OVERHEADS`, the user's imports, models to be built."""
     counts = {"run": 1, "ray": int(executor == "ray"), "member": members}
     seconds, cpu_s = (sum(counts[name] * OVERHEADS[name][i] for name in counts) for i in (0, 1))
-    of_sample, of_member = startup["load"] + startup["sample"], startup["load"] + startup["train"]
-    own = of_sample + of_member + startup["build"]  # one after the other, before the first members train
+    of_member = startup["load"] + startup["train"] + startup["build"]
+    own = startup["load"] + of_member  # of the driver and a member, one after the other
+    own_cpu_s = startup["load"] + members * of_member
     if executor == "inline":
-        return seconds * startup["seconds"] + own, cpu_s * startup["preload"] + own + (members - 1) * startup[
-            "build"
-        ]
-    preparing = PREPARING if shares else 1
-    of_member += startup["build"] + (0.0 if shares else startup["sample"])
-    return seconds * startup["seconds"] + own, cpu_s * startup[
-        "preload"
-    ] + preparing * of_sample + members * of_member
+        own_cpu_s = own = of_member + (members - 1) * startup["build"]
+    elif shares:  # a feeder, its processes, and one that compares samples
+        own_cpu_s += (1 + prep_workers) * startup["prepare"] + startup["load"]
+    return seconds * startup["seconds"] + own, cpu_s * startup["preload"] + own_cpu_s
 
 
 def _apply_profiles(

@@ -114,8 +114,8 @@ def _from_plain(value: Any, check: Callable[[], None]) -> Any:
             check()
         except StoreError as error:
             raise TrainingError(
-                f"the checkpoint holds objects beside tensors, as a hook such as on_save_checkpoint adds them, in a "
-                f"pickle that is not read here: {error}; resume the run where it was trained"
+                "the checkpoint holds objects that a hook such as on_save_checkpoint has added, in a pickle that "
+                f"is not read here: {error}; resume the run where it was trained"
             ) from None
         return join_tensors(value[_PICKLE].numpy().tobytes(), value["tensors"])
     if isinstance(value, dict):
