@@ -36,8 +36,8 @@ def measure_startup(folder: Path, ensemble: Ensemble, member: Identity, code: Co
         folder: temporary, for what libraries keep when they are imported.
 
     Returns:
-        `seconds` until a process has imported what all need; the CPU-seconds of `ensemble.train.beginning.measure`,
-        and those of a process that prepares samples (`prepare`); 0 where the user's code fails.
+        `seconds` until a process has imported what all need; CPU-seconds of `ensemble.train.beginning.measure`, and
+        those of a process that prepares samples (`prepare`); 0 where the user's code fails.
     """
     from ensemble.executors.forkserver import PRELOADED
     from ensemble.executors.spawn import make_node_environment
