@@ -36,7 +36,7 @@ def measure_startup(folder: Path, ensemble: Ensemble, member: Identity, code: Co
         folder: temporary, for what libraries keep when they are imported.
 
     Returns:
-        `seconds` until a process has imported what all need; CPU-seconds of `ensemble.train.beginning.measure`, and
+        `seconds` until a process has imported what all need; CPU-seconds as in `ensemble.train.beginning`, and
         those of a process that prepares samples (`prepare`); 0 where the user's code fails.
     """
     from ensemble.executors.forkserver import PRELOADED
