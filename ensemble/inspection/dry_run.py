@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from ensemble.inspection.batches import describe_first_batch, describe_pipelines, find_bad_records
 from ensemble.inspection.dry_run_result import DryRun, Table
 from ensemble.inspection.estimates import estimate_members, estimate_run
-from ensemble.inspection.startup import measure_startup
 from ensemble.spec import PREDICTED_SPLITS, Ensemble, Identity, check_ensemble, check_installed
 from ensemble.spec.identity import compute_cost_key
 from ensemble.spec.out_of_fold import is_out_of_fold
@@ -99,17 +98,13 @@ def dry_run(
                 "where it has none or combine is a function"
             )
         estimate_members(groups, power)
-        startup = measure_startup(Path(folder), ensemble, identities[0], code)
-        if groups[0]["error"] is None:  # it may have imported what others need as well
-            most_cpu_s = startup["measure"] + STEPS_S[0] * groups[0]["cpus"]
-            groups[0]["_measuring_cpu_s"] = min(groups[0]["_measuring_cpu_s"], most_cpu_s)
         run = estimate_run(
             ensemble,
             groups,
             node,
             prepare_s,
             power,
-            startup=startup,
+            startup=_measure_startup(Path(folder), ensemble, groups[0], code),
             imports=imports,
             executor=executor,
             shares=stream is None,
@@ -300,6 +295,24 @@ def _measure(
             row |= {"error": " ".join(f"{type(error).__name__}: {error}".split()), "_figures": None}
         rows.append(row)
     return rows, max(prepared, default=None), _read_power(meter)
+
+
+def _measure_startup(folder: Path, ensemble: Ensemble, row: dict[str, Any], code: Code) -> dict[str, float]:
+    """See `measure_beginning`, of the first group; and `seconds` until a process has imported what all need."""
+    from ensemble.executors.forkserver import PRELOADED
+    from ensemble.executors.spawn import make_node_environment
+    from ensemble.store.kept_code import pickle_by_value
+    from ensemble.train.beginning import measure_beginning
+    from pipelines.ipc.child_processes import child_environment
+
+    environment = {**child_environment(), **make_node_environment(folder)}
+    began = time.monotonic()
+    with pickle_by_value(code, ensemble):
+        found = measure_beginning(ensemble, row["_members"][0], str(folder), environment, PRELOADED)
+    share = found["preload"] / (sum(found.values()) + found["measure"] or 1.0)
+    if row["error"] is None:  # its steps may have imported here what others need as well
+        row["_measuring_cpu_s"] = min(row["_measuring_cpu_s"], found["measure"] + STEPS_S[0] * row["cpus"])
+    return {"seconds": share * (time.monotonic() - began), **found}
 
 
 def _describe_group(ensemble: Ensemble, members: Sequence[Identity]) -> dict[str, Any]:

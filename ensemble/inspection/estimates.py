@@ -83,7 +83,7 @@ def estimate_run(
         groups: rows after `estimate_members`; of a search, of a few of its trials.
         prepare_s: CPU-seconds of preparing a sample.
         startup: of one process: `seconds` until it has imported what all need, and the
-            CPU-seconds of `ensemble.inspection.startup`.
+            CPU-seconds of `measure_beginning`.
         imports: how many processes import what all need, one after the other; others are copies of the last.
         shares: whether each sample is prepared once for all members.
     """

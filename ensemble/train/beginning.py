@@ -1,54 +1,65 @@
-"""Measures, in a process that does nothing else, what the processes of a run take before their first step."""
+"""Measures, in processes that do nothing else, what those of a run take before their first step."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import logging
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-_MARK = "ensemble.train.beginning: "
+from pipelines.errors import PipelineError
+from pipelines.ipc.memory_pickle import dump, load
+
+log = logging.getLogger(__name__)
 
 
-def measure(fd: int, folder: str, preloaded: Sequence[str]) -> None:
-    """Print, as JSON in two lines, CPU-seconds of this process.
-
-    `preload`: imports that all processes share, alone where the rest fails. `load`: the declaration, with the
-    modules that it names. `train`: what is imported when a member trains. `build`: of a model. `measure`: of a few
-    steps.
-
-    Args:
-        fd: of a memory file with the declaration and a member of it.
-        folder: for the log.
+def measure_beginning(
+    ensemble: Any, member: Any, folder: str, environment: Mapping[str, str], preloaded: tuple[str, ...]
+) -> dict[str, float]:
+    """CPU-seconds: `preload`, of imports that all processes share; `load`, of the declaration, with the modules
+    that it names; `train`, of what is imported when a member trains; `build`, of a model; `measure`, of a few steps;
+    `prepare`, of a process until it has prepared a sample. 0 where the user's code fails.
     """
+    found = dict.fromkeys(("preload", "load", "train", "build", "measure", "prepare"), 0.0)
+    for value, words in (((ensemble, member), preloaded), (ensemble.pipeline(member.params), ())):
+        try:
+            fd = dump(value)
+        except PipelineError:  # some modules cannot go by value; a run has them imported
+            continue
+        command = [sys.executable, "-m", __name__, str(fd), folder, *words]
+        done = subprocess.run(command, env=dict(environment), pass_fds=[fd], capture_output=True, text=True)
+        os.close(fd)
+        if done.returncode:
+            log.debug("what a process takes before its first step is not known: %s", done.stderr)
+        found |= {
+            k: v for line in done.stdout.splitlines() if line[:2] == '{"' for k, v in json.loads(line).items()
+        }
+    return found
+
+
+def _measure(fd: int, folder: str, preloaded: list[str]) -> None:
+    if not preloaded:
+        print(f"\n{json.dumps({'prepare': _time(lambda: load(fd).fields)})}")
+        return
     for name in preloaded:
         importlib.import_module(name)
-    from ensemble.spec import Recipe
     from ensemble.train.optimizers import warm_up
     from ensemble.train.trial_steps import measure_here
-    from pipelines.ipc.memory_pickle import load
 
     warm_up()
-    preload = time.process_time()
-    print(f"{_MARK}{json.dumps({'preload': preload})}", flush=True)
+    print(json.dumps({"preload": time.process_time()}), flush=True)
+    began = time.process_time()
     ensemble, member = load(fd)
-    found = {"load": time.process_time() - preload}
+    found = {"load": time.process_time() - began}
     once, again = (_time(lambda: measure_here(ensemble, [member], folder, 0.0)) for _ in range(2))
-    found |= {"train": max(0.0, once - again), "measure": again}
-    recipe = ensemble.recipe
-    found["build"] = _time(lambda: recipe.model(member.params)) if isinstance(recipe, Recipe) else 0.0
-    found["total"] = time.process_time()
-    print(f"\n{_MARK}{json.dumps(found)}")
-
-
-def read(printed: str) -> dict[str, float]:
-    """What `measure` has printed; 0 for what it has not."""
-    found = dict.fromkeys(("preload", "load", "train", "build", "measure", "total"), 0.0)
-    for line in printed.splitlines():
-        found |= json.loads(line.removeprefix(_MARK)) if line.startswith(_MARK) else {}
-    return found
+    build = getattr(ensemble.recipe, "model", lambda params: None)
+    found |= {"train": max(0.0, once - again), "measure": again, "build": _time(lambda: build(member.params))}
+    print(f"\n{json.dumps(found)}")
 
 
 def _time(call: Callable[[], Any]) -> float:
@@ -58,4 +69,4 @@ def _time(call: Callable[[], Any]) -> float:
 
 
 if __name__ == "__main__":
-    measure(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    _measure(int(sys.argv[1]), sys.argv[2], sys.argv[3:])

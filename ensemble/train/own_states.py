@@ -6,6 +6,7 @@ hook of a framework adds, as a pickle, which is read from checkpoints only that 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -43,15 +44,8 @@ class OwnStates:
         if self._saved is not None:
             self._load(name)
         else:
-            self._try(name)
-
-    def _try(self, name: str) -> None:
-        """Refuse a state that no checkpoint can hold before anything is trained; some objects have none yet."""
-        try:
-            state = self._objects[name].state_dict()
-        except Exception:
-            return
-        to_plain(state, name)
+            with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # some objects have no state yet
+                to_plain(value.state_dict(), name)  # refused before anything is trained
 
     def state_dict(self) -> dict[str, Any]:
         """The states, of plain containers, numbers, texts and tensors; see `to_plain`."""

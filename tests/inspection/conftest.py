@@ -26,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _startup_is_measured_once() -> Iterator[None]:
     """A dry run imports what a run needs in a process of its own; for ensembles of these tests they are alike."""
     module = importlib.import_module("ensemble.inspection.dry_run")
-    measure, known = module.measure_startup, dict[str, dict[str, float]]()
+    measure, known = module._measure_startup, dict[str, dict[str, float]]()
 
     def measure_once(*of: Any) -> dict[str, float]:
         found = known.get("startup") or measure(*of)
@@ -35,5 +35,5 @@ def _startup_is_measured_once() -> Iterator[None]:
         return dict(found)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "measure_startup", measure_once)
+        patch.setattr(module, "_measure_startup", measure_once)
         yield
