@@ -22,8 +22,8 @@ def measure_beginning(
     ensemble: Any, member: Any, folder: str, environment: Mapping[str, str], preloaded: tuple[str, ...]
 ) -> dict[str, float]:
     """CPU-seconds: `preload`, of imports that all processes share; `load`, of the declaration, with the modules
-    that it names; `train`, of what is imported when a member trains; `build`, of a model; `measure`, of a few steps;
-    `prepare`, of a process until it has prepared a sample. 0 where the user's code fails.
+    that it names; `train`, of what is imported when a member trains; `build`, of a model; `measure`, of a few
+    steps; `prepare`, of a process until it has prepared a sample. 0 where the user's code fails.
     """
     found = dict.fromkeys(("preload", "load", "train", "build", "measure", "prepare"), 0.0)
     for value, words in (((ensemble, member), preloaded), (ensemble.pipeline(member.params), ())):

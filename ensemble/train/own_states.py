@@ -44,8 +44,10 @@ class OwnStates:
         if self._saved is not None:
             self._load(name)
         else:
-            with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # some objects have no state yet
-                to_plain(value.state_dict(), name)  # refused before anything is trained
+            state = None
+            with contextlib.suppress(Exception):  # some objects have none yet
+                state = value.state_dict()
+            to_plain(state, name)  # raises before anything is trained
 
     def state_dict(self) -> dict[str, Any]:
         """The states, of plain containers, numbers, texts and tensors; see `to_plain`."""
