@@ -70,7 +70,7 @@ def test_a_checkpoint_that_others_could_have_written_is_not_unpickled(tmp_path: 
     own = OwnStates()
     own.add("trainer", held)
     file.chmod(0o666)
-    with pytest.raises(TrainingError, match="can be written by everyone.*resume the run where it was trained"):
+    with pytest.raises(TrainingError, match=r"can be written by everyone.*resume the run where it was trained"):
         own.load(saved, partial(check_code, run, file))
     assert held.state is None
     file.chmod(0o600)
