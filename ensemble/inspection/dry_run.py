@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -105,7 +104,7 @@ def dry_run(
             node,
             prepare_s,
             power,
-            startup=_measure_startup(Path(folder), imports),
+            startup=_measure_startup(Path(folder), ensemble, groups[0], code),
             imports=imports,
             executor=executor,
             shares=stream is None,
@@ -274,7 +273,7 @@ def _measure(
         first = members[0]
         row: dict[str, Any] = _describe_group(ensemble, members) | {"error": None, "_members": list(members)}
         batch = -(-first.batch_size // first.workers)
-        began = time.monotonic()
+        began, used = time.monotonic(), time.process_time()
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints
                 measured = measure_here(ensemble, [dataclasses.replace(first, batch_size=batch)], folder, steps_s)[
@@ -282,7 +281,7 @@ def _measure(
                 ]
             row |= _read_figures(measured.figures) | {"_figures": measured.figures}
             row |= {name: getattr(measured, name) for name in SIZES}
-            row |= {"measuring_s": time.monotonic() - began}
+            row |= {"measuring_s": time.monotonic() - began, "_measuring_cpu_s": time.process_time() - used}
             row |= {
                 "_evaluation": measured.evaluation,
                 "evaluate_s": (measured.evaluation or {}).get("evaluate_s"),
@@ -298,28 +297,22 @@ def _measure(
     return rows, max(prepared, default=None), _read_power(meter)
 
 
-def _measure_startup(folder: Path, imports: int) -> tuple[float, float]:
-    """Seconds and CPU-seconds until the processes of a run have imported what they need: the one that drives it,
-    and the one of which members are copies.
-
-    Args:
-        folder: temporary, for what libraries keep when they are imported.
-        imports: how many processes import it, one after the other.
-    """
+def _measure_startup(folder: Path, ensemble: Ensemble, row: dict[str, Any], code: Code) -> dict[str, float]:
+    """See `measure_beginning`, of the first group; and `seconds` until a process has imported what all need."""
     from ensemble.executors.forkserver import PRELOADED
     from ensemble.executors.spawn import make_node_environment
+    from ensemble.store.kept_code import pickle_by_value
+    from ensemble.train.beginning import measure_beginning
     from pipelines.ipc.child_processes import child_environment
 
     environment = {**child_environment(), **make_node_environment(folder)}
     began = time.monotonic()
-    with subprocess.Popen([sys.executable, "-c", f"import {', '.join(PRELOADED)}"], env=environment) as process:
-        try:
-            _, status, used = os.wait4(process.pid, 0)
-        except BaseException:  # an interrupt
-            process.kill()
-            raise
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return imports * (time.monotonic() - began), imports * (used.ru_utime + used.ru_stime)
+    with pickle_by_value(code, ensemble):
+        found = measure_beginning(ensemble, row["_members"][0], str(folder), environment, PRELOADED)
+    share = found["preload"] / (sum(found.values()) + found["measure"] or 1.0)
+    if row["error"] is None:  # its steps may have imported here what others need as well
+        row["_measuring_cpu_s"] = min(row["_measuring_cpu_s"], found["measure"] + STEPS_S[0] * row["cpus"])
+    return {"seconds": share * (time.monotonic() - began), **found}
 
 
 def _describe_group(ensemble: Ensemble, members: Sequence[Identity]) -> dict[str, Any]:

@@ -44,8 +44,9 @@ class DryRun:
             `measuring_s`; estimated of one member: `seconds`, `cpu_s`, `energy_j`; `error`: why nothing was
             measured, as its first steps failed.
         run: estimated of the run: `startup_s` and `startup_cpu_s` (measured: one process with its imports, for
-            each that imports them), `overhead_s` and `overhead_cpu_s` (of measuring, and what is typical of the
-            run and its members beside steps), `seconds`, `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that
+            each that imports them), `overhead_s` and `overhead_cpu_s` (of measuring, of the user's modules and the
+            models in each process, and what is typical of the run and its members beside steps), `seconds`,
+            `cpu_s`, `energy_j`, `memory_gb`, `at_once` (members that
             train at one time), `origin` ("estimated"), `energy_origin` ("estimated" or "unavailable"), `how`.
         notes: what to know of the figures.
     """

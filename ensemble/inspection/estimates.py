@@ -4,8 +4,9 @@ A member alone takes steps x epochs x the measured seconds of a step, and those 
 after each epoch and every split at the end. A run is played through with the packing of
 the schedule (`ensemble.schedule.pack`): members start where they have room; those that train at one time on CPUs
 share the cores, so that all of them slow down where together they keep more cores busy than there are. The imports
-of processes, the preparation of all splits, measuring, and the overheads of members and of the run come on top of
-that. Waiting for data and the exchange between workers are not in it.
+of processes, those of the user's modules and the building of models among them, the preparation of all splits for
+each wave of members, measuring, and the overheads of members and of the run come on top of that. Waiting for data
+and the exchange between workers are not in it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ MOST_PLAYED = 400
 #: (its start, checkpoints, reports). Measured on runs of small models.
 OVERHEADS = {"run": (1.0, 1.0), "ray": (2.5, 2.0), "member": (0.05, 0.15)}
 
+
 HOW = (
     "steps x epochs x seconds of a step and evaluations, measured alone on this machine; members measured and "
-    "packed as the schedule does; the imports of processes, and typical overheads of a run and its members; "
-    "without the exchange between workers"
+    "packed as the schedule does; the imports of processes and the building of models, preparation for each wave "
+    "of members, and typical overheads of a run and its members; without the exchange between workers"
 )
 
 
@@ -70,7 +72,7 @@ def estimate_run(
     prepare_s: float | None,
     power: dict[str, Any],
     *,
-    startup: tuple[float, float],
+    startup: dict[str, float],
     imports: int,
     executor: str,
     shares: bool,
@@ -80,15 +82,16 @@ def estimate_run(
     Args:
         groups: rows after `estimate_members`; of a search, of a few of its trials.
         prepare_s: CPU-seconds of preparing a sample.
-        startup: seconds and CPU-seconds until the processes of the run have begun.
-        imports: how many processes import libraries in that time, one after the other.
+        startup: of one process: `seconds` until it has imported what all need, and the
+            CPU-seconds of `measure_beginning`.
+        imports: how many processes import what all need, one after the other; others are copies of the last.
         shares: whether each sample is prepared once for all members.
     """
     from ensemble.schedule.needs import resolve_devices
 
     names = ("seconds", "cpu_s", "energy_j", "memory_gb", "at_once", "overhead_s", "overhead_cpu_s")
     unknown: dict[str, Any] = dict.fromkeys(names)
-    begun = {"startup_s": startup[0], "startup_cpu_s": startup[1]}
+    begun = {"startup_s": imports * startup["seconds"], "startup_cpu_s": imports * startup["preload"]}
     unknown |= {**begun, "origin": "unavailable", "energy_origin": "unavailable"}
     if any(row["_figures"] is None for row in groups):
         failed = next(row for row in groups if row["_figures"] is None)
@@ -98,28 +101,34 @@ def estimate_run(
     samples = ensemble.samples
     epochs = [identity.epochs for identity, _ in known]
     scale = ensemble.search.expected_trials / len(known) if ensemble.search is not None else 1.0
-    prepared = max(epochs) if shares else scale * sum(epochs)
     held_out = sum(len(split) for name in PREDICTED_SPLITS if (split := getattr(ensemble, name)) is not None)
-    held_out *= 1 if shares else round(scale * len(known))  # each split is kept in memory once it is prepared
+    played = known * max(1, round(scale))
+    more_s, more_cpu_s = _sum_overheads(executor, len(played), startup, ensemble.prep_workers, shares=shares)
+    measured = _select_measured(ensemble, groups, node, devices)
+    measuring_s = scale * sum(row["measuring_s"] for row in measured)
+    if executor == "inline":
+        at_once, memory_gb = 1, max(row["memory_gb"] for _, row in played)
+        seconds = sum(row["seconds"] for _, row in played)
+    else:
+        play = _play if len(played) <= MOST_PLAYED else _divide
+        seconds, at_once, memory_gb = play(played, node, devices)
+    # Members that start together share a stream; each split is kept in memory once it is prepared for them.
+    waves = -(-len(played) // at_once)
+    prepared = waves * max(epochs) if shares else scale * sum(epochs)
+    held_out *= waves if shares else len(played)
     prepare_cpu_s = (prepare_s or 0.0) * (samples * prepared + held_out)
     cpu_s = scale * sum(row["cpu_s"] for _, row in known) + prepare_cpu_s
-    on_cpu = not any(row["gpu_memory_gb"] for row in groups)
-    played = known * max(1, round(scale))
-    more_s, more_cpu_s = _sum_overheads(executor, len(played), startup, imports)
-    measuring_s = scale * sum(row["measuring_s"] for row in _select_measured(ensemble, groups, node, devices))
     if executor == "inline":
-        seconds, at_once, memory_gb = sum(row["seconds"] for _, row in played) + prepare_cpu_s, 1, 0.0
-        memory_gb = max(row["memory_gb"] for _, row in played)
-    elif len(played) <= MOST_PLAYED:
-        seconds, at_once, memory_gb = _play(played, node, devices, prepare_cpu_s, on_cpu=on_cpu)
+        seconds += prepare_cpu_s
     else:
-        seconds, at_once, memory_gb = _divide(played, node, devices, cpu_s, on_cpu=on_cpu)
-    overhead_s, overhead_cpu_s = more_s + measuring_s, more_cpu_s + measuring_s
-    seconds += startup[0] + overhead_s
-    cpu_s += startup[1] + overhead_cpu_s
-    energy_j = _estimate_energy(
-        power, [row for _, row in played], prepare_cpu_s + startup[1] + overhead_cpu_s, seconds
-    )
+        seconds = max(seconds, cpu_s / node.cpus)  # preparation takes cores, too
+    overhead_s = more_s + measuring_s
+    overhead_cpu_s = more_cpu_s + scale * sum(row["_measuring_cpu_s"] for row in measured)
+    overhead_cpu_s += startup["load"] + startup["train"] if measured else 0.0
+    seconds += begun["startup_s"] + overhead_s
+    begun_cpu_s = begun["startup_cpu_s"] + overhead_cpu_s
+    cpu_s += begun_cpu_s
+    energy_j = _estimate_energy(power, [row for _, row in played], prepare_cpu_s + begun_cpu_s, seconds)
     return {
         **begun,
         "overhead_s": overhead_s,
@@ -145,11 +154,20 @@ def _select_measured(ensemble: Ensemble, groups: Table, node: Node, devices: str
     return [row for row in groups if measured & {identity.member for identity in row["_members"]}]
 
 
-def _sum_overheads(executor: str, members: int, startup: tuple[float, float], imports: int) -> tuple[float, float]:
-    """Seconds and CPU-seconds of what no trial step shows (`OVERHEADS`)."""
+def _sum_overheads(
+    executor: str, members: int, startup: dict[str, float], prep_workers: int, *, shares: bool
+) -> tuple[float, float]:
+    """Seconds and CPU-seconds of what no trial step shows: `OVERHEADS`, the user's imports, models to be built."""
     counts = {"run": 1, "ray": int(executor == "ray"), "member": members}
     seconds, cpu_s = (sum(counts[name] * OVERHEADS[name][i] for name in counts) for i in (0, 1))
-    return seconds * startup[0] / imports, cpu_s * startup[1] / imports
+    of_member = startup["load"] + startup["train"] + startup["build"]
+    own = startup["load"] + of_member  # of the driver and a member, one after the other
+    own_cpu_s = startup["load"] + members * of_member
+    if executor == "inline":
+        own_cpu_s = own = of_member + (members - 1) * startup["build"]
+    elif shares:  # a feeder, its processes, and one that compares samples
+        own_cpu_s += (1 + prep_workers) * startup["prepare"] + startup["load"]
+    return seconds * startup["seconds"] + own, cpu_s * startup["preload"] + own_cpu_s
 
 
 def _apply_profiles(
@@ -189,7 +207,7 @@ def _apply_profiles(
 
 
 def _play(
-    members: Sequence[tuple[Identity, dict[str, Any]]], node: Node, devices: str, prepare_s: float, *, on_cpu: bool
+    members: Sequence[tuple[Identity, dict[str, Any]]], node: Node, devices: str
 ) -> tuple[float, int, float]:
     """Seconds until all have ended, most members at one time, and the most host memory of them in GiB."""
     from ensemble.schedule import pack
@@ -216,12 +234,11 @@ def _play(
         for one in running:
             left[one.member] -= step
         running = [one for one in running if left[one.member] > 1e-9 * total_work]
-    least = (sum(row["cpu_s"] for row in rows.values()) + prepare_s) / node.cpus  # preparation takes cores, too
-    return max(now, least), most, memory_gb
+    return now, max(1, most), memory_gb
 
 
 def _divide(
-    members: Sequence[tuple[Identity, dict[str, Any]]], node: Node, devices: str, cpu_s: float, *, on_cpu: bool
+    members: Sequence[tuple[Identity, dict[str, Any]]], node: Node, devices: str
 ) -> tuple[float, int, float]:
     """As `_play`, of many members: the work divided by the room, and no less than the longest member."""
     from ensemble.schedule import pack
@@ -231,7 +248,7 @@ def _divide(
     longest = max(row["seconds"] for _, row in members)
     work = sum(row["seconds"] for _, row in members) / at_once
     memory_gb = at_once * max(row["memory_gb"] * one.workers for one, row in members)
-    return max(longest, work, cpu_s / node.cpus), at_once, memory_gb
+    return max(longest, work), at_once, memory_gb
 
 
 def _estimate_energy(

@@ -22,6 +22,7 @@ import torch
 from ensemble.integrations.options import ONE_WORKER, Options
 from ensemble.train.call import Call
 from ensemble.train.job import TrainingError
+from ensemble.train.own_states import to_plain
 
 if TYPE_CHECKING:
     from ensemble.train.member import TrainContext
@@ -165,9 +166,19 @@ def _check_options(lightning: Any, member: TrainContext, trainer: Any, options: 
     OPTIONS.check(member.log, {n: v for n, v in values.items() if v is not None}, usual, **members)
 
 
-def _check_callbacks(trainer: Any, callbacks: Any) -> None:
+def _check_callbacks(trainer: Any, callbacks: Any, *, averages: bool) -> None:
     """Raise TrainingError for callbacks that would do something else than in a plain Trainer."""
     CALLBACKS.check_objects(trainer.callbacks)
+    timers = [each for each in trainer.callbacks if isinstance(each, callbacks.Timer)]
+    if any(each._interval == "step" and each.time_remaining() is not None for each in timers):
+        raise TrainingError(
+            "Timer(interval='step') stops within an epoch, and a member trains whole ones: Timer(interval='epoch')"
+        )
+    if averages and any(getattr(each, "monitor", None) for each in trainer.checkpoint_callbacks):
+        raise TrainingError(
+            "ModelCheckpoint(monitor=) keeps weights that averaging= has not evaluated: leave one out; "
+            "Ensemble(keep='best') keeps the averages that were best"
+        )
     within = trainer.val_check_interval not in (None, 1.0)
     if within and any(isinstance(each, callbacks.EarlyStopping) for each in trainer.callbacks):
         raise TrainingError(
@@ -285,12 +296,12 @@ def _make_callback(
 
     class MemberCallback(lightning.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
-            self.is_trained = self.is_validated = self.has_loss = False
+            self.is_trained = self.is_validated = self.has_loss = self.is_tried = False
             self.evaluating = contextlib.ExitStack()
 
         def setup(self, trainer: Any, module: Any, stage: str) -> None:
             """Those of `configure_callbacks` are there now; nothing has been trained."""
-            _check_callbacks(trainer, lightning.callbacks)
+            _check_callbacks(trainer, lightning.callbacks, averages=member.identity.averaging is not None)
 
         def on_validation_start(self, trainer: Any, module: Any) -> None:
             if not trainer.sanity_checking and member.identity.averaging is not None:
@@ -299,6 +310,15 @@ def _make_callback(
         def on_validation_end(self, trainer: Any, module: Any) -> None:
             self.evaluating.close()
             self.is_validated = self.is_validated or not trainer.sanity_checking
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, number: int) -> None:
+            """What hooks add to a checkpoint is tried before anything is trained, when all is set up."""
+            if state.taken is None and not self.is_tried:
+                self.is_tried = True
+                with contextlib.suppress(Exception):  # a hook may need what an epoch has made
+                    trainer.save_checkpoint(_OURS, weights_only=False)
+                taken, state.taken = state.taken, None
+                to_plain(taken, "lightning")
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
             self.has_loss = self.has_loss or bool(outputs) or not module.automatic_optimization
@@ -326,7 +346,7 @@ def _make_callback(
                 found = {name: float(value) for name, value in trainer.callback_metrics.items()}
                 member.report(**found)
                 state.reported[member.position["epoch"]] = found
-            trainer.save_checkpoint(_OURS)
+            trainer.save_checkpoint(_OURS, weights_only=False)
             self.is_trained = self.is_validated = False
 
     return MemberCallback()

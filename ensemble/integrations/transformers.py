@@ -13,6 +13,7 @@ of the one before is done, and is part of the member's checkpoints.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -98,19 +99,9 @@ CALLBACKS = Options(
     refused={JITCheckpointCallback.__name__: "a member that is stopped saves by itself"},
     void={},
 )
-_GIVEN, _PREFIX = "_given_arguments", "eval_"
-
-
-def _make_arguments(kind: type, *args: Any, **given: Any) -> Any:
-    """`TrainingArguments.__new__`: keeps which arguments were given, as 8 may be a default or a wish."""
-    made: Any = object.__new__(kind)
-    if args or given:
-        names = [field.name for field in dataclasses.fields(kind)]
-        vars(made)[_GIVEN] = (*names[: len(args)], *given)
-    return made
-
-
-TrainingArguments.__new__ = _make_arguments  # type: ignore[method-assign,assignment]
+_PREFIX = "eval_"
+#: Arguments that change what is trained: where the member's follow from no default, the run says it.
+_TOLD = ("num_train_epochs", "per_device_train_batch_size")
 
 
 class MemberTrainer(Trainer):
@@ -125,7 +116,7 @@ class MemberTrainer(Trainer):
         member: to be trained, by one worker.
         model: as in a Trainer; None where `model_init=` makes it.
         args: `ARGUMENTS` says what has the effect that it has in a Trainer, and what is refused. Epochs, batch
-            size, seed, precision and device that are not given are the member's; those that are given agree.
+            size, seed, precision and device are the member's: they agree with it, or are left at their defaults.
         fields: names of the model's arguments -> fields, or the fields that are arguments by their own names; see
             `TrainContext.dataloader`.
         options: of a Trainer; datasets and data_collator are not among them.
@@ -190,8 +181,13 @@ class MemberTrainer(Trainer):
         return self.get_eval_dataloader(test_dataset) if is_split else super().get_test_dataloader(test_dataset)
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate a split that is named, or Datasets as a Trainer does; None: "valid", which is reported."""
-        found = super().evaluate(eval_dataset, *args, **kwargs)
+        """Evaluate a split that is named, or Datasets as a Trainer does; None: "valid", which is reported.
+
+        In training, averages of the weights are evaluated where the member has them.
+        """
+        averages = self.is_in_train and self.member.identity.averaging is not None
+        with self.member.evaluating() if averages else contextlib.nullcontext():
+            found = super().evaluate(eval_dataset, *args, **kwargs)
         if eval_dataset is None and self.is_in_train and self.state.global_step:
             self.member.report(**_without_times(found))
         return found
@@ -232,6 +228,16 @@ class MemberTrainer(Trainer):
         every = args.eval_steps or 1
         every = math.ceil(every * updates * self.member.identity.epochs) if every < 1 else every
         stops = any(isinstance(each, EarlyStoppingCallback) for each in callbacks)
+        averages = self.member.identity.averaging is not None
+        if averages and args.load_best_model_at_end:
+            raise TrainingError(
+                "load_best_model_at_end=True keeps weights that averaging= has not evaluated: leave one out; "
+                "Ensemble(keep='best') keeps the averages that were best"
+            )
+        if averages and args.eval_strategy == "steps" and every % updates:
+            raise TrainingError(
+                f"averaging= with eval_steps={args.eval_steps}: averages are those of epochs' ends"
+            )
         if stops and args.eval_strategy == "steps" and every % updates:
             raise TrainingError(
                 f"EarlyStoppingCallback with eval_steps={args.eval_steps} may stop within an epoch, and a member "
@@ -347,11 +353,11 @@ def _adapt(member: TrainContext, args: TrainingArguments | None) -> TrainingArgu
     if args is not None:
         usual = vars(type(args)())
         values = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
-        given = {*vars(args).get(_GIVEN, values)}
-        if given >= {*values}:  # by a parser, by dataclasses.replace, or before this module was imported
-            given -= {"seed", "use_cpu"}
-        unsaid = [name for name in members if name not in given and values[name] == usual[name]]
+        unsaid = [name for name in members if values[name] == usual[name]]  # nobody knows whether it is a wish
         ARGUMENTS.check(member.log, {n: v for n, v in values.items() if n not in unsaid}, usual, **members)
+        follow = [f"{name}={members[name]}" for name in _TOLD if name in unsaid and members[name] != usual[name]]
+        if follow:
+            member.remark(f"TrainingArguments left at their defaults follow the Ensemble: {', '.join(follow)}")
     folder = str(member.directory / "trainer")
     fixed: dict[str, Any] = {"output_dir": folder, "disable_tqdm": True, "ignore_data_skip": True, **members}
     return TrainingArguments(**fixed) if args is None else dataclasses.replace(args, **fixed)

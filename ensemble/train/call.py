@@ -158,10 +158,14 @@ class Observation:
 
     @classmethod
     def from_checkpoint(cls, state: Mapping[str, Any]) -> Observation | None:
-        """The observation in a checkpoint; None where no batch had shown anything."""
+        """The observation in a checkpoint; None where no batch had shown anything. Nothing but a `reason` where
+        predictions were made otherwise than by `call`.
+        """
         outputs, call = state.get("outputs"), state.get("call")
         if outputs is None:
             return None
+        if (why := outputs.get("otherwise")) is not None:
+            return cls(reason=why)
         target = outputs["target"]
         return cls(
             None if call is None else Call.from_record(call),

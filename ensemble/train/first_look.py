@@ -138,7 +138,7 @@ def _list_remarks(
     has_loss = recipe.loss is not None and not state.is_own_loop and state.comm.world == 1
     if has_loss and not isinstance(recipe.loss, NamedLoss):
         with contextlib.suppress(Exception), watch_call(model, batch) as first:
-            yield from _compare_with_half(recipe, model, batch, target)
+            yield from _compare_with_half(recipe, model, batch, target, state.identity.accumulate)
     seen = state.observer.find(batch)
     task, values = seen.task, None
     try:
@@ -202,6 +202,11 @@ def explain_values(task: Task | None, values: Any, target: Tensor | None) -> str
         rows = values.float()
         if is_probability(rows):
             return None
+        if target is not None and values.dim() > 2 and values.shape[:1] + values.shape[2:] == target.shape:
+            end = "movedim(1, -1)" if is_probability(rows.movedim(1, -1)) else "softmax(1).movedim(1, -1)"
+            return (
+                f"returned values with the classes on axis 1, and the task has them on the last: end it by .{end}"
+            )
         what, end = ("log-probabilities", "exp()") if is_probability(rows.exp()) else ("scores", "softmax(-1)")
         return f"returned {what}, and the task needs probabilities: end it by .{end}"
     if kind == "multilabel" and bool(((values < 0) | (values > 1)).any()):
@@ -280,17 +285,20 @@ def _explain_scores(seen: Observation, outputs: Any) -> Iterator[str]:
         )
 
 
-def _compare_with_half(recipe: Recipe, model: nn.Module, batch: Batch, target: Tensor | None) -> Iterator[str]:
+def _compare_with_half(
+    recipe: Recipe, model: nn.Module, batch: Batch, target: Tensor | None, accumulate: int
+) -> Iterator[str]:
     """A loss of a sample that changes with its neighbours, as where [b] is subtracted from [b, 1]."""
     whole, half = recipe.loss(model, batch).float(), recipe.loss(model, split_batch(batch, 2)[0]).float()
     changes = (whole[: len(half)] - half).abs().max() > ROUNDING * whole.abs().max()
     is_of_samples = whole.shape[:1] == batch["index"].shape and half.shape[1:] == whole.shape[1:]
     if is_of_samples and bool(changes) and torch.equal(whole, recipe.loss(model, batch).float()):  # draws nothing
         shape = "" if target is None else f" (the target is {list(target.shape)})"
+        parts = f"; accumulate={accumulate} computes it over each part of a batch alone, which is another gradient"
         yield (
             "the loss of a sample changes with the other samples of its batch: where outputs are [b, 1] and the "
             f"target is [b], their difference is [b, b]{shape}; give both the same shape, as by "
-            "outputs.squeeze(-1). A contrastive loss is meant to do so"
+            "outputs.squeeze(-1). A contrastive loss is meant to do so" + (parts if accumulate > 1 else "")
         )
 
 

@@ -54,16 +54,24 @@ class ForeignLoop:
         self._has_trained = False  # any epoch
         self._own: dict[str, Any] | None = None  # their states when the member had ended
         self._reading: Iterator[Batch] = iter(())
+        self._given = 0  # batches of the pass in progress
 
     def read(self) -> Iterator[Batch]:
         """Yield this rank's batches of the next epoch; of one that was trained before a resume, none."""
         if self._begin_epoch():
-            self._reading = self._read_epoch()
+            self._reading, self._given = self._read_epoch(), 0
             yield from iter(self._next_batch, None)
 
     def _next_batch(self) -> Batch | None:
         """A loop that drops what `read` gave it before its end does not end the last step within that."""
+        self._given += 1
         return next(self._reading, None)
+
+    def end_last_step(self) -> None:
+        """End the last step of a pass, where the loop knows that no batch follows, before it evaluates."""
+        state = self._state
+        if self._is_in_epoch and self._given == state.data.count_batches(state.at.epoch, state.steps_per_epoch):
+            next(self._reading, None)
 
     def end_epoch(self) -> None:
         """Report and save the epoch in progress, and execute the pruner's decision."""

@@ -361,6 +361,8 @@ class Lifecycle:
             parts["own"] = own
         if state.observer.seen is not None:
             parts |= state.observer.seen.as_record()
+            if state.observer.otherwise is not None:
+                parts["outputs"]["otherwise"] = state.observer.otherwise
         if not at.step and (answers := self._answers.record()) is not None:
             parts["answers"] = answers
         if self._comm.rank != 0:

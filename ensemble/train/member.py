@@ -349,10 +349,9 @@ class TrainContext:
 
     def evaluating(self) -> contextlib.AbstractContextManager[nn.Module]:
         """Return a context manager that yields the model in evaluation mode, without gradients, its buffers equal
-        on all ranks.
-
-        Where weights are averaged, it has the averages within the block.
+        on all ranks; where weights are averaged, with the averages.
         """
+        self._foreign.end_last_step()
         self._life.end_left_epoch()
         return self._evaluator.evaluating()
 

@@ -39,6 +39,7 @@ class Observer:
         seen: what all ranks know; None before the first step.
         offered: the call by which a framework predicts, tried before the first step.
         is_relied_on: whether there are no predictions but those that follow from a call.
+        otherwise: why what was predicted is not what a loaded model would predict; None where it is.
     """
 
     def __init__(self, recipe: Recipe, comm: Communicator) -> None:
@@ -46,6 +47,7 @@ class Observer:
         self.seen: Observation | None = None
         self.offered: Call | None = None
         self.is_relied_on = False
+        self.otherwise: str | None = None
         self._own: Observation | None = None  # since the ranks have agreed
         self._watch: tuple[contextlib.ExitStack, FirstCall, Batch] | None = None
         self._noted: Any = None  # the layout of the step that was looked at last

@@ -6,11 +6,13 @@ hook of a framework adds, as a pickle, which is read from checkpoints only that 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from ensemble.store import StoreError
 from ensemble.train.job import TrainingError
 from ensemble.train.pickled import join_tensors, split_tensors
 
@@ -41,6 +43,11 @@ class OwnStates:
         self._objects[name] = value
         if self._saved is not None:
             self._load(name)
+        else:
+            state = None
+            with contextlib.suppress(Exception):  # some objects have none yet
+                state = value.state_dict()
+            to_plain(state, name)  # raises before anything is trained
 
     def state_dict(self) -> dict[str, Any]:
         """The states, of plain containers, numbers, texts and tensors; see `to_plain`."""
@@ -99,7 +106,13 @@ def to_plain(value: Any, where: str = "the state") -> Any:
 def _from_plain(value: Any, check: Callable[[], None]) -> Any:
     """What `to_plain` was given."""
     if isinstance(value, dict) and _PICKLE in value:
-        check()
+        try:
+            check()
+        except StoreError as error:
+            raise TrainingError(
+                "the checkpoint holds objects that a hook such as on_save_checkpoint has added, in a pickle that "
+                f"is not read here: {error}; resume the run where it was trained"
+            ) from None
         return join_tensors(value[_PICKLE].numpy().tobytes(), value["tensors"])
     if isinstance(value, dict):
         return {key: _from_plain(item, check) for key, item in value.items()}

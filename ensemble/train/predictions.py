@@ -20,6 +20,7 @@ from ensemble.train.evaluator import Evaluator
 from ensemble.train.first_look import try_offered
 from ensemble.train.gather import find_first
 from ensemble.train.outputs import OutputError, compute_outputs, compute_values
+from ensemble.train.seeding import seeded
 from ensemble.train.state import TrainState
 
 if TYPE_CHECKING:
@@ -53,11 +54,14 @@ def _predict_rows(
 ) -> tuple[str | None, Task | None]:
     """Add the predictions of this rank; returns why there are none, and their task."""
     why, task, is_foreign = None, None, False  # whether some targets are of another kind than the task's
+    other: str | None = None
     try:
         with evaluator.evaluating() as model:
             for batch in evaluator.batches(split):
                 with state.precision.autocast():
                     values, task = _predict_batch(state, model, batch, function)
+                    if function is not None and rows.shape is None:
+                        other = _explain_otherwise(state, model, batch, function, values)
                 target = as_stored_target(task, find_target(batch, state.target))
                 why = explain_shape_mismatch(task, values, target)
                 if why is not None and split == "shifted" and target is not None:
@@ -72,6 +76,9 @@ def _predict_rows(
                     break
     except (OutputError, UnlikeRows) as error:
         why = str(error)
+    if (other := find_first(state.comm, other)) is not None:
+        state.observer.otherwise, state.saved_at = other, None  # the checkpoint says it to whoever loads it
+        state.remark(other)
     if find_first(state.comm, is_foreign or None):
         rows.replace_target(None)
     return why, task
@@ -99,6 +106,30 @@ def _predict_batch(
     if seen.task is None:
         raise OutputError(seen.reason or "nothing says what is predicted: declare Recipe(task=...)")
     return values, seen.task
+
+
+def _explain_otherwise(
+    state: TrainState, model: nn.Module, batch: Batch, function: Predict, values: Tensor
+) -> str | None:
+    """Why predictions by a function are not what a loaded model would give; None where they are, or none loads."""
+    seed, rounding = state.identity.seed, 2.0**-12 if state.identity.precision == "fp32" else 2.0**-5
+    for _ in range(2):  # what draws is called again, each with the same draws
+        try:
+            with seeded(seed, state.device):
+                loaded = compute_values(state.recipe, model, batch, state.observer.seen)
+        except Exception:  # as whoever loads it is told
+            return None
+        mean = float(loaded.nan_to_num(0, 0, 0).abs().sum()) / max(1, loaded.numel())
+        if loaded.shape == values.shape and torch.allclose(
+            values.float(), loaded, rtol=rounding, atol=rounding * mean, equal_nan=True
+        ):
+            return None
+        with seeded(seed, state.device):
+            values = function(model, batch)
+    return (
+        "predict_all(function) predicts otherwise than a loaded model would, so that none can be loaded: declare "
+        "the function as Recipe.predict"
+    )
 
 
 def explain_shape_mismatch(task: Task, values: Tensor, target: Tensor | None) -> str | None:

@@ -69,6 +69,7 @@ class Resumption:
                 set_loose(optimization.model, saved.get("loose", {}))
             else:
                 self._take_drawn(saved.get("loose", {}))
+            (saved.get("outputs") or {}).pop("otherwise", None)  # it is found out again
             seen = Observation.from_checkpoint(saved)
             if seen is not None and seen.task is None:  # why may no more be so: predict= was added since
                 seen = replace(seen, reason=None, is_open=True)

@@ -221,6 +221,37 @@ def test_averages_are_what_is_validated(tmp_path: Path) -> None:
 
 
 @pytest.mark.more
+def test_what_cannot_end_with_an_epoch_or_fit_averages_is_refused_before_training(
+    lightning: Any, tmp_path: Path
+) -> None:
+    kinds = lightning.callbacks
+    error, _ = fit(tmp_path / "timer", lambda: [kinds.Timer("00:00:00:01")])
+    assert error is not None and "Timer(interval='epoch')" in error
+    error, _ = fit(tmp_path / "only measures", lambda: [kinds.Timer()])
+    assert error is None
+    error, _ = fit(
+        tmp_path / "best", lambda: [kinds.ModelCheckpoint(tmp_path, monitor="val_loss")], averaging="ema"
+    )
+    assert error is not None and "averaging= has not evaluated" in error
+
+
+@pytest.mark.more
+def test_a_hook_that_adds_an_object_of_the_runs_own_class_is_refused_before_training(
+    lightning: Any, tmp_path: Path
+) -> None:
+    class Own:
+        pass
+
+    class Adding(lightning.Callback):  # type: ignore[misc]
+        def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+            checkpoint["added"] = {"by": Own()}
+
+    error, _ = fit(tmp_path / "run", lambda: [Adding()])
+    assert error is not None and "lightning.added.by" in error and "the run's own code" in error
+    assert [e["type"] for e in read_events(tmp_path / "run" / "events.jsonl") if e["type"] == "epoch"] == []
+
+
+@pytest.mark.more
 @pytest.mark.parametrize("name", sorted(ACTING | LOGGED))
 def test_a_callback_that_is_taken_acts(lightning: Any, name: str, tmp_path: Path) -> None:
     seen: list[Any] = []

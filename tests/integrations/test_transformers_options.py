@@ -18,6 +18,7 @@ from tv import import_torchvision  # noqa: E402
 
 import ensemble  # noqa: E402
 from ensemble import Member, Recipe  # noqa: E402
+from ensemble.store import RunDir, load_predictions  # noqa: E402
 from ensemble.train.job import TrainingError  # noqa: E402
 from pipelines import sources  # noqa: E402
 
@@ -91,10 +92,10 @@ TOGETHER |= {"trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
 REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "num_train_epochs": (7, {}),
     "max_steps": (5, {}),
-    "per_device_train_batch_size": (8, {}),
-    "per_device_eval_batch_size": (8, {}),
+    "per_device_train_batch_size": (4, {}),
+    "per_device_eval_batch_size": (4, {}),
     "auto_find_batch_size": (True, {}),
-    "seed": (42, {}),
+    "seed": (7, {}),
     "data_seed": (1, {}),
     "dataloader_drop_last": (True, {}),
     "dataloader_num_workers": (2, {}),
@@ -392,17 +393,44 @@ def test_arguments_without_their_effect_are_refused_by_name_before_training(
                     continue
             taken.append(name)
         parsed = transformers.HfArgumentParser(transformers.TrainingArguments).parse_args_into_dataclasses([])[0]
-        with pytest.raises(TrainingError, match="per_device_train_batch_size=8") as refused:
-            MemberTrainer(member, build(), parsed, fields=ports.TEXT_FIELDS)
-        assert "seed" not in str(refused.value)
+        parsed = dataclasses.replace(parsed, report_to="none", learning_rate=0.02)
+        assert (parsed.per_device_train_batch_size, parsed.num_train_epochs) == (8, 3.0)
+        args = MemberTrainer(member, build(), parsed, fields=ports.TEXT_FIELDS).args
+        assert (args.per_device_train_batch_size, args.num_train_epochs, args.learning_rate) == (BATCH, 2, 0.02)
         raise TrainingError("all are tried")
 
     run(tmp_path / "run", train, [Member({"width": 8})])
     (failed,) = [each for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "failed"]
     assert "all are tried" in failed["error"] and taken == []
+    (told,) = [each["text"] for each in read_events(tmp_path / "run" / "events.jsonl") if each["type"] == "remark"]
+    assert told.endswith("follow the Ensemble: num_train_epochs=2, per_device_train_batch_size=16")
     for name in NEEDS_MORE:
         with pytest.raises(TrainingError, match=f"TrainingArguments has {name}="):
             ARGUMENTS.check(print, {name: "set"}, {})
+
+
+def test_averages_are_what_is_evaluated(transformers: Any, tmp_path: Path) -> None:
+    from ensemble.integrations.transformers import MemberTrainer
+
+    def train(member: Any) -> None:
+        args = transformers.TrainingArguments(**{**BASE, **refused.get(member.params.get("kind"), {})})
+        MemberTrainer(member, build(), args, fields=ports.TEXT_FIELDS).train()
+        member.predict_all()
+
+    refused = {"best": BEST, "within": {"eval_strategy": "steps", "eval_steps": 3}}
+    losses = {}
+    for name, options in (("plain", {}), ("averaged", {"averaging": "ema"})):
+        run(tmp_path / name, train, [Member({"width": 8})], **options)
+        (end,) = [e for e in read_events(tmp_path / name / "events.jsonl") if e["type"] == "finished"]
+        saved = load_predictions(RunDir(tmp_path / name).predictions("member-0", "valid"))
+        nll = -np.log(saved.values[np.arange(len(saved.target)), saved.target]).mean()
+        assert end["metrics"]["eval_loss"] == pytest.approx(nll, rel=1e-4)
+        losses[name] = nll
+    assert losses["plain"] != losses["averaged"]
+    run(tmp_path / "refused", train, [Member({"width": 8, "kind": kind}) for kind in refused], averaging="ema")
+    errors = [e["error"] for e in read_events(tmp_path / "refused" / "events.jsonl") if e["type"] == "failed"]
+    assert "load_best_model_at_end=True keeps weights that averaging= has not evaluated" in errors[0]
+    assert "averaging= with eval_steps=3" in errors[1]
 
 
 def test_a_plain_trainer_in_the_function_is_noticed_at_its_first_step(transformers: Any, tmp_path: Path) -> None:

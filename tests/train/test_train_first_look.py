@@ -106,6 +106,16 @@ def softly(scores: Any) -> Any:
     return scores.softmax(-1)
 
 
+def dense(change: Any) -> Recipe:
+    """Scores of two positions, [b, 3, 2]."""
+    return Recipe(
+        model=lambda params: Parts(lambda s, x: torch.stack([s, s], 2)),
+        loss=lambda model, batch: entropy()(model, batch).mean(1),
+        task="classification",
+        predict=lambda model, batch: change(model(batch["x"])),
+    )
+
+
 @pytest.mark.parametrize(
     ("recipe", "label", "says"),
     [
@@ -115,6 +125,16 @@ def softly(scores: Any) -> Any:
         (predicting(lambda s: s), LABEL, "end it by .softmax(-1)"),
         (predicting(lambda s: s.log_softmax(-1)), LABEL, "end it by .exp()"),
         (predicting(lambda s: s.argmax(-1)), LABEL, "as argmax does"),
+        (
+            dense(lambda s: s),
+            np.stack([LABEL, LABEL], 1),
+            "the task has them on the last: end it by .softmax(1).movedim(1, -1)",
+        ),
+        (
+            dense(lambda s: s.softmax(1)),
+            np.stack([LABEL, LABEL], 1),
+            "the task has them on the last: end it by .movedim(1, -1)",
+        ),
         (Recipe(model=one, loss=broadcast, task="regression"), NUMBER, "changes with the other samples"),
         (Recipe(model=one, loss="mse"), NUMBER * 1e6, "declare Recipe(target_scale=("),
     ],
@@ -127,6 +147,20 @@ def test_the_first_batch_shows_it(tmp_path: Path, recipe: Recipe, label: Any, sa
     assert kinds.index("remark") < kinds.index("epoch")  # known before the first epoch has ended
     assert any(says in notice.text for notice in collect_notices(events))
     assert any(says in note for note in status_notes(ran))
+
+
+@pytest.mark.more
+def test_accumulation_is_named_where_a_loss_compares_the_samples_of_a_batch(tmp_path: Path) -> None:
+    def contrast(model: Any, batch: Any) -> Any:
+        """One number over the batch, for each of its samples."""
+        items = model(batch["x"])
+        return F.cross_entropy(items @ items.T, torch.arange(len(items))).expand(len(items))
+
+    recipe = Recipe(model=scores, loss=contrast, task="regression")
+    says = "accumulate=4 computes it over each part of a batch alone"
+    for accumulate in (1, 4):
+        ran = run(tmp_path / str(accumulate), recipe, NUMBER, accumulate=accumulate)
+        assert any(says in text for text in remarks(ran)) == (accumulate == 4)
 
 
 @pytest.mark.parametrize(

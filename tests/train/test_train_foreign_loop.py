@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn  # noqa: E
 
 from ensemble.spec import EMA, EarlyStopping, Folds, Recipe  # noqa: E402
 from ensemble.train import Inbox, work  # noqa: E402
+from ensemble.train.call import Observation  # noqa: E402
 from pipelines import weights  # noqa: E402
 
 EPOCHS = 5
@@ -186,6 +187,51 @@ def test_what_a_loop_does_in_empty_passes_is_undone(tmp_path: Path) -> None:
     assert {**end, "attempt": 0} == whole, "after the last epoch"
     stopped = finished(tmp_path / "stopped", swa([], stops=True), **OPTIONS)
     assert stopped["metrics"]["loss"] == whole["metrics"]["loss"] > 0, "empty passes report nothing"
+
+
+def predicting(change: Callable[[Any], Any], **options: Any) -> Recipe:
+    """A loop that predicts by a function of its own."""
+
+    def loop(member: Any) -> None:
+        model = cases.noisy(member.params)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        member.prepare(model, optimizer)
+        for _ in range(EPOCHS):
+            for x, y in member.dataloader("train", fields=("x", "label")):
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            member.report(loss=0.0)
+        member.predict_all(lambda model, batch: change(model(batch["x"])))
+
+    return Recipe(model=cases.noisy, train=loop, **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "is_other"),
+    [
+        (lambda scores: scores.softmax(1), {}, False),
+        (lambda scores: (scores / 3).softmax(1), {}, True),
+        (lambda scores: (scores / 3).softmax(1), {"predict": lambda m, batch: m(batch["x"]).softmax(1)}, True),
+        (lambda scores: nn.functional.dropout(scores).softmax(1), {}, True),
+        (
+            lambda scores: nn.functional.dropout(scores).softmax(1),
+            {"predict": lambda m, batch: nn.functional.dropout(m(batch["x"])).softmax(1)},
+            False,
+        ),
+    ],
+)
+def test_predictions_that_a_loaded_model_would_not_make_are_told_and_let_none_be_loaded(
+    tmp_path: Path, change: Any, options: dict[str, Any], is_other: bool
+) -> None:
+    outcome, events = train(tmp_path, predicting(change, **options), **OPTIONS)
+    assert outcome == "finished" and len(predictions(tmp_path))
+    remarks = [event["text"] for event in of(events, "remark")]
+    assert any("declare the function as Recipe.predict" in text for text in remarks) == is_other
+    seen = Observation.from_checkpoint(checkpoint(tmp_path))
+    reason = None if seen is None else seen.reason
+    assert (reason is not None and "none can be loaded" in reason) == is_other
+    assert seen is None or is_other or seen.task is not None
 
 
 def test_a_stop_while_it_waits_for_a_batch_saves_nothing_of_the_epoch(tmp_path: Path) -> None:

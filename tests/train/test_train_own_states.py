@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ensemble.store import RunDir, StoreError, load_checkpoint, save_checkpoint  # noqa: E402
+from ensemble.store import RunDir, load_checkpoint, save_checkpoint  # noqa: E402
 from ensemble.train.job import TrainingError  # noqa: E402
 from ensemble.train.own_states import OwnStates  # noqa: E402
 
@@ -50,10 +50,16 @@ def test_an_object_comes_back_with_its_tensors(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_pickled_is_named_by_its_place_and_by_the_hook_that_may_have_added_it() -> None:
-    own = OwnStates()
-    own.add("lightning", Holder({"taken": {"lock": [threading.Lock()]}}))
-    with pytest.raises(TrainingError, match=r"lightning\.taken\.lock\.0, a lock .*on_save_checkpoint"):
+    own, state = OwnStates(), dict[str, Any]()
+    own.add("lightning", Holder({"taken": state}))
+    state["lock"] = [threading.Lock()]
+    says = r"lightning\.taken\.lock\.0, a lock .*on_save_checkpoint"
+    with pytest.raises(TrainingError, match=says):
         own.state_dict()
+    with pytest.raises(
+        TrainingError, match=says
+    ):  # before anything is trained, where the object has a state by then
+        OwnStates().add("lightning", Holder({"taken": state}))
 
 
 def test_a_checkpoint_that_others_could_have_written_is_not_unpickled(tmp_path: Path) -> None:
@@ -63,7 +69,7 @@ def test_a_checkpoint_that_others_could_have_written_is_not_unpickled(tmp_path: 
     own = OwnStates()
     own.add("trainer", held)
     file.chmod(0o666)
-    with pytest.raises(StoreError, match="can be written by everyone"):
+    with pytest.raises(TrainingError, match=r"can be written by everyone.*resume the run where it was trained"):
         own.load(saved, partial(run.check_owners, file))
     assert held.state is None
     file.chmod(0o600)

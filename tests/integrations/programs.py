@@ -1,0 +1,471 @@
+"""Small programs for MONAI and pytorch-forecasting as their users write them, and the same programs as members.
+
+`python tests/integrations/programs.py` measures both: CPU-seconds and the metric, medians of three.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ports import die_once
+
+import ensemble  # noqa: F401 - of the commands below
+from ensemble import Ensemble, Member, Recipe
+from pipelines import Pipeline, from_samples, sources, stages
+
+Order = list[list[list[int]]]  # of each epoch its batches
+BATCH = 16
+MEMBERS = [{"seed": seed} for seed in range(4)]
+
+
+class InOrder:
+    """A batch sampler that gives a given order, epoch by epoch."""
+
+    def __init__(self, order: Order) -> None:
+        self._epochs, self._batches = iter(order), len(order[0])
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(next(self._epochs))
+
+
+def loader(data: Any, order: Order | None, **options: Any) -> Any:
+    """A DataLoader in an order; None: one of its own."""
+    chosen = {"batch_size": BATCH, "shuffle": True} if order is None else {"batch_sampler": InOrder(order)}
+    return torch.utils.data.DataLoader(data, **chosen, **options)
+
+
+def order_of(declared: Ensemble) -> Order:
+    """The samples in each batch of a member."""
+    return [
+        [batch["index"].tolist() for batch in declared.train.loader(BATCH, epochs=range(epoch, epoch + 1))]
+        for epoch in range(declared.epochs)
+    ]
+
+
+# -- MONAI: segmentation ---------------------------------------------------------------------------
+
+BOTH, MONAI_EPOCHS = ("image", "label"), 4
+
+
+def discs(count: int, seed: int) -> dict[str, Any]:
+    """Noisy images with a disc, and where it is."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:40, :40]
+    label = np.stack(
+        [
+            (y - row) ** 2 + (x - column) ** 2 < radius**2
+            for row, column, radius in rng.uniform((12, 12, 5), (28, 28, 9), (count, 3))
+        ]
+    )
+    return {"image": (label + rng.normal(0, 1, label.shape)).astype(np.float32), "label": label.astype(np.int64)}
+
+
+def transforms(draws: bool) -> tuple[Any, Any]:
+    """Those of training and of validation."""
+    from monai import transforms as T
+
+    first = [T.EnsureChannelFirstd(BOTH, channel_dim="no_channel"), T.ScaleIntensityd("image")]
+    crop = T.RandCropByPosNegLabeld(BOTH, "label", (32, 32), num_samples=1)
+    drawn = [crop, T.RandFlipd(BOTH, prob=0.5, spatial_axis=0)]
+    return T.Compose([*first, *(drawn if draws else [])]), T.Compose(first)
+
+
+def unet(params: dict[str, Any]) -> Any:
+    from monai.networks.nets import UNet
+
+    torch.manual_seed(params["seed"])
+    return UNet(spatial_dims=2, in_channels=1, out_channels=2, channels=(8, 16), strides=(2,), num_res_units=1)
+
+
+def segment(
+    model: Any, batches: Any, validation: Any, epochs: int, report: Callable[..., Any], steps: int = 0
+) -> None:
+    """The loop of MONAI's tutorials."""
+    from monai.losses import DiceCELoss
+    from monai.metrics import DiceMetric
+
+    loss_function = DiceCELoss(to_onehot_y=True, softmax=True)
+    optimizer = model.optimizer
+    metric = DiceMetric(include_background=False, num_classes=2)
+    for _ in range(epochs):
+        model.train()
+        for image, label in batches:
+            optimizer.zero_grad()
+            loss_function(model(image), label).backward()
+            optimizer.step()
+            die_once(steps := steps + 1)
+        model.eval()
+        with torch.no_grad():
+            for image, label in validation:
+                metric(model(image).argmax(1, keepdim=True), label)
+        report(dice=metric.aggregate().item())
+        metric.reset()
+
+
+def with_adam(model: Any) -> Any:
+    vars(model)["optimizer"] = torch.optim.Adam(model.parameters(), 0.005)
+    return model
+
+
+def monai_plain(params: dict[str, Any], order: Order | None = None, draws: bool = True) -> tuple[Any, float]:
+    """The program as it was: its model, and its Dice."""
+    from monai.data import Dataset, list_data_collate
+
+    reported: list[float] = []
+    parts = [
+        Dataset([dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)], transform)
+        for columns, transform in zip((discs(160, 0), discs(40, 1)), transforms(draws), strict=True)
+    ]
+    parts[0].transform.set_random_state(params["seed"])
+    model = with_adam(unet(params))
+
+    def collate(samples: Any) -> Any:
+        batch = list_data_collate(samples)
+        return batch["image"].as_tensor(), batch["label"].as_tensor()
+
+    train = loader(parts[0], order, collate_fn=collate)
+    validation = torch.utils.data.DataLoader(parts[1], batch_size=BATCH, collate_fn=collate)
+    segment(model, train, validation, MONAI_EPOCHS, lambda dice: reported.append(dice))
+    return model, reported[-1]
+
+
+def take_one(samples: Any) -> dict[str, Any]:
+    """The only crop, as a sample; the target of predictions has no channel."""
+    sample = samples[0] if isinstance(samples, list) else samples
+    return {**sample, "target": sample["label"][0]}
+
+
+def monai_members(params: Sequence[dict[str, Any]], draws: bool = True) -> Ensemble:
+    """The program's members."""
+
+    def train(member: Any) -> None:
+        model = with_adam(unet(member.params))
+        member.prepare(model, model.optimizer)
+        batches, validation = (member.dataloader(split, fields=BOTH) for split in ("train", "valid"))
+        steps = member.position["epoch"] * len(batches)
+        segment(model, batches, validation, MONAI_EPOCHS, member.report, steps)
+        member.predict_all()
+
+    def predict(model: Any, batch: Any) -> Any:
+        return model(batch["image"]).softmax(1).movedim(1, -1)
+
+    parts = [
+        Pipeline(sources.arrays(**columns), seed=0).map(transform, id=f"{split} of MONAI").map(take_one)
+        for split, columns, transform in zip(
+            ("train", "valid"), (discs(160, 0), discs(40, 1)), transforms(draws), strict=True
+        )
+    ]
+    return Ensemble(
+        name="discs",
+        recipe=Recipe(
+            model=unet, train=train, predict=predict, task="classification", target="target", objective="dice"
+        ),
+        train=parts[0],
+        valid=parts[1],
+        members=[Member(each) for each in params],
+        epochs=MONAI_EPOCHS,
+        batch_size=BATCH,
+    )
+
+
+# -- pytorch-forecasting, through Lightning --------------------------------------------------------
+
+FORECAST_EPOCHS = 3
+
+
+def series() -> tuple[Any, Any]:
+    """The TimeSeriesDataSets of training and of validation: six waves of unlike height."""
+    import pandas
+    from pytorch_forecasting import TimeSeriesDataSet
+    from pytorch_forecasting.data import GroupNormalizer
+
+    rng, time = np.random.default_rng(0), np.arange(60)
+    waves = [(1 + number) * (2 + np.sin(time / 5 + number)) + rng.normal(0, 0.1, len(time)) for number in range(6)]
+    rows = {"series": np.repeat(list("012345"), len(time)), "time": np.tile(time, 6)}
+    table = pandas.DataFrame({**rows, "value": np.concatenate(waves).astype(np.float32)})
+    training = TimeSeriesDataSet(
+        table[table.time < 48],
+        time_idx="time",
+        target="value",
+        group_ids=["series"],
+        max_encoder_length=12,
+        max_prediction_length=4,
+        static_categoricals=["series"],
+        time_varying_known_reals=["time"],
+        time_varying_unknown_reals=["value"],
+        target_normalizer=GroupNormalizer(groups=["series"]),
+    )
+    return training, TimeSeriesDataSet.from_dataset(training, table, min_prediction_idx=48)
+
+
+def forecaster(params: dict[str, Any]) -> Any:
+    from pytorch_forecasting import TemporalFusionTransformer
+    from pytorch_forecasting.metrics import MAE, QuantileLoss
+
+    torch.manual_seed(params["seed"])
+    sizes = {"hidden_size": 8, "attention_head_size": 1, "hidden_continuous_size": 4, "dropout": 0.1}
+    given = {"learning_rate": 0.03, "optimizer": "adam", "loss": QuantileLoss(), "logging_metrics": [MAE()]}
+    return TemporalFusionTransformer.from_dataset(series()[0], **sizes, **given)
+
+
+def make_callbacks() -> list[Any]:
+    from lightning.pytorch import callbacks
+
+    class Steps(callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            torch.manual_seed(trainer.global_step)  # of dropout
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            die_once(trainer.global_step)
+
+    return [Steps(), callbacks.EarlyStopping("val_loss", patience=5)]
+
+
+TRAINER = {"gradient_clip_val": 0.1, "num_sanity_val_steps": 0}
+
+
+def forecast_plain(params: dict[str, Any], order: Order | None = None) -> tuple[Any, float]:
+    """The program as it was: its model, and its mean absolute error."""
+    import lightning
+
+    training, validation = series()
+    model = forecaster(params)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = lightning.Trainer(
+        max_epochs=FORECAST_EPOCHS, enable_model_summary=False, callbacks=make_callbacks(), **quiet, **TRAINER
+    )
+    train = loader(training, order, collate_fn=training._collate_fn)
+    trainer.fit(model, train, validation.to_dataloader(train=False, batch_size=BATCH, num_workers=0))
+    return model, float(trainer.callback_metrics["val_MAE"])
+
+
+X_FIELDS = (
+    "encoder_cat", "encoder_cont", "encoder_target", "encoder_lengths", "decoder_cat", "decoder_cont",
+    "decoder_target", "decoder_lengths", "decoder_time_idx", "groups", "target_scale",
+)  # fmt: skip
+X = dict(zip(X_FIELDS, X_FIELDS, strict=True))
+
+
+def split_target(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": sample["x"], "target": sample["y"][0]}
+
+
+def forecast_members(params: Sequence[dict[str, Any]]) -> Ensemble:
+    """The program's members."""
+    training, validation = series()
+
+    def collate(samples: Any) -> Any:
+        x, (target, _) = type(training)._collate_fn([(x, (target, None)) for x, target in samples])
+        return {**x, "target": target}
+
+    def build(params: dict[str, Any]) -> Any:
+        model = forecaster(params)
+        model.on_before_batch_transfer = lambda batch, index: (batch[0], (batch[1], None))  # weights
+        return model
+
+    def train(member: Any) -> None:
+        from ensemble.integrations.lightning import fit
+
+        fit(member, build(member.params), fields=(X, "target"), callbacks=make_callbacks(), **TRAINER)
+
+    def predict(model: Any, batch: Any) -> Any:
+        return model.to_prediction(model({name: batch[name] for name in X_FIELDS}))
+
+    parts = [
+        Pipeline(sources.dataset(data, id=f"{split} of series", names=("x", "y")), seed=0).map(split_target)
+        for split, data in (("train", training), ("valid", validation))
+    ]
+    return Ensemble(
+        name="waves",
+        recipe=Recipe(
+            model=build,
+            train=train,
+            predict=predict,
+            collate=from_samples(collate, fields=("x", "target")),
+            task="regression",
+            target="target",
+            objective="val_MAE",
+            mode="min",
+        ),
+        train=parts[0],
+        valid=parts[1],
+        members=[Member(each) for each in params],
+        epochs=FORECAST_EPOCHS,
+        batch_size=BATCH,
+    )
+
+
+# -- Transformers: token classification, padded to the longest --------------------------------------
+
+WORDS, TAGS, TOKEN_EPOCHS = 50, 3, 4
+TOKEN_FIELDS = ("input_ids", "attention_mask", "labels")
+
+
+def encode(sample: dict[str, Any]) -> dict[str, Any]:
+    """A text of 4 to 21 words, each with the tag of its third of the vocabulary, one in ten with another."""
+    rng = np.random.default_rng(int(sample["at"]))
+    ids = rng.integers(5, WORDS, int(rng.integers(4, 22)))
+    tags = np.where(rng.random(len(ids)) < 0.1, rng.integers(0, TAGS, len(ids)), ids // 17)
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": tags}
+
+
+def collator() -> Any:
+    from tokenizers import Tokenizer, models
+    from transformers import DataCollatorForTokenClassification, PreTrainedTokenizerFast
+
+    words = {"[PAD]": 0, "[UNK]": 1, **{f"word{number}": number for number in range(2, WORDS)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    return DataCollatorForTokenClassification(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
+    )
+
+
+def tagger(params: dict[str, Any]) -> Any:
+    from transformers import BertConfig, BertForTokenClassification
+
+    torch.manual_seed(params["seed"])
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return BertForTokenClassification(BertConfig(vocab_size=WORDS, num_labels=TAGS, **sizes))
+
+
+def tag_metrics(found: Any) -> dict[str, float]:
+    known = found.label_ids != -100
+    return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids)[known].mean())}
+
+
+def tag_callbacks() -> list[Any]:
+    from transformers import TrainerCallback
+
+    class Steps(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            torch.manual_seed(state.global_step)  # of dropout
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            die_once(state.global_step)
+
+    return [Steps()]
+
+
+def tag_arguments(**more: Any) -> Any:
+    from transformers import TrainingArguments
+
+    given = {"learning_rate": 0.02, "eval_strategy": "epoch", "save_strategy": "no", "report_to": "none"}
+    return TrainingArguments(**given, **more)
+
+
+def tokens_plain(params: dict[str, Any], order: Order | None = None) -> tuple[Any, float]:
+    """The program as it was: its model, and its accuracy."""
+    from transformers import Trainer
+
+    class Ordered(Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            made = loader(self.train_dataset, order, collate_fn=self.data_collator)
+            return super().get_train_dataloader() if order is None else self.accelerator.prepare(made)
+
+    parts = [[encode({"at": at}) for at in range(*span)] for span in ((0, 160), (160, 240))]
+    sizes = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH}
+    with tempfile.TemporaryDirectory() as folder:
+        more = {"output_dir": folder, "use_cpu": True, "num_train_epochs": TOKEN_EPOCHS, "disable_tqdm": True}
+        args = tag_arguments(**sizes, **more)
+        trainer = Ordered(
+            tagger(params),
+            args,
+            data_collator=collator(),
+            train_dataset=parts[0],
+            eval_dataset=parts[1],
+            compute_metrics=tag_metrics,
+            callbacks=tag_callbacks(),
+        )
+        trainer.train()
+    evaluated = [each for each in trainer.state.log_history if "eval_accuracy" in each]
+    return trainer.model, evaluated[-1]["eval_accuracy"]
+
+
+def tokens_members(params: Sequence[dict[str, Any]]) -> Ensemble:
+    """The program's members."""
+
+    def train(member: Any) -> None:
+        from ensemble.integrations.transformers import MemberTrainer
+
+        trainer = MemberTrainer(
+            member,
+            tagger(member.params),
+            tag_arguments(),
+            fields=TOKEN_FIELDS,
+            compute_metrics=tag_metrics,
+            callbacks=tag_callbacks(),
+        )
+        trainer.train()
+        member.predict_all()
+
+    pipelines = [
+        Pipeline(sources.arrays(at=np.arange(*span)), seed=0).map(encode) for span in ((0, 160), (160, 240))
+    ]
+    for name in TOKEN_FIELDS:
+        pipelines = [each.map(stages.ragged(name, most=24)) for each in pipelines]
+    recipe = Recipe(
+        model=tagger, train=train, target="labels", collate=from_samples(collator()), objective="eval_accuracy"
+    )
+    return Ensemble(
+        name="tags",
+        recipe=recipe,
+        train=pipelines[0],
+        valid=pipelines[1],
+        members=[Member(each) for each in params],
+        epochs=TOKEN_EPOCHS,
+        batch_size=BATCH,
+    )
+
+
+# -- what both need --------------------------------------------------------------------------------
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Ensemble]]] = {
+    "MONAI": (monai_plain, monai_members),
+    "pytorch-forecasting": (forecast_plain, forecast_members),
+    "Transformers": (tokens_plain, tokens_members),
+}
+
+
+def run_apart(command: str) -> tuple[float, float]:
+    """The number that a command of Python prints last, and its CPU-seconds with those of its processes."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", command], stdout=subprocess.PIPE, cwd=Path(__file__).parent
+    ) as process:
+        assert process.stdout is not None
+        printed = process.stdout.read().decode()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0, printed
+    return float(printed.split()[-1]), used.ru_utime + used.ru_stime
+
+
+def measure(name: str) -> str:
+    """A row: the program once for each seed, in processes of their own, beside one run of as many members."""
+    rows: list[tuple[float, ...]] = []
+    plain, members = (each.__name__ for each in PROGRAMS[name])
+    before = "import torch; torch.set_num_threads(1); import programs as P; "
+    for _ in range(3):
+        scripts = [run_apart(f"{before}print(P.{plain}({params})[1])") for params in MEMBERS]
+        with tempfile.TemporaryDirectory() as folder:
+            submitted = f"P.ensemble.submit(P.{members}(P.MEMBERS), {folder + '/run'!r}, 'local').wait()"
+            run = run_apart(f"{before}print(sum(row['metric'] for row in {submitted}.members) / {len(MEMBERS)})")
+        rows.append((statistics.mean(metric for metric, _ in scripts), run[0], sum(s for _, s in scripts), run[1]))
+    metrics, cpu_s = ([statistics.median(column) for column in zip(*rows, strict=True)][i : i + 2] for i in (0, 2))
+    return f"| {name} | {metrics[0]:.3f} | {metrics[1]:.3f} | {cpu_s[0]:.0f} | {cpu_s[1]:.0f} |"
+
+
+if __name__ == "__main__":
+    for name in PROGRAMS:
+        print(measure(name), flush=True)
