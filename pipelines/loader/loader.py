@@ -343,17 +343,17 @@ class Loader(Resumable):
         skipping = self.pipeline.on_error == "skip"
         # The size of the global batch is known only after trying all its samples, also those of weight 0.
         low, high = (start, stop) if skipping else (first, last)
-        given = [(place, int(i), None) for place, i in enumerate(preparer.indices(epoch, low, high), low)]
+        places, indices = np.arange(low, high), preparer.indices(epoch, low, high)
         if self._weights is not None and not skipping:
-            weight = weigh(self._weights, preparer.indices(epoch, low, high)).tolist()
-            given = [one for one, own in zip(given, weight, strict=True) if own]
-        tensors = empty_batch(self.pipeline.fields, len(given))
+            is_read = weigh(self._weights, indices).numpy() != 0
+            places, indices = places[is_read], indices[is_read]
+        tensors = empty_batch(self.pipeline.fields, len(indices))
         columns: Columns = {name: tensor.numpy() for name, tensor in tensors.items()}
         if not skipping:
-            preparer.complete(columns, epoch, given, 0)
+            preparer.prepare(columns, 0, epoch, places.tolist(), indices)
             return self._make_batch(tensors, epoch, step, None)
         ok = columns[OK] = np.ones(high - low, np.uint8)
-        preparer.complete(columns, epoch, given, 0)
+        preparer.prepare(columns, 0, epoch, places.tolist(), indices)
         kept = np.flatnonzero(ok[first - start : last - start] & GOOD) + (first - start)
         if len(kept) < high - low:
             tensors = {name: tensor[kept] for name, tensor in tensors.items()}

@@ -14,6 +14,7 @@ from pipelines.fingerprint import known_as
 from pipelines.sources._base import Source
 from pipelines.sources._labels import pack_values
 from pipelines.sources._mapped import FileMappings, MappedArray, is_memmap, locate
+from pipelines.sources._origin import Indices
 from pipelines.sources._strings import Strings
 from pipelines.sources._values import copy_element, tensor_to_array
 
@@ -74,6 +75,19 @@ class Arrays(Columns):
         # Copies: a stage that writes into its sample must not change the data for the next epoch.
         record = {name: values[index] for name, values in self.columns.items()}
         return {name: copy_element(v) if isinstance(v, np.ndarray | np.void) else v for name, v in record.items()}
+
+    def copy_records(self, indices: Indices, into: Mapping[str, npt.NDArray[Any]]) -> bool:
+        # Not from mapped files: should one have been cut short, the record that lies behind its end is named.
+        if type(self) is not Arrays or into.keys() != self.columns.keys():
+            return False
+        for name, target in into.items():
+            values = self.columns[name]
+            if not isinstance(values, np.ndarray) or name in self._mapped:
+                return False
+            if (values.dtype, values.shape[1:]) != (target.dtype, target.shape[1:]):
+                return False
+            np.take(values, indices, axis=0, out=target, mode="clip")
+        return True
 
     def column(self, field: str) -> npt.NDArray[Any]:
         if field not in self.columns:

@@ -117,6 +117,18 @@ class Source(ABC):
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - most sources have no use for it
         """Announces the records that are read next, int64 [n]: a source may prefetch their groups."""
 
+    def copy_records(self, indices: Indices, into: Mapping[str, npt.NDArray[Any]]) -> bool:
+        """Copies many records at once, bit for bit as they are read one by one.
+
+        Args:
+            indices: of the records, int64 [n].
+            into: field -> array [n, *shape] that receives the values.
+
+        Returns:
+            Whether it did; False: the records are read one by one, whatever the arrays hold then.
+        """
+        return False
+
     def stamp_records(self) -> npt.NDArray[np.uint64] | None:
         """Returns a number for each record that changes with it, uint64 [n]; None where all change together."""
         return None
@@ -455,8 +467,14 @@ class Subset(Source):
         return None if described.gaps else sketch_numbers(origin.indices, digest(described.value))
 
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
+        self.source.will_read(self._find_in_whole(indices))
+
+    def copy_records(self, indices: Indices, into: Mapping[str, npt.NDArray[Any]]) -> bool:
+        return type(self) is Subset and self.source.copy_records(self._find_in_whole(indices), into)
+
+    def _find_in_whole(self, indices: Indices) -> Indices:
         own = self.indices
-        self.source.will_read(own.start + own.step * indices if isinstance(own, range) else own[indices])
+        return own.start + own.step * indices if isinstance(own, range) else own[indices]
 
     def forget(self) -> None:
         self.source.forget()

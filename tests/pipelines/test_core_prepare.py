@@ -20,6 +20,7 @@ from pipelines.ipc import memory_pickle
 from pipelines.ipc.child_processes import child_environment
 from pipelines.prepare.preparer import Preparer
 from pipelines.samples.fields import Field
+from pipelines.sources._arrays import Arrays
 
 
 def records(n: int = 8) -> Any:
@@ -254,3 +255,57 @@ def test_big_arrays_are_mapped_by_a_child_not_copied_and_writable_for_it_alone()
         assert min(int(c.returncode) for c in children) == 0
     finally:
         os.close(fd)
+
+
+class Doubled(Arrays):
+    """A user's source: the arrays, with other records."""
+
+    def _read(self, index: int) -> dict[str, Any]:
+        return {name: 2 * value for name, value in super()._read(index).items()}
+
+
+def copies(source: Any) -> bool:
+    """Whether a pipeline of the source copies records, many at once, and has the bits of records read one by one."""
+    pipeline = Pipeline(source, seed=3)
+    preparers = Preparer(pipeline), Preparer(pipeline)
+    preparers[1]._is_copied = False
+    one, other = (
+        {name: np.zeros((5, *shape), dtype) for name, (shape, dtype) in pipeline.fields.items()}
+        | {"index": np.zeros(5, np.int64), "_ok": np.zeros(5, np.uint8)}
+        for _ in preparers
+    )
+    for columns, preparer in zip((one, other), preparers, strict=True):
+        preparer.fill(columns, 3, 1, 1, 5)  # to the end of the columns, and on from their start
+    assert {name: each.tobytes() for name, each in one.items()} == {
+        name: each.tobytes() for name, each in other.items()
+    }
+    return preparers[0]._is_copied
+
+
+def test_records_in_memory_are_copied_many_at_once_with_the_same_bits(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(20, 3, 2)).astype(np.float32)
+    x[4] = np.nan
+    plain = sources.arrays(
+        x=x, half=x.astype(np.float16)[:, ::-1], label=np.arange(20), flag=np.arange(20) % 2 == 0
+    )
+    assert copies(plain) and copies(plain.split(0.5, seed=1)[0]) and copies(plain.take(7))
+    file = np.memmap(tmp_path / "x", np.float32, "w+", shape=(20, 2))
+    one_by_one = [
+        Doubled({"x": x}, None),
+        Doubled({"x": x}, None).take(9),
+        sources.arrays(x=file),  # a file that is cut short kills its reader: the record is known then
+        sources.arrays(x=x.astype(">f4")),
+        sources.arrays(x=[np.arange(2)] * 20),
+    ]
+    assert [copies(source) for source in one_by_one] == [False, False, False, False, True]
+    with_stage = Pipeline(plain).map(whatever)
+    assert not Preparer(with_stage)._is_copied
+
+
+def test_a_record_known_to_kill_is_not_copied() -> None:
+    pipeline = Pipeline(records())
+    preparer = Preparer(pipeline)
+    pipeline.poison_records.codes[2] = 17
+    columns = {"x": np.zeros(8, np.float32), "y": np.zeros(8, np.int64), "index": np.zeros(8, np.int64)}
+    with pytest.raises(SampleError):
+        preparer.fill(columns, 0, 0, 0, 8)
