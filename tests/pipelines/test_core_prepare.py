@@ -265,7 +265,7 @@ class Doubled(Arrays):
 
 
 def copies(source: Any) -> bool:
-    """Whether a pipeline of the source copies records, many at once, and has the bits of records read one by one."""
+    """Whether records of the source are copied many at once; with the bits of records read one by one."""
     pipeline = Pipeline(source, seed=3)
     preparers = Preparer(pipeline), Preparer(pipeline)
     preparers[1]._is_copied = False

@@ -54,5 +54,3 @@ class MirrorFollower:
     def lose(self) -> None:
         """Copy what is there: the run's controller is gone."""
         self._copier.copy()
-
-
