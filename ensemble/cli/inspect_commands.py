@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ensemble.store import RunDir
 
 EXIT_FAILED, EXIT_SOME_FAILED = 1, 3
-LONGEST_NOTE = 48  # letters of a note in a list of runs
 
 
 def dry_run(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace) -> int:
@@ -45,10 +44,8 @@ def list_runs(options: argparse.Namespace) -> int:
     from ensemble.reporting.tables import format_table
 
     rows = find_runs(options.folder)
-    written = [name for name in ("display_name", "tags", "note") if any(row[name] for row in rows)]
     heads = [
         "run",
-        *({"display_name": "name"}.get(name, name) for name in written),
         "state",
         "finished",
         "failed",
@@ -63,7 +60,6 @@ def list_runs(options: argparse.Namespace) -> int:
     cells = [
         [
             row["run_dir"],
-            *(_shorten(row[name]) for name in written),
             row["state"],
             f"{row['finished']}/{row['members']}",
             str(row["failed"]),
@@ -84,30 +80,6 @@ def list_runs(options: argparse.Namespace) -> int:
         *(format_table(heads, cells, find_width()) if rows else f"no runs in {options.folder}").splitlines(),
     )
     write_json(options, [dict(row) for row in rows])
-    return 0
-
-
-def _shorten(written: str | list[str] | None) -> str:
-    """What somebody wrote about a run, on one line of a table."""
-    said = " ".join(written.split() if isinstance(written, str) else written or ())
-    return said if len(said) <= LONGEST_NOTE else f"{said[: LONGEST_NOTE - 1]}…"
-
-
-def tag_run(options: argparse.Namespace) -> int:
-    """Change what people wrote about a run, where an option says so, and show it."""
-    from ensemble.reporting.tables import format_table
-    from ensemble.store import RunDir, StoreError
-    from ensemble.store.run_notes import edit_notes, load_notes
-
-    run_dir = RunDir(options.run_dir)
-    if not run_dir.events.exists() and not run_dir.info_file.exists():
-        raise StoreError(f"there is no run in {run_dir.path}")
-    given = {name: getattr(options, name) for name in ("name", "note", "add", "remove")}
-    changes = {name: value for name, value in given.items() if value is not None}
-    notes = edit_notes(run_dir, changes) if changes else load_notes(run_dir)
-    rows = [["name", notes.name], ["tags", " ".join(notes.tags)], ["note", notes.note]]
-    print_lines(options, *format_table(["", str(run_dir.path)], rows, find_width()).splitlines())
-    write_json(options, [{"run_dir": str(run_dir.path), **notes.as_dict()}])
     return 0
 
 

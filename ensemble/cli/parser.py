@@ -333,18 +333,11 @@ def _make_parser() -> argparse.ArgumentParser:
     text = "Sum what the runs in a folder have used: CPU-hours, GPU-hours, kWh, emissions and price."
     used = command("usage", inspect_commands.usage, text)
     used.add_argument("folder", nargs="?", default="runs", type=path, help="folder (default: %(default)s)")
-    text = "what they are summed by: user, project (of tags project=NAME), month, run, or several (default: user)"
-    used.add_argument("--by", nargs="+", default=["user"], choices=("user", "project", "month", "run"), help=text)
+    text = "what they are summed by: user, month, run, or several (default: user)"
+    used.add_argument("--by", nargs="+", default=["user"], choices=("user", "month", "run"), help=text)
     used.add_argument(
         "--csv", metavar="FILE", help="write the sums there, with all their digits; - for standard output"
     )
-    text = "Give a run a name, tags and a note, which lists of runs and the live page show, or show those it has."
-    tagged = command("tag", inspect_commands.tag_run, text)
-    tagged.add_argument("run_dir", metavar="RUN_DIR")
-    tagged.add_argument("--add", nargs="+", action="extend", metavar="TAG", help="tags that it gets, a word each")
-    tagged.add_argument("--remove", nargs="+", action="extend", metavar="TAG", help="tags that it loses")
-    tagged.add_argument("--name", help="what it is called in lists; empty: as it was declared")
-    tagged.add_argument("--note", metavar="TEXT", help="a note of one or several lines; empty: none")
     text = (
         "Compare runs: differences of their declarations, figures of the same samples with 95 %% intervals of "
         "their differences, cost."

@@ -41,7 +41,6 @@ _KINDS = (
     ("report.html", "the report, with figures, and predictions of some samples", "the run"),
     ("results.json", "metrics of the members and of the combined model", "all members"),
     ("summary.json", "metrics of the members and of the combined model", "all members"),
-    ("notes.json", "a name, tags and a note that people gave the run", "the run"),
     ("mirror.json", "the address of the mirror, and what is missing there", "the run"),
     ("tensorboard/*", "what a logger has written", "all members"),
     ("mlflow/*", "what a logger has written", "all members"),
@@ -109,7 +108,6 @@ _TOP = [
     "optuna.journal",
     "prior-trials.json",
     "digests.json",
-    "notes.json",
     "mirror.json",
 ]
 _DEEPER = (

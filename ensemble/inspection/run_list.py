@@ -25,8 +25,8 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> Rows:
         "unreadable"); `members`, `finished`, `failed` (counts; members of a search that are still to come count,
         too); `best_member`; `best` (the objective as that member reported it, usually of the validation split);
         `combined` (the objective of the combined model) and `combined_split` (of which split); `objective`;
-        `cpu_s`; `energy_j` and `energy_origin`; `started` (Unix seconds); `wall_s`; `display_name`, `tags` and
-        `note` (what people wrote about it: `ensemble tag`, or the live page). None where it is not known.
+        `cpu_s`; `energy_j` and `energy_origin`; `started` (Unix seconds); `wall_s`. None where it is not
+        known.
 
     Raises:
         StoreError: there is no such folder.
@@ -57,7 +57,4 @@ def _flatten(folder: Path, row: Mapping[str, Any]) -> dict[str, Any]:
         "energy_origin": used.get("energy_origin"),
         "started": row["started"],
         "wall_s": row["wall_s"],
-        "display_name": row["notes"]["name"] or None,
-        "tags": row["notes"]["tags"],
-        "note": row["notes"]["note"] or None,
     }

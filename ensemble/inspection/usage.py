@@ -1,4 +1,4 @@
-"""`sum_usage`: what the runs in a folder have used, summed by user, project or month.
+"""`sum_usage`: what the runs in a folder have used, summed by user, month or run.
 
 Accounts are kept in whole ticks of 2**-20 s or J, of which floating-point numbers hold sums exactly: groups add up
 to the whole.
@@ -23,9 +23,7 @@ from ensemble.reporting.sections.impact import run_impact
 from ensemble.spec import SpecError
 from ensemble.spec.frames import Rows
 from ensemble.store import RunDir, RunStatus, StoreError
-from ensemble.store.run_notes import read_notes
 
-PROJECT = "project="
 NONE = "(none)"
 #: The fields of a row after those that it is grouped by.
 FIGURES = (
@@ -37,14 +35,13 @@ FIGURES = (
 def sum_usage(folder: str | os.PathLike[str] = "runs", by: str | Sequence[str] = "user") -> Rows:
     """What the runs in a folder have used, a row for each group, the one with the most CPU time first.
 
-    A run belongs to the user who owns its log, to the project of its tag `project=NAME`, and to the month (UTC) in
-    which it was started, with all that it used.
+    A run belongs to the user who owns its log, and to the month (UTC) in which it was started, with all that it
+    used.
 
     Args:
         folder: up to two levels below it runs are found, except in directories that this user may not enter; or a
             run directory.
-        by: "user", "project", "month" or "run", or several of them. Prices in different currencies are different
-            groups, too.
+        by: "user", "month" or "run", or several of them. Prices in different currencies are different groups, too.
 
     Returns:
         Rows of the fields of `by` and: `runs`, those of them `in_progress`; `cpu_s`, `gpu_s` (seconds in which
@@ -82,11 +79,6 @@ def _find_user(run_dir: RunDir, run: RunProjection) -> str:
         return f"uid {uid}"
 
 
-def _find_project(run_dir: RunDir, run: RunProjection) -> str:
-    tags = (tag.removeprefix(PROJECT) for tag in read_notes(run_dir).tags if tag.startswith(PROJECT))
-    return next(tags, NONE)
-
-
 def _find_month(run_dir: RunDir, run: RunProjection) -> str:
     began = run.state.started
     return NONE if began is None else time.strftime("%Y-%m", time.gmtime(began))
@@ -94,7 +86,6 @@ def _find_month(run_dir: RunDir, run: RunProjection) -> str:
 
 _GROUPS: Mapping[str, Callable[[RunDir, RunProjection], str]] = {
     "user": _find_user,
-    "project": _find_project,
     "month": _find_month,
     "run": lambda run_dir, run: str(run_dir.path),
 }

@@ -36,7 +36,7 @@ PART_BYTES, MOST_PARTS = 16 * 2**20, 9000
 
 _PATIENCE = {"connect_timeout": 10, "retries": {"max_attempts": 1}}  # of botocore; s3fs tries again by itself
 _OF_RUN = re.compile(
-    r"events\.jsonl|run\.json|ensemble\.pkl|spec\.py|notes\.json|prior-trials\.json|digests\.json|optuna\.journal"
+    r"events\.jsonl|run\.json|ensemble\.pkl|spec\.py|prior-trials\.json|digests\.json|optuna\.journal"
     r"|report\.html|(?:ledger|results|summary)\.json|(?:ledger|metrics|uncertainty)\.csv"
     r"|code/[0-9a-f]{16}/.+|data/[^/]+\.npy|packs/[^/]+\.zip"
     r"|members/[^/]+/(?:log\.txt|(?:checkpoint|initial-weights|predictions)[^/]*\.safetensors)"

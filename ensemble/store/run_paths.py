@@ -19,7 +19,6 @@
     results.json, metrics.csv,
     summary.json, uncertainty.csv   derived
     digests.json                    digests of these, as they were written last
-    notes.json                      what people write about the run (`ensemble.store.run_notes`): not derived
     mirror.json                     where the run is mirrored, and what is missing there (`ensemble.store.mirror`)
     loggers/                        what each logger has written (`ensemble.reporting.loggers`), and its messages
     tensorboard/, mlflow/, wandb/   what loggers write, unless they were given another place
@@ -73,7 +72,6 @@ class RunPaths:
         self.summary = self.path / "summary.json"
         self.metrics_csv = self.path / "metrics.csv"
         self.uncertainty_csv = self.path / "uncertainty.csv"
-        self.notes = self.path / "notes.json"
         self.loggers = self.path / "loggers"
         self.report = self.path / "report.html"
         self.journal = self.path / "optuna.journal"

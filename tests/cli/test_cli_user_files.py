@@ -130,7 +130,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     "mirror": ({"far/thesis.tex": b"mine"}, "run SPEC --run-dir new --executor inline --mirror file://CWD/far"),
     "stop": ({"work/events.jsonl": LINES}, "stop work"),
     "add": ({"work/events.jsonl": LINES}, "add work lr=0.1"),
-    "tag": ({"work/events.jsonl": LINES, "work/notes.json": b"{}"}, "tag work --note mine"),
 }
 #: Commands that do what they are asked for beside a user's files.
 BESIDE: dict[str, tuple[dict[str, bytes], str]] = {

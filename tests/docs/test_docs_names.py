@@ -37,6 +37,7 @@ NO_NAMES = {
 #: Commands that went, which the changelog and decision records name.
 GONE = r"ensemble (bench|top|report --mlperf|doctor --power|export-data|prune-runs)\b"
 GONE += r"|python -m benchmarks (many|batches --parts)\b"
+GONE += r"|ensemble (tag|cache|verify .*--repair)"
 
 
 def find_wrong(is_wrong: Callable[[str], bool]) -> tuple[int, list[str]]:

@@ -489,33 +489,3 @@ def test_a_run_that_was_combined_by_a_function_does_not_run_it_for_the_page(fold
     called.unlink()
     (row,) = find_table(compare_on_the_page(tmp_path, "first", "own"), "apart")
     assert row[0] == "own" and "combined by a function of yours" in row[1] and not called.exists()
-
-
-def test_the_command_names_and_tags_a_run_and_lists_show_it(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(folder / "first", tmp_path / "first")
-    shutil.copytree(folder / "slow", tmp_path / "slow")
-    before = (tmp_path / "first" / "events.jsonl").read_bytes()
-    run = str(tmp_path / "first")
-    assert main(["tag", run, "--add", "night", "cnn", "--name", "the good one", "--note", "lr 0.2\nwins"]) == 0
-    assert main(["tag", run, "--remove", "cnn"]) == 0
-    assert "the good one" in capsys.readouterr().out
-    assert main(["tag", run, "--json"]) == 0
-    written = {"name": "the good one", "tags": ["night"], "note": "lr 0.2\nwins"}
-    assert json.loads(capsys.readouterr().out) == [{"run_dir": run, **written}]
-    rows = {Path(row.run_dir).name: row for row in ensemble.list_runs(tmp_path)}
-    assert (rows["first"].display_name, rows["first"].tags, rows["slow"].display_name) == (
-        "the good one",
-        ["night"],
-        None,
-    )
-    assert main(["list", str(tmp_path)]) == 0
-    listed = capsys.readouterr().out
-    assert "the good one" in listed and "night" in listed and "lr 0.2 wins" in listed
-    found = ensemble.compare(tmp_path / "first", tmp_path / "slow")
-    assert [each["run"] for each in found.runs] == ["the good one", "slow"]
-    assert main(["tag", run, "--add", "two words"]) == 2
-    assert main(["tag", str(tmp_path), "--name", "x"]) == 2
-    assert "there is no run" in capsys.readouterr().err
-    assert (tmp_path / "first" / "events.jsonl").read_bytes() == before

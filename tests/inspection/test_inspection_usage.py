@@ -1,4 +1,4 @@
-"""What the runs of a folder have used: sums equal the accounts of the runs, by user, project and month."""
+"""What the runs of a folder have used: sums equal the accounts of the runs, by user, month and run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ import ensemble
 from ensemble import Energy, SpecError
 from ensemble.cli.parser import main
 from ensemble.meter.origin import to_ticks
-from ensemble.store import RunDir
-from ensemble.store.run_notes import edit_notes
 
 NAMES = ("one", "two", "three")
 PRICED = Energy(intensity_g_per_kwh=400, pue=1.5, price_per_kwh=0.3, currency="EUR")
@@ -31,14 +29,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inspected_runs.train(folder / "one", energy=PRICED)
     inspected_runs.train(folder / "two", energy=PRICED)
     inspected_runs.train(folder / "three")
-    for name, project in (("one", "birds"), ("three", "birds"), ("two", "=sum")):
-        edit_notes(RunDir(folder / name), {"add": [f"project={project}"]})
     return folder
 
 
 def test_the_sums_of_groups_are_those_of_the_runs_accounts_to_the_tick(folder: Path) -> None:
     totals = {name: json.loads((folder / name / "results.json").read_text())["totals"] for name in NAMES}
-    for by in ("user", "project", "month", ["user", "project", "month"]):
+    for by in ("user", "month", ["user", "month"]):
         rows = ensemble.sum_usage(folder, by)
         assert sum(row.runs for row in rows) == 3
         for figure in ("cpu_s", "energy_j"):
@@ -49,16 +45,17 @@ def test_the_sums_of_groups_are_those_of_the_runs_accounts_to_the_tick(folder: P
 
 
 def test_what_is_not_known_of_a_run_is_said_and_currencies_are_not_added_up(folder: Path, tmp_path: Path) -> None:
-    birds, sums = ensemble.sum_usage(folder, "project")
-    assert (birds.project, birds.runs, birds.currency, birds.without_price) == ("birds", 2, "EUR", 1)
-    one = next(row for row in ensemble.sum_usage(folder, "run") if row.run.endswith("one"))
-    assert birds.price == pytest.approx(one.energy_kwh * 1.5 * 0.3) and birds.energy_kwh > one.energy_kwh
-    assert birds.emissions_g == pytest.approx(one.energy_kwh * 1.5 * 400) and birds.without_emissions == 1
-    assert (sums.project, sums.without_price, sums.without_energy) == ("=sum", 0, 0)
+    birds = tmp_path / "birds"
+    for name in ("one", "three"):
+        shutil.copytree(folder / name, birds / name)
+    (used,) = ensemble.sum_usage(birds)
+    assert (used.runs, used.currency, used.without_price) == (2, "EUR", 1)
+    one = next(row for row in ensemble.sum_usage(birds, "run") if row.run.endswith("one"))
+    assert used.price == pytest.approx(one.energy_kwh * 1.5 * 0.3) and used.energy_kwh > one.energy_kwh
+    assert used.emissions_g == pytest.approx(one.energy_kwh * 1.5 * 400) and used.without_emissions == 1
     inspected_runs.train(tmp_path / "dollars", energy=replace(PRICED, currency="USD"))
-    shutil.copytree(folder / "one", tmp_path / "euros")
     assert {row.currency for row in ensemble.sum_usage(tmp_path)} == {"EUR", "USD"}
-    with pytest.raises(SpecError, match="user, project, month, run"):
+    with pytest.raises(SpecError, match="user, month, run"):
         ensemble.sum_usage(folder, "group")
 
 
@@ -72,11 +69,10 @@ def test_a_run_is_its_owners_and_its_months(folder: Path, tmp_path: Path) -> Non
 
 
 def test_the_command_shows_sums_and_writes_them_as_csv(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["usage", str(folder), "--by", "project", "month"]) == 0
+    assert main(["usage", str(folder), "--by", "user", "month"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
-    assert head.split()[:3] == ["project", "month", "runs"] and len(lines) == 2
-    assert main(["usage", str(folder), "--by", "project", "--csv", "-"]) == 0
+    assert head.split()[:3] == ["user", "month", "runs"] and len(lines) == len(ensemble.sum_usage(folder))
+    assert main(["usage", str(folder), "--by", "run", "--csv", "-"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    sums = ensemble.sum_usage(folder, "project")
-    assert [float(row["energy_j"]) for row in rows] == [row.energy_j for row in sums]
-    assert [row["project"] for row in rows] == ["birds", "'=sum"], "no spreadsheet runs it"
+    sums = ensemble.sum_usage(folder, "run")
+    assert [(row["run"], float(row["energy_j"])) for row in rows] == [(row.run, row.energy_j) for row in sums]

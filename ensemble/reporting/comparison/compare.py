@@ -19,7 +19,6 @@ from ensemble.reporting.comparison.declarations import Declared, list_difference
 from ensemble.reporting.comparison.result import Comparison, Table
 from ensemble.spec import SpecError
 from ensemble.spec.validation import check_number
-from ensemble.store.run_notes import read_notes
 
 if TYPE_CHECKING:
     from ensemble.combine.bootstrap import DrawnFigures
@@ -65,7 +64,7 @@ def compare(*run_dirs: str | os.PathLike[str], quality: float | None = None) -> 
 
 
 def _name_runs(runs: Sequence[Declared]) -> list[str]:
-    names = [read_notes(run.run_dir).name or run.run_dir.path.name for run in runs]
+    names = [run.run_dir.path.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.run_dir.path) for run in runs]
 
 

@@ -6,11 +6,10 @@ import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ensemble.reporting.dashboard import analysis
 from ensemble.reporting.dashboard.comparing import Comparisons
@@ -18,7 +17,6 @@ from ensemble.reporting.dashboard.feed import Feed, LogReader, encode
 from ensemble.reporting.dashboard.runs import RunList, find_runs, is_run
 from ensemble.reporting.dashboard.samples import SamplePages, stamp_of
 from ensemble.store import RunDir
-from ensemble.store.run_notes import edit_notes
 
 #: Runs that nobody watches whose projections are kept.
 MOST_KEPT = 4
@@ -54,7 +52,6 @@ class Runs:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="runs")
         self._analyst = ThreadPoolExecutor(1, thread_name_prefix="analysis")
         self._comparer = ThreadPoolExecutor(1, thread_name_prefix="comparisons")
-        self._noter = ThreadPoolExecutor(1, thread_name_prefix="notes")
         self._comparisons = Comparisons()
         self._feeds: OrderedDict[str, Feed] = OrderedDict()
         self.samples = SamplePages()
@@ -95,17 +92,6 @@ class Runs:
             return encode(self._comparisons.compare(paths, rows))
 
         return await asyncio.get_running_loop().run_in_executor(self._comparer, compare)
-
-    async def edit_notes(self, key: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Changes what people wrote about a run, and returns it.
-
-        Raises:
-            KeyError: there is no such run.
-            StoreError: it cannot be changed so, or not by this user.
-        """
-        run_dir = RunDir(self._list.paths[key])
-        loop = asyncio.get_running_loop()
-        return (await loop.run_in_executor(self._noter, edit_notes, run_dir, changes)).as_dict()
 
     def feed(self, key: str) -> Feed:
         """The feed of a run.
@@ -159,5 +145,5 @@ class Runs:
         """Ends all threads."""
         for feed in self._feeds.values():
             feed.close()
-        for thread in (self._thread, self._analyst, self._comparer, self._noter):
+        for thread in (self._thread, self._analyst, self._comparer):
             thread.shutdown(wait=False, cancel_futures=True)

@@ -28,7 +28,6 @@ from ensemble.store import RunDir, RunStatus, StoreError
 from ensemble.store.event_handlers import EVENT_ERRORS
 from ensemble.store.files import write_bytes
 from ensemble.store.regular_files import open_regular, read_regular
-from ensemble.store.run_notes import RunNotes, read_notes
 
 LEVELS = 2
 SCAN_S = 2.0
@@ -40,8 +39,6 @@ HEAD_BYTES = 256
 #: What the list shows, from the section `run` of a run's document.
 FIELDS = tuple(RowForm.__annotations__)
 
-
-NOTES, NO_NOTES = "notes.json", RunNotes().as_dict()
 
 #: Version of `summary.json`, and bytes of one: one of ten thousand members that are all combined has two million.
 SUMMARY_VERSION, MOST_SUMMARY = 1, 2**23
@@ -141,24 +138,23 @@ class _Known:
     status: RunStatus | None = None
     is_lost: bool = False
     read_at: float = 0.0
-    listed: tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None = None
+    listed: tuple[dict[str, Any], dict[str, Any]] | None = None
 
 
-def describe_row(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns a row of the list as the page has it: beside its fields the `notes`, and by names that the filter
-    knows the texts of its columns (`cells`), and what they are sorted and filtered by (`params`).
+def describe_row(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns a row of the list as the page has it: beside its fields, by the names that the filter knows, the
+    texts of its columns (`cells`), and what they are sorted and filtered by (`params`).
 
     Args:
-        where: its directory, from the folder on: its name unless people gave it another one.
+        where: its directory, from the folder on, which is its name.
     """
-    found = _write_cells(row, notes, where)
+    found = _write_cells(row, where)
     cells, params = ({name: each[at] for name, each in found.items()} for at in (0, 1))
-    return {**row, "notes": notes, "cells": cells, "params": params}
+    return {**row, "cells": cells, "params": params}
 
 
-def _write_cells(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -> dict[str, tuple[str, Any]]:
+def _write_cells(row: Mapping[str, Any], where: str) -> dict[str, tuple[str, Any]]:
     counts, best, used = row["counts"] or {}, row["best"] or {}, row["used"] or {}
-    name, tags = notes["name"] or where, " ".join(notes["tags"])
     many, failed = sum(counts.values()), counts.get("failed", 0)
     energy, cpu, value, combined = (
         used.get("energy_j"),
@@ -168,11 +164,9 @@ def _write_cells(row: Mapping[str, Any], notes: Mapping[str, Any], where: str) -
     )
     origin = "" if energy is None else f" ({used['energy_origin']})"
     return {
-        "name": (name, name),
+        "name": (where, where),
         "dir": (where, where),
         "declared": (row["name"], row["name"]),
-        "tag": (tags, tags or None),
-        "note": (notes["note"], notes["note"] or None),
         "members": (str(many), many),
         "failed": (str(failed), failed),
         "best": (text.score(value), value),
@@ -196,7 +190,6 @@ class RunList:
     def __init__(self, path: Path, *, is_one: bool) -> None:
         self._path, self._is_one = path, is_one
         self._known: dict[str, _Known] = {}
-        self._notes: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._next_scan = 0.0
         self._with_used = False
         self.paths: dict[str, Path] = {}
@@ -235,28 +228,16 @@ class RunList:
         self._known = {
             key: self._known.get(key) or _Known(_name_row(key, path)) for key, path in self.paths.items()
         }
-        self._notes = {key: known for key, known in self._notes.items() if key in self.paths}
         self._next_scan = time.monotonic() + SCAN_S
 
     def _list(self, key: str) -> dict[str, Any]:
-        """The row of a run with what people wrote about it, and as texts; the same one as long as both are."""
-        known, notes = self._known[key], self._find_notes(key)
-        if known.listed is None or known.listed[0] is not known.row or known.listed[1] is not notes:
+        """The row of a run as the page has it; the same object until the run is read again."""
+        known = self._known[key]
+        if known.listed is None or known.listed[0] is not known.row:
             where = self.paths[key]
             where = where.relative_to(self._path) if where != self._path else Path(where.name)
-            known.listed = (known.row, notes, describe_row(known.row, notes, str(where)))
-        return known.listed[2]
-
-    def _find_notes(self, key: str) -> dict[str, Any]:
-        """What people wrote about a run, which is read when its file has changed."""
-        try:
-            found = os.lstat(self.paths[key] / NOTES)
-            stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
-        except OSError:
-            return NO_NOTES
-        if key not in self._notes or self._notes[key][0] != stamp:
-            self._notes[key] = (stamp, read_notes(RunDir(self.paths[key])).as_dict())
-        return self._notes[key][1]
+            known.listed = (known.row, describe_row(known.row, str(where)))
+        return known.listed[1]
 
     def _read(self, key: str, path: Path) -> None:
         known, run_dir = self._known[key], RunDir(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
@@ -65,7 +64,6 @@ class Page:
         app.router.add_get(run + "/events", self._events, allow_head=False)
         app.router.add_get(run + "/members/{member}/log", self._member_log, allow_head=False)
         app.router.add_post(run + "/actions", self._act)
-        app.router.add_post(run + "/notes", self._edit_notes)
         app.router.add_get(root + "api/compare", self._compare)
 
     def is_looked_at(self) -> bool:
@@ -142,20 +140,6 @@ class Page:
             return _send_json(await self._runs.read_comparison(keys))
         except KeyError:
             raise Refused(404, "there is no such run") from None
-
-    async def _edit_notes(self, request: web.Request) -> web.StreamResponse:
-        body = await _read_body(request)
-        try:
-            changes = json.loads(body)
-            if not isinstance(changes, dict):
-                raise ValueError
-            return _send_json(encode(await self._runs.edit_notes(request.match_info["key"], changes)))
-        except (ValueError, RecursionError):
-            raise Refused(400, "the body is no JSON object") from None
-        except KeyError:
-            raise Refused(404, "there is no such run") from None
-        except StoreError as error:
-            raise Refused(409, str(error)) from None
 
     async def _act(self, request: web.Request) -> web.StreamResponse:
         feed = self._feed(request)

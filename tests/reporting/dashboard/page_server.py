@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from documents import put_into_words
 
 import ensemble.reporting.dashboard as dashboard
-from ensemble.reporting.dashboard.runs import FIELDS, NO_NOTES, describe_row
+from ensemble.reporting.dashboard.runs import FIELDS, describe_row
 from ensemble.reporting.dashboard.tiles import describe_tiles
 
 STATIC = Path(dashboard.__file__).parent / "static"
@@ -116,7 +116,7 @@ class PageServer:
         """The list of runs."""
         run = self.documents["state"]["run"]
         rows = ({"key": key, "dir": run["dir"], **{name: run.get(name) for name in FIELDS}} for key in self.keys)
-        return [describe_row(row, NO_NOTES, row["dir"]) for row in rows]
+        return [describe_row(row, row["dir"]) for row in rows]
 
     def follow(self, stream: str, first: str | None) -> Iterator[str]:
         """The texts of a stream, the first at once, until it is dropped."""

@@ -21,7 +21,6 @@ from ensemble.reporting.dashboard.runs import make_key
 from ensemble.reporting.dashboard.security import MOST_SESSIONS
 from ensemble.store import RunDir, read_events, receive_requests
 from ensemble.store.requests import find_user
-from ensemble.store.run_notes import edit_notes
 
 MEMBERS = {"member-0", "member-1"}
 
@@ -203,56 +202,13 @@ def test_a_run_in_progress_pauses_a_member_goes_on_clones_one_and_stops(tmp_path
     assert not list(RunDir(tmp_path / "run").requests.iterdir())
 
 
-# -- what is written about a run --------------------------------------------------------------------------------
+# -- runs outside the folder -------------------------------------------------------------------------------------
 
 
-def test_what_is_written_about_a_run_is_kept_with_it_and_shown_to_all(tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        run_events.write_run(tmp_path / name, run_events.list_run())
-    before = (tmp_path / "first" / "events.jsonl").read_bytes()
-    with serve(tmp_path) as server:
-        target = f"/api/runs/{server.key}/notes"
-        status, _, body = server.ask(target, "POST", {"name": "the good one", "tags": "night cnn"})
-        assert (status, json.loads(body)) == (200, {"name": "the good one", "tags": ["night", "cnn"], "note": ""})
-        first, second = server.get("/api/runs")
-        assert first["notes"] == json.loads(body) and second["notes"]["name"] == ""
-        assert (first["cells"]["name"], first["params"]["tag"]) == ("the good one", "night cnn")
-        edit_notes(RunDir(tmp_path / "first"), {"note": "by the command"})
-        assert server.get("/api/runs")[0]["notes"]["note"] == "by the command"
-        for changed, refusal in (
-            ({"tags": ["two words"]}, "one word"),
-            ({"mood": "x"}, "'mood'"),
-            ({"name": 1}, "text"),
-        ):
-            status, _, body = server.ask(target, "POST", changed)
-            assert status == 409 and refusal in json.loads(body)["error"]
-    assert (tmp_path / "first" / "events.jsonl").read_bytes() == before
-
-
-def test_only_the_page_itself_writes_about_a_run_that_is_served(tmp_path: Path) -> None:
+def test_no_run_outside_the_folder_that_is_served_is_compared(tmp_path: Path) -> None:
     outside = run_events.write_run(tmp_path / "outside", run_events.list_run())
     run_events.write_run(tmp_path / "runs" / "first", run_events.list_run())
     with serve(tmp_path / "runs") as server:
-        target = f"/api/runs/{server.key}/notes"
-        other = f"/api/runs/{make_key(outside)}/notes"
-        refused = [
-            (404, {"target": other}),
-            (404, {"target": "/api/runs/../notes"}),
-            (401, {"cookie": ""}),
-            (403, {"Origin": "http://elsewhere.example"}),
-            (403, {"Origin": None}),
-            (415, {"Content_Type": "text/plain"}),
-            (405, {"method": "PUT"}),
-            (400, {"body": "[1]"}),
-            (400, {"body": "["}),
-            (413, {"body": json.dumps({"note": "x" * 70_000})}),
-        ]
-        for expected, how in refused:
-            asked: dict[str, Any] = {"target": target, "method": "POST", "body": {"name": "x"}, **how}
-            if isinstance(asked["body"], str):
-                asked |= {"Content_Type": "application/json", "Origin": f"http://{server.host}"}
-            status, _, _ = server.ask(**asked)
-            assert status == expected, how
         for runs, expected in (
             (make_key(outside), 404),
             ("..", 404),
@@ -262,4 +218,3 @@ def test_only_the_page_itself_writes_about_a_run_that_is_served(tmp_path: Path) 
             assert server.ask(f"/api/compare?runs={runs}")[0] == expected, runs
         assert server.ask(f"/api/compare?runs={server.key}", cookie="")[0] == 401
         assert len(server.get(f"/api/compare?runs={server.key},{server.key}")["runs"]) == 1
-    assert not list(tmp_path.rglob("notes.json"))

@@ -1,6 +1,5 @@
-/** The runs of a folder: sorted, filtered, named and tagged, and picked to be compared. */
+/** The runs of a folder: sorted, filtered, and picked to be compared. */
 
-import { openDialog } from "../dialog.js";
 import { fill, h, setAttribute, setText } from "../dom.js";
 import { filterProblem, matcher } from "../filter.js";
 import { count, moment, share, visible } from "../format.js";
@@ -8,8 +7,6 @@ import { createTable } from "../table.js";
 import { stateBar } from "./state_bar.js";
 
 const picked = new Set(); // keys of runs; they stay while the page does
-const OF_ONE = { name: "name", tags: "tags, with blanks between them", note: "note" };
-const OF_MANY = { add: "tags that all of them get", remove: "tags that all of them lose" };
 
 /** A column as the server wrote it: a run has its texts in `cells`, and what they are sorted and filtered by in `params`. */
 function plain(id, title, width, isText = false) {
@@ -25,9 +22,9 @@ const COLUMNS = [
   plain("best", "best", 80), plain("combined", "combined", 104),
   { id: "started", title: "started", width: 160, value: (run) => run.started, show: (cell, run) => setText(cell, moment(run.started)) },
   { id: "state", title: "state", width: 196, text: true, value: (run) => run.state.word, show: (cell, run) => fill(cell, h("span", { class: `pill ${run.state.tone}` }, run.state.word)) },
-  plain("tag", "tags", 110, true), plain("declared", "declared as", 140, true), plain("members", "members", 92), plain("failed", "failed", 74), plain("objective", "objective", 106, true),
+  plain("declared", "declared as", 140, true), plain("members", "members", 92), plain("failed", "failed", 74), plain("objective", "objective", 106, true),
   plain("cpu_s", "CPU time", 104), plain("energy_j", "energy", 166),
-  plain("took_s", "took", 116), plain("note", "note", 220, true),
+  plain("took_s", "took", 116),
 ];
 
 export const runsView = { id: "runs", title: "Runs", tab: false, ofRuns: true, mount: (root, page) => new RunsView(root, page) };
@@ -46,8 +43,8 @@ class RunsView {
     this.count = h("p", { class: "soft", role: "status" });
     this.problem = h("p", { class: "problem bad", role: "status" });
     this.compare = button("", () => page.go("compare", { set: new Map([["runs", this.chosen.join()]]) }), "primary");
-    this.others = h("div", { class: "buttons" }, button("Name, tags, note …", () => this.ask()), button("Pick none", () => [picked.clear(), this.update()]));
-    this.filter = h("input", { type: "search", class: "filter", placeholder: "Filter runs: night tag:cnn days<7", "aria-label": "Filter runs", value: page.runFilter, oninput: () => this.update() });
+    this.others = h("div", { class: "buttons" }, button("Pick none", () => [picked.clear(), this.update()]));
+    this.filter = h("input", { type: "search", class: "filter", placeholder: "Filter runs: digits state:failed days<7", "aria-label": "Filter runs", value: page.runFilter, oninput: () => this.update() });
     fill(root, h("div", { class: "toolbar" }, this.count, this.compare, this.others, h("span", { class: "grow" }), this.filter), this.problem, this.table.root);
   }
 
@@ -64,30 +61,6 @@ class RunsView {
     this.chosen = [...picked].filter((key) => this.runs.has(key));
     setText(this.compare, `Compare ${this.chosen.length}`);
     this.compare.disabled = this.others.hidden = this.chosen.length === 0;
-  }
-
-  /** Asks what is to be written about the picked runs, and has the server keep what was changed. */
-  ask() {
-    const keys = this.chosen;
-    const { notes, cells } = this.runs.get(keys[0]);
-    const fields = Object.entries(keys.length > 1 ? OF_MANY : OF_ONE).map(([name, label]) => {
-      const input = h(name === "note" ? "textarea" : "input", { name, rows: 4 });
-      const before = (input.value = Array.isArray(notes[name]) ? notes[name].join(" ") : keys.length > 1 ? "" : notes[name]);
-      return { name, before, input, shown: h("label", { class: "field" }, h("span", { class: "soft small" }, label), input) };
-    });
-    const refusal = h("p", { class: "bad", role: "alert" });
-    const keep = async () => {
-      const changes = Object.fromEntries(fields.filter(({ before, input }) => input.value !== before).map(({ name, input }) => [name, input.value]));
-      try {
-        for (const key of keys) await this.page.source.ask(`runs/${key}/notes`, changes);
-        return this.page.noteRuns(await this.page.source.runs());
-      } catch (error) {
-        setText(refusal, `Not kept: ${visible(error.message)}`);
-        return false;
-      }
-    };
-    const about = h("p", { class: "soft small" }, "Kept in the run's directory, for all who list it.");
-    openDialog({ title: keys.length > 1 ? count(keys.length, "run") : visible(cells.name), body: [fields.map(({ shown }) => shown), refusal, about], confirm: "Keep", onConfirm: keep });
   }
 
   close() {
