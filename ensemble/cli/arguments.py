@@ -38,19 +38,6 @@ def budget(text: str) -> dict[str, float]:
     return limits
 
 
-def age(text: str) -> float:
-    """A time in seconds, from hours, days or weeks as in 12h, 14d, 8w."""
-    hours = {"h": 1, "d": 24, "w": 168}
-    if not text[:-1].isdecimal() or text[-1:] not in hours:
-        raise argparse.ArgumentTypeError(f"must be hours, days or weeks, as in 12h, 14d or 8w; got {text!r}")
-    return int(text[:-1]) * hours[text[-1]] * 3600.0
-
-
-def days(text: str) -> float:
-    """A time in seconds, from a number of days, or as in 12h, 14d, 8w."""
-    return age(f"{text}d" if text.isdecimal() else text)
-
-
 def size(text: str) -> int:
     """Bytes, as in 4096, 64KiB, 16M."""
     from pipelines.cache.folder import parse_size

@@ -34,7 +34,6 @@ from ensemble.cli.arguments import (
     path,
     samples,
 )
-from ensemble.cli.cache_commands import add_cache_commands
 from ensemble.cli.run_commands import EXIT_FAILED, EXIT_RESUMABLE
 from ensemble.interrupts import Terminated, exit_at_once, exit_on_signals, exit_process
 
@@ -399,8 +398,6 @@ def _make_parser() -> argparse.ArgumentParser:
     text = "Show what this machine offers, and why anything is missing."
     command("doctor", view_commands.doctor, text)
 
-    text = "List the caches of prepared samples in a directory, or remove old ones."
-    add_cache_commands(commands.add_parser("cache", help=text, description=text))
     return parser
 
 

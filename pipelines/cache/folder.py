@@ -17,7 +17,6 @@ import fcntl
 import os
 import re
 import stat
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -41,16 +40,12 @@ class DiskCache:
         size_bytes: of its files; of one in use with the bytes that are reserved for more samples.
         last_use: when a feeder last opened or closed it, in seconds since 1970.
         in_use: whether a living process has it open.
-        is_whole: False for what a process that was killed has left.
-        header: what it is of: `source`, `first` (where its first record is), `stages`.
     """
 
     path: str
     size_bytes: int
     last_use: float
     in_use: bool
-    is_whole: bool
-    header: dict[str, Any]
 
 
 class CacheFolder:
@@ -85,7 +80,7 @@ class CacheFolder:
         return sorted((each for each in found if each is not None), key=lambda each: (each.last_use, each.path))
 
     @contextlib.contextmanager
-    def lock(self, *, wait: bool = False) -> Iterator[bool]:
+    def lock(self) -> Iterator[bool]:
         """Locks the folder against whoever else reserves or removes; yields whether it is locked.
 
         Raises:
@@ -93,7 +88,7 @@ class CacheFolder:
         """
         fd = os.open(os.path.join(self.path, f"lock-{os.geteuid()}"), _OPEN | os.O_CREAT, 0o600)
         try:
-            yield _flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            yield _flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         finally:
             os.close(fd)
 
@@ -121,29 +116,6 @@ class CacheFolder:
         """Removes the least recently used cache that is not in use; returns False where there is none."""
         with self.lock() as is_locked:
             return is_locked and any(_remove(each) for each in self.list_caches())
-
-    def prune(
-        self, limit: int | None, older_than_s: float | None = None, *, dry_run: bool = False
-    ) -> list[tuple[DiskCache, bool]]:
-        """Removes caches that are not in use: remains, old ones, and the least recently used beyond a limit.
-
-        Args:
-            limit: of the size of all caches, in bytes; None for no limit.
-            older_than_s: caches whose last use is longer ago are removed.
-            dry_run: removes nothing.
-
-        Returns:
-            Each cache, and whether it was removed, or would be.
-        """
-        with contextlib.nullcontext() if dry_run else self.lock(wait=True):
-            caches, now = self.list_caches(), time.time()
-            total, removed = sum(each.size_bytes for each in caches), []
-            for each in caches:
-                is_old = older_than_s is not None and now - each.last_use > older_than_s
-                is_due = is_old or not each.is_whole or (limit is not None and total > limit)
-                removed.append(is_due and not each.in_use and (dry_run or _remove(each)))
-                total -= each.size_bytes if removed[-1] else 0
-            return list(zip(caches, removed, strict=True))
 
 
 def parse_size(text: str) -> int | None:
@@ -206,22 +178,15 @@ class _NotOursError(Exception):
 def _inspect(own: str) -> DiskCache | None:
     """What a directory with the name of a cache holds; None if it is not certainly a cache of this user."""
     try:
-        size, reserved, last_use, header = _measure(own)
+        size, reserved, last_use = _measure(own)
         with _lock_unused(own) as is_unused:
-            return DiskCache(
-                own,
-                size if is_unused else max(size, reserved),
-                last_use,
-                not is_unused,
-                header is not None,
-                header or {},
-            )
+            return DiskCache(own, size if is_unused else max(size, reserved), last_use, not is_unused)
     except (OSError, _NotOursError):  # the first where it is removed at this moment
         return None
 
 
-def _measure(own: str) -> tuple[int, int, float, dict[str, Any] | None]:
-    """Bytes, bytes with those that writers have reserved, last use, and the header, None for remains, of a cache.
+def _measure(own: str) -> tuple[int, int, float]:
+    """Bytes, bytes with those that writers have reserved, and last use of a cache, or of what a kill has left.
 
     Raises:
         _NotOursError: something in the directory is not certainly of a cache.
@@ -229,7 +194,7 @@ def _measure(own: str) -> tuple[int, int, float, dict[str, Any] | None]:
     status = os.lstat(own)
     if not _is_own(status, stat.S_ISDIR):
         raise _NotOursError
-    size, reserved, header, changed = 0, 0, None, {"": status.st_mtime}
+    size, reserved, changed = 0, 0, {"": status.st_mtime}
     for name in os.listdir(own):
         status = os.lstat(os.path.join(own, name))
         changed[name] = status.st_mtime
@@ -244,11 +209,10 @@ def _measure(own: str) -> tuple[int, int, float, dict[str, Any] | None]:
                 os.close(fd)
             if found.get("key") != os.path.basename(own):
                 raise _NotOursError
-            header = found if name == "samples" else header
             size += status.st_size
             # What is reserved ends at most some extents behind the end of the file: a larger number is damage.
             reserved += end if end < status.st_size + 2**32 else 0
-    return size, reserved, changed.get("used", changed.get("samples", changed[""])), header
+    return size, reserved, changed.get("used", changed.get("samples", changed[""]))
 
 
 @contextlib.contextmanager

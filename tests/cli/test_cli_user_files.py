@@ -138,7 +138,6 @@ BESIDE: dict[str, tuple[dict[str, bytes], str]] = {
         {"cache/new-1": b"mine", "cache/" + "0" * 32 + "/samples": b"mine", "cache/lock-0": b"mine"},
         "run SPEC --run-dir new --executor local --set cache=cache",
     ),
-    "cache prune": ({"cache/" + "0" * 32 + "/samples": b"mine"}, "cache prune cache --limit 1"),
     "TensorBoard": (
         {"board/events.out.tfevents.1": b"mine"},
         "run SPEC --run-dir new --executor inline --set dir=board",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import resource
 import signal
@@ -34,17 +33,17 @@ with feed(sys.argv[1], int(sys.argv[2])) as feeder:
     print(feeder.stats()["cache"]["samples"], flush=True)
     sys.stdin.read()
 """
-#: Prunes to nothing, over and over.
+#: Removes every cache that is not in use, over and over.
 PRUNER = """
 import sys, time
 from pipelines.cache.folder import CacheFolder
 folder = CacheFolder(sys.argv[1], 1)
 print("begins", flush=True)
 while True:
-    folder.prune(1)
+    folder.remove_oldest()
     time.sleep(0.002)
 """
-#: Prunes to nothing, and kills itself before it removes its file or directory of number argument 2.
+#: Removes a cache, and kills itself before it removes its file or directory of number argument 2.
 KILLED = """
 import os, signal, sys
 from pipelines.cache.folder import CacheFolder
@@ -56,7 +55,7 @@ def watch(event, arguments):
         if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(watch)
-CacheFolder(sys.argv[1], 1).prune(1)
+CacheFolder(sys.argv[1], 1).remove_oldest()
 """
 
 
@@ -83,6 +82,14 @@ def use(folder: Path, number: int, **options: Any) -> dict[str, Any] | None:
 
 def keys(folder: Path) -> list[str]:
     return [Path(each.path).name for each in CacheFolder(str(folder)).list_caches()]
+
+
+def remove_all(folder: Path) -> int:
+    """Removes the caches that are not in use; returns how many."""
+    caches, removed = CacheFolder(str(folder), 1), 0
+    while caches.remove_oldest():
+        removed += 1
+    return removed
 
 
 def start(script: str, *arguments: object) -> subprocess.Popen[str]:
@@ -132,11 +139,11 @@ def test_a_cache_that_another_process_has_open_is_never_removed(
         cached = _fill(tmp_path / "other", folder)
     assert cached < N
     (entry,) = [each for each in folder.list_caches() if each.in_use]
-    assert folder.prune(1) == [(entry, False)]
+    assert not folder.remove_oldest() and keys(tmp_path) == [Path(entry.path).name]
     holder.kill()  # the lock ends with its process
     holder.wait()
     _wait_until(lambda: not folder.list_caches()[0].in_use)
-    assert [gone for _, gone in folder.prune(1)] == [True] and keys(tmp_path) == []
+    assert folder.remove_oldest() and keys(tmp_path) == []
 
 
 def _fill(path: Path, folder: CacheFolder) -> int:
@@ -168,7 +175,7 @@ def test_after_a_kill_at_any_point_of_removal_a_cache_is_whole_or_gone(
     processes.append(pruner := start(KILLED, tmp_path, removals))
     pruner.communicate(timeout=60)
     assert pruner.returncode == (0 if removals == 3 else -signal.SIGKILL)
-    left = [each.is_whole for each in CacheFolder(str(tmp_path)).list_caches()]
+    left = [(tmp_path / name / "samples").exists() for name in keys(tmp_path)]
     assert left == [[True], [False], [False], []][removals]
     assert use(tmp_path, 0)["hits"] == (0 if removals else N)
     assert use(tmp_path, 0)["hits"] == N
@@ -176,11 +183,13 @@ def test_after_a_kill_at_any_point_of_removal_a_cache_is_whole_or_gone(
         (own,) = tmp_path.glob("*/samples")
         own.unlink()
         (own.parent / "new-x").touch(mode=0o600)
-        assert [gone for _, gone in CacheFolder(str(tmp_path)).prune(None)] == [True] and not own.parent.exists()
+        assert CacheFolder(str(tmp_path)).remove_oldest() and not own.parent.exists()
 
 
 @pytest.mark.more
-def test_several_processes_prune_while_others_open(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:
+def test_several_processes_remove_while_others_open(
+    tmp_path: Path, processes: list[subprocess.Popen[str]]
+) -> None:
     processes += [start(PRUNER, tmp_path) for _ in range(2)]
     assert [first_line(each) for each in processes] == ["begins"] * 2
     for turn in range(6):
@@ -200,17 +209,16 @@ def test_what_is_not_certainly_a_cache_of_ours_is_left(tmp_path: Path) -> None:
             each.unlink()
         (other / name).write_bytes(content)  # a header with another key, an unknown name, a lock with text
         (other / name).chmod(0o600)
-        assert [gone for _, gone in CacheFolder(str(tmp_path)).prune(1, 0.0, dry_run=True)] == [True]
-        CacheFolder(str(tmp_path)).prune(1, 0.0)
+        assert remove_all(tmp_path) == 1
         assert (other / name).read_bytes() == content
         use(tmp_path, 0)
     (own.parent / "notes").write_text("mine")
     (tmp_path / "f").write_text("mine")
     link = tmp_path / ("1" * 32)
     link.symlink_to(own.parent)
-    assert CacheFolder(str(tmp_path)).prune(1, 0.0) == [] and own.exists()
+    assert remove_all(tmp_path) == 0 and own.exists()
     (own.parent / "notes").unlink()
-    assert len(CacheFolder(str(tmp_path)).prune(1, 0.0)) == 1 and link.is_symlink()
+    assert remove_all(tmp_path) == 1 and link.is_symlink()
 
 
 def test_the_limit_comes_from_the_option_the_environment_or_the_disk(
@@ -270,13 +278,12 @@ def test_a_full_disk_removes_unused_caches_first_and_is_then_said(small_disk: Pa
         out, errors = read(number)
         assert f"'samples': {N}" in out and "cache" not in errors
     assert len(keys(small_disk)) == 1
-    CacheFolder(str(small_disk)).prune(1)
+    remove_all(small_disk)
     (small_disk / "of-others").write_bytes(bytes(3 * 2**18))
     out, errors = read(2)
     assert "nothing is added to the cache any more: [Errno 28] No space left on device" in errors
     assert f"'samples': {N}" not in out and len(keys(small_disk)) == 1
-    for each in CacheFolder(str(small_disk)).prune(1):
-        assert each[1]
+    assert remove_all(small_disk) == 1
     with open(small_disk / "rest", "wb", buffering=0) as rest, contextlib.suppress(OSError):
         while rest.write(bytes(4096)):
             pass
@@ -294,42 +301,3 @@ def test_a_file_of_the_largest_size_ends_the_adding_and_removes_nothing(tmp_path
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert 0 < added < N and len(keys(tmp_path)) == 1
-
-
-# --- the commands ----------------------------------------------------------------------------------------
-
-
-def test_the_commands_list_and_prune(
-    tmp_path: Path, processes: list[subprocess.Popen[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    from ensemble.cli.parser import main
-
-    folder, rows = tmp_path / "cache", tmp_path / "rows"
-    processes.append(holder := start(HOLDER, folder, 0))
-    assert first_line(holder) == str(N)
-    for number in (1, 2):
-        use(folder, number)
-    held, oldest, newest = sorted(folder.glob("*/used"), key=lambda each: each.stat().st_mtime)
-    os.utime(oldest, (time.time() - 3 * 86400,) * 2)
-
-    assert main(["cache", "list", str(folder), "--json", str(rows)]) == 0
-    said = capsys.readouterr().out
-    assert "3 caches" in said and "arrays(32 records)" in said and "Cast" in said
-    listed = {Path(row["path"]).name: row for row in json.loads(rows.read_text())}
-    assert [listed[each.parent.name]["in_use"] for each in (held, oldest, newest)] == [True, False, False]
-    assert all(row["bytes"] > SIZE and row["n"] == N for row in listed.values())
-    assert listed[newest.parent.name]["bytes"] < 1.5 * SIZE
-
-    assert main(["cache", "prune", str(folder), "--older-than", "2", "--dry-run"]) == 0
-    assert "would be removed" in capsys.readouterr().out and oldest.exists()
-    assert main(["cache", "prune", str(folder), "--older-than", "2", "--json", str(rows)]) == 0
-    assert "freed" in capsys.readouterr().out
-    assert [row["removed"] for row in json.loads(rows.read_text())] == [True, False, False]
-    assert held.exists() and newest.exists() and not oldest.exists()
-    assert main(["cache", "prune", str(folder), "--limit", "4K"]) == 0
-    said = capsys.readouterr().out
-    assert "kept: in use" in said and "more than 4 KiB: what is kept is in use" in said
-    assert held.exists() and not newest.exists()
-    assert main(["cache", "list", str(tmp_path)]) == 0 and "no caches in" in capsys.readouterr().out
-    assert main(["cache", "list", str(tmp_path / "missing")]) == 2
-    assert "there is no directory" in capsys.readouterr().err
