@@ -34,7 +34,7 @@ with feed(sys.argv[1], int(sys.argv[2])) as feeder:
     sys.stdin.read()
 """
 #: Removes every cache that is not in use, over and over.
-PRUNER = """
+REMOVER = """
 import sys, time
 from pipelines.cache.folder import CacheFolder
 folder = CacheFolder(sys.argv[1], 1)
@@ -187,10 +187,8 @@ def test_after_a_kill_at_any_point_of_removal_a_cache_is_whole_or_gone(
 
 
 @pytest.mark.more
-def test_several_processes_remove_while_others_open(
-    tmp_path: Path, processes: list[subprocess.Popen[str]]
-) -> None:
-    processes += [start(PRUNER, tmp_path) for _ in range(2)]
+def test_several_processes_remove_while_some_open(tmp_path: Path, processes: list[subprocess.Popen[str]]) -> None:
+    processes += [start(REMOVER, tmp_path) for _ in range(2)]
     assert [first_line(each) for each in processes] == ["begins"] * 2
     for turn in range(6):
         with feed(tmp_path, turn % 2):  # a writer waits for no pruner: samples may be left out
