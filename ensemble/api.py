@@ -363,7 +363,7 @@ def read_begun(run_dir: RunDir) -> RunState:
     if not run_dir.path.is_dir():
         raise StoreError(f"no run here: {run_dir.path} does not exist; give a run directory")
     state = fold(read_events(run_dir.events)) if run_dir.events.exists() else RunState()
-    if state.started is None and not state.holes:
+    if state.started is None:
         again = format_command("run", "SPEC.py", "--run-dir", run_dir.path)
         raise StoreError(
             f"no run has begun in {run_dir.path}; one that was ended in its first seconds is started by its spec "

@@ -252,7 +252,7 @@ class Controller:
         found, code = self._checked, self._code.fingerprint
         if found is None:
             found = check_ended(self.run_dir, self.state, code)
-        return plan_repairs(self.run_dir, self.ensemble, self.state, found, code, self._events.read_clock())
+        return plan_repairs(self.run_dir, self.state, found, code, self._events.read_clock())
 
     # -- the loop -----------------------------------------------------------------------------------------------
 

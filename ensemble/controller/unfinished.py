@@ -1,4 +1,4 @@
-"""Whether a run that has ended has more to do: damaged files, what the log lost, results that are missing."""
+"""Whether a run that has ended has more to do: damaged files, results that are missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ensemble.controller.changes import explain_evaluated_again, has_failed_combination
 from ensemble.controller.finalize import Finalizer
-from ensemble.events import RunFinished
 from ensemble.store import RunDir, RunState, StoreError, WriteError
 from ensemble.store.verification import FileCheck, check_results
 
@@ -19,19 +18,11 @@ def explain_rest(state: RunState, found: Sequence[FileCheck]) -> str | None:
     """
     if has_failed_combination(state):
         return "its members, which could not be combined, are now"
-    if any(not hole.is_known for hole in state.holes):
-        return "a part of its log is damaged, and what that has lost is done again"
     if (again := explain_evaluated_again(state, None)) is not None:
         return again
-    finished = [member for member in state.members.values() if member.state == "finished"]
-    ended = sum(state.ended.states.values()) if isinstance(state.ended, RunFinished) else 0
-    if ended > len(state.members):
-        return f"the log has lost {ended - len(state.members)} of its members, which are trained again"
     for each in found:
         if not each.is_sound:
             return f"{each.file} is {each.condition}, and is made again or removed"
-    if finished and state.combined is None:
-        return "the log has lost how its members were combined, and they are combined again"
     return None
 
 

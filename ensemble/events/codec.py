@@ -64,7 +64,6 @@ from ensemble.events.run import (
     RunFinished,
     RunStarted,
     RunStopped,
-    Unreadable,
 )
 from ensemble.events.streams import BadRecord, Feeder, FeederLost, FeederRestarted, SampleDifference, SharingEnded
 from ensemble.events.usage import Power, Usage
@@ -73,7 +72,7 @@ from ensemble.events.usage import Power, Usage
 SECTIONS: dict[str, tuple[type[Event], ...]] = {
     "The run": (
         CodeSaved, RunStarted, CodeChanged, RequestAnswered, LoggerChanged, Combining, Combined, RunFinished,
-        RunStopped, Unreadable,
+        RunStopped,
     ),
     "Members": (
         MemberDeclared, Placed, DeviceChanged, Started, ExchangeMeasured, StepsDone, Epoch, Checkpoint,
@@ -126,16 +125,16 @@ def decode_event(line: bytes) -> Event | None:
         return None
 
 
-def explain_line(line: bytes) -> tuple[str, str]:
-    """Returns the type that a JSON text names which is no event, and what is wrong with it."""
+def explain_line(line: bytes) -> str:
+    """Returns what is wrong with a JSON text that is no event."""
     try:
         fields = json.loads(line)
         msgspec.convert(fields, TYPES[fields["type"]])
     except msgspec.ValidationError as error:
-        return str(fields["type"]), str(error)
+        return f"the event {fields['type']!r}: {error}"
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        return "", f"{type(error).__name__}: {error}"
-    return str(fields["type"]), f"it has format {fields.get('v')}"
+        return f"{type(error).__name__}: {error}"
+    return f"the event {fields['type']!r} has the format {fields.get('v')}"
 
 
 def read_event(fields: Any) -> Event | None:

@@ -251,21 +251,3 @@ class RunStopped(Event):
     reason: str | None = None
     report_cpu_s: float | None = None
     loggers_cpu_s: float | None = None
-
-
-class Unreadable(Event):
-    """Stands, when a log is read, for a part of it that is damaged; no log has it as a line.
-
-    Attributes:
-        offset: bytes of the log before it.
-        until: `t` of the next event.
-        event: type of an event that could not be applied.
-        is_known: whether the run was started again since.
-    """
-
-    offset: int | None = None
-    bytes: int | None = None
-    until: float | None = None
-    event: str | None = None
-    error: str | None = None
-    is_known: bool = False

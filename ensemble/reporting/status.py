@@ -26,7 +26,6 @@ from ensemble.reporting.tables import Column, lay_out
 from ensemble.reporting.time_left import member_epochs
 from ensemble.store.event_log import is_locked
 from ensemble.store.files import format_command
-from ensemble.store.verification import describe_hole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -119,7 +118,6 @@ def status_notes(run: RunProjection, width: int | None = None) -> list[str]:
     quality = [*describe_figures(state), *describe_quality(state)]
     has_energy = ledger.run.energy_j is not None or state.ended is not None
     notes = [
-        *map(describe_hole, state.holes),
         *([ATTEMPTS] if any(member.attempts > 1 for member in state.members.values()) else []),
         *_list_failures(state),
         *_list_early_stops(state),

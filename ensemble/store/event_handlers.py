@@ -21,6 +21,7 @@ from msgspec.structs import replace
 import ensemble.events as events
 from ensemble.events import Event, to_dict
 from ensemble.spec.identity import find_first_own_epoch
+from ensemble.store.errors import DamagedError
 from ensemble.store.log_lines import add_files
 from ensemble.store.member import ENDED, OUTDATED, UNCOMBINED, Exclusion, MemberState, Span
 from ensemble.store.state import RunState
@@ -29,43 +30,28 @@ from ensemble.store.state import RunState
 def fold(log: Iterable[Event]) -> RunState:
     """Returns the state after these events, the first of which is the log's first.
 
-    One that cannot be applied, as another before it was lost, is left out and noted in `holes`.
+    Raises:
+        DamagedError: one of them does not fit to those before it.
     """
     state = RunState()
     for event in log:
         try:
             apply_event(state, event)
         except EVENT_ERRORS as error:
-            leave_out(state, event, error)
+            raise make_event_error(event, error) from error
     return state
 
 
-#: What an event may raise that does not fit to those before it: of a log that has lost a part.
+#: What `apply_event` may raise for an event that does not fit to those before it.
 EVENT_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
-def leave_out(run: RunState, event: Event, error: Exception) -> Event:
-    """Takes note of an event of a log that could not be applied.
-
-    Args:
-        error: one of `EVENT_ERRORS`.
-
-    Returns:
-        What stands for it, as for a part of the log that cannot be read.
-    """
-    hole = events.Unreadable(t=event.t, event=event.type, error=f"{type(error).__name__}: {error}")
-    run.holes.append(hole)
-    return hole
-
-
-#: Those that only an attempt reports that was placed.
-_OF_PLACED = (
-    *(events.Started, events.StepsDone, events.Moved, events.ExchangeMeasured, events.Epoch, events.Checkpoint),
-    *(events.Finished, events.Pruned),
-)
-
-#: Those at whose time a run need not have been at work.
-_TIMELESS = (events.Unreadable, events.CodeSaved)
+def make_event_error(event: Event, error: Exception) -> DamagedError:
+    """The error for an event of a log that raised one of `EVENT_ERRORS`."""
+    return DamagedError(
+        f"the event {event.type!r} of {event.t:.6f} does not fit to those before it in events.jsonl "
+        f"({type(error).__name__}: {error}): lines are missing before it"
+    )
 
 
 def apply_event(run: RunState, event: Event) -> None:
@@ -76,9 +62,9 @@ def apply_event(run: RunState, event: Event) -> None:
             member.close_span(run.updated, "waiting")
     if isinstance(event, events.Usage) and event.until is not None:  # of a killed process, logged by a later start
         run.updated = max(run.updated or 0.0, min(event.t, event.until))
-    elif not isinstance(event, _TIMELESS):
+    elif not isinstance(event, events.CodeSaved):  # then a run need not have been at work
         run.updated = event.t
-        run.started = event.t if run.started is None else run.started  # `run_started` may be lost
+        run.started = event.t if run.started is None else run.started
     if isinstance(event, events.AttemptEvent):
         member = run.member(event.member)
         if event.attempt is None or event.attempt >= member.attempt:  # not a late one, of an earlier attempt
@@ -98,8 +84,6 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             _update_feeder(run, event)
         case events.MemberDeclared():
             _declare_member(run, event)
-        case events.Unreadable():
-            run.holes.append(event)
         case events.CodeSaved():
             add_files(run.files, event)
             run.info = event.info or run.info
@@ -216,7 +200,6 @@ def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
 def _start_run(run: RunState, event: events.RunStarted) -> None:
     run.header, run.ended = event, None
     add_files(run.files, event)
-    run.holes = [replace(hole, is_known=True) for hole in run.holes]
     if event.more_epochs is not None:
         give_more_epochs(run, event.more_epochs, event.t)
     if event.changed_splits or event.evaluated_again:
@@ -289,7 +272,6 @@ def _update_feeder(run: RunState, event: events.Feeder) -> None:
 def _declare_member(run: RunState, event: events.MemberDeclared) -> None:
     known = event.member in run.members
     member = run.member(event.member, event.number)
-    is_restored = known and not member.is_declared  # its declaration was lost with a part of the log
     before = member.identity
     member.identity = {name: value for name, value in to_dict(event).items() if name not in ("v", "t", "type")}
     if any(before.get(name) != member.identity[name] for name in ("workers", "communicator", "compression")):
@@ -304,17 +286,14 @@ def _declare_member(run: RunState, event: events.MemberDeclared) -> None:
     if known and member.state == "failed":  # it failed for good, and is declared otherwise now
         member.requeue(event.t)
         member.code = run.header.code
-    if not known or is_restored:
+    if not known:
         member.code = run.header.code
         run.declared += event.added
 
 
 def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEvent) -> None:
     """Applies an event of a member's present attempt, or of a new one; the frequent types are compared first."""
-    t, attempt = event.t, event.attempt
-    if isinstance(event, _OF_PLACED) and attempt is not None and attempt >= member.attempts:  # `placed` was lost
-        member.attempt, member.attempts = attempt, attempt + 1
-        member.state = "running"
+    t = event.t
     match event:
         case events.StepsDone():
             member.state = "running" if member.state == "placed" else member.state

@@ -4,10 +4,10 @@ The types and fields are those of `ensemble.events`. The time `t` is in Unix sec
 opened, and goes on from there by a clock that nobody sets; nor is it ever less than before, whoever opens the
 log again with whatever clock. So differences of `t` within one start of a run are true durations, and none is
 negative. The controller alone writes the log, under an advisory lock (flock(2)). A line counts
-once its newline is there: one that a dying process left torn is dropped on reading and cut off on opening. It ends
-with a checksum, so that damage is known that leaves it legible. Within one
-version of the format, fields and types are only ever added, and a reader ignores what it does not know; a log of
-another version is refused.
+once its newline is there: what a dying process or a power failure left torn at the end is dropped on reading and
+cut off on opening. It ends with a checksum: a damaged line that others follow is an error. Within one version of
+the format, fields and types are only ever added, and a reader ignores what it does not know; a log of another
+version is refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ensemble.store.files import (
     make_write_error,
     share_file_with_group,
 )
-from ensemble.store.log_lines import BATCH_BYTES, add_crc, end_of_events, measure_lost_end, read_batches
+from ensemble.store.log_lines import BATCH_BYTES, add_crc, end_of_events, read_batches
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class EventLog:
         try:
             self._lock()
             share_file_with_group(self.path.parent, self._descriptor)
-            self._size, last_t = self._cut_torn_line()
+            self._size, last_t = self._cut_torn_end()
             self._ahead_s = max(time.time(), last_t) - time.clock_gettime(time.CLOCK_BOOTTIME)
             fsync_directory(self.path.parent)
         except BaseException:
@@ -110,20 +110,15 @@ class EventLog:
                 ) from None
             time.sleep(READER_S)
 
-    def _cut_torn_line(self) -> tuple[int, float]:
-        """Removes an incomplete last line. Returns the bytes of the log and the time of its last event.
-
-        Zeros at the end are no torn line: they stay, as a line of their own, and are said by all who read the log.
-        """
+    def _cut_torn_end(self) -> tuple[int, float]:
+        """Removes what follows the last whole line. Returns the log's bytes and the time of its last event."""
         size, last_t = os.fstat(self._descriptor).st_size, 0.0
         next(read_batches(self.path), None)  # refused where it is of another version
         since = whole = end_of_events(self.path, size - BATCH_BYTES)
         for batch, offset in read_batches(self.path, since):
             last_t, whole = max(last_t, batch[-1].t), offset
-        if lost := measure_lost_end(self.path, whole):
-            log.warning("%s: its last %d bytes are damaged, as by a power failure", self.path, lost)
-            return size + os.write(self._descriptor, b"\n"), last_t
         if whole < size:
+            log.info("%s: its last %d bytes are torn, and are cut off", self.path, size - whole)
             os.ftruncate(self._descriptor, whole)
         return whole, last_t
 

@@ -6,14 +6,15 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from ensemble.events import VERSION, CodeSaved, Event, RunStarted, Unreadable, decode_event, explain_line
-from ensemble.store.errors import explain_format
-from ensemble.store.files import StoreError, make_read_error
+from ensemble.events import VERSION, CodeSaved, Event, RunStarted, decode_event, explain_line
+from ensemble.store.errors import DamagedError, StoreError, explain_format
+from ensemble.store.files import make_read_error
 from ensemble.store.regular_files import open_regular
 
 #: Bytes that are read and parsed together.
@@ -37,32 +38,12 @@ def _is_whole(line: bytes) -> bool:
 
 
 def read_events(path: str | os.PathLike[str]) -> list[Event]:
-    """Returns all complete events of a log; see `read_batches` for what is damaged.
-
-    Zeros at its end, which a power failure leaves, are damage, too.
+    """Returns all complete events of a log.
 
     Raises:
-        StoreError: there is no log, it cannot be read at all, or its format is another.
+        StoreError: see `read_batches`.
     """
-    events, end = read_events_from(path, 0)
-    if size := measure_lost_end(path, end):
-        events.append(Unreadable(v=VERSION, t=events[-1].t if events else 0.0, offset=end, bytes=size))
-    return events
-
-
-def measure_lost_end(path: str | os.PathLike[str], offset: int) -> int:
-    """Returns how many bytes are behind the last event of a log, if zeros are among them; else 0.
-
-    A line that a dying process left torn has none, nor has one that is being written on this machine. A log that
-    another machine writes may show some for a moment, so that nobody who follows it goes by this.
-
-    Raises:
-        OSError: the log is unreadable.
-    """
-    with open(path, "rb") as file:
-        file.seek(offset)
-        rest = file.read()
-    return len(rest) if b"\0" in rest else 0
+    return read_events_from(path, 0)[0]
 
 
 def read_events_from(path: str | os.PathLike[str], offset: int) -> tuple[list[Event], int]:
@@ -101,7 +82,7 @@ def read_files(path: str | os.PathLike[str]) -> SavedFiles:
     known = SavedFiles({}, {})
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         for line in file:
-            if b'"files":{' in line and (event := _parse_line(line.rstrip(b"\n"))) is not None:
+            if b'"files":{' in line and _is_whole(line[:-1]) and (event := decode_event(line[:-1])) is not None:
                 add_files(known.files, event)
                 if isinstance(event, CodeSaved) and event.arrays is not None:
                     known.arrays[event.files["ensemble.pkl"]] = event.arrays
@@ -156,103 +137,68 @@ def read_batches(path: str | os.PathLike[str], offset: int = 0) -> Iterator[tupl
     """Yields events in batches that are never empty, each with the offset behind it, from the beginning of a
     line on.
 
-    Lines that are no events (a block of the disk that was lost, or holds something else) are read around: in their
-    place stands one event of the type `unreadable`, which no log contains (`describe_hole`).
+    What follows the last whole line is left out: a process or a machine that died has left it torn.
 
     Raises:
-        StoreError: as `read_events`.
+        DamagedError: a line is damaged, and whole ones follow it; the message names file and line.
+        StoreError: there is no log, it cannot be read, it is another program's, or its format is another.
     """
     log, rest = Path(path), b""
-    since: float | None = None
-    is_foreign = False  # it has lines, and none is an event
     try:
         with open_regular(log, follows_link=True) as file:
             file.seek(offset)
             while block := file.read(BATCH_BYTES):
-                whole = block.rfind(b"\n") + 1
-                if not whole:
+                end = block.rfind(b"\n") + 1
+                if not end:
                     rest += block
                     continue
-                lines = (rest + block[: whole - 1]).split(b"\n")
-                rest = block[whole:]
-                last = file.tell() == os.fstat(file.fileno()).st_size
-                is_foreign = offset == 0 or is_foreign
-                events, read = _parse(lines, offset, last=last, path=log, since=since)
-                is_foreign = is_foreign and all(isinstance(event, Unreadable) for event in events)
-                if events:
-                    offset, since = offset + sum(map(len, lines[:read])) + read, events[-1].t
-                    yield events, offset
-        if is_foreign and not log.with_name("run.json").exists():
-            raise StoreError(f"no run here: {log} is of another program; give a run directory")
+                lines = (rest + block[: end - 1]).split(b"\n")
+                rest = block[end:]
+                events = [decode_event(line) if _is_whole(line) else None for line in lines]
+                count = events.index(None) if None in events else len(events)
+                if whole := cast(list[Event], events[:count]):
+                    _check_version(log, (event.v for event in whole))
+                    offset += sum(map(len, lines[:count])) + count
+                    yield whole, offset
+                if count < len(events):
+                    _check_tail(log, offset, lines[count:] + (rest + file.read()).split(b"\n")[:-1])
+                    return
     except FileNotFoundError:
         raise StoreError(f"no run here: {log} does not exist; give a run directory (such as runs/NAME)") from None
     except OSError as error:
         raise make_read_error(log, error) from None
 
 
-def _parse(
-    lines: Sequence[bytes], offset: int, *, last: bool, path: Path, since: float | None
-) -> tuple[list[Event], int]:
-    """Returns the events of complete lines, and how many lines they are; pure.
+def _check_version(log: Path, versions: Iterable[int]) -> None:
+    for version in versions:
+        if version != VERSION:
+            raise StoreError(explain_format(log, version, VERSION))
+
+
+def _check_tail(log: Path, offset: int, lines: Sequence[bytes]) -> None:
+    """Raises for lines from the first one on that is no event, unless they are a torn end.
 
     Args:
-        offset: bytes of the log before the lines.
-        last: whether no whole line follows: the last may then be torn, and is left out.
-        path: what to say of where a line is.  since: `t` of the event before the lines.
+        offset: bytes of the log before them.
     """
-    events = [_parse_line(line) for line in lines]
-    # A newline can reach the disk before the blocks that lie before it.
-    if last and events[-1] is None and not _is_whole(lines[-1]):
-        events.pop()
-    newest = next((event.v for event in reversed(events) if event is not None), None)
-    newest = _find_version(lines[-1]) if newest is None else newest
-    if newest != VERSION:
-        raise StoreError(explain_format(path, newest, VERSION))
-    if any(event is not None and event.v != VERSION for event in events):  # a log has one version
-        events = [event if event is not None and event.v == VERSION else None for event in events]
-    return list(_fill_holes(lines, events, offset, since)), len(events)
+    _check_version(log, [_find_version(lines[0])])
+    if not any(map(_is_whole, lines)):
+        if offset == 0 and not log.with_name("run.json").exists():
+            raise StoreError(f"no run here: {log} is of another program; give a run directory")
+        return
+    with open(log, "rb") as file:
+        number = file.read(offset).count(b"\n") + 1
+    why = explain_line(lines[0]) if _is_whole(lines[0]) else "its checksum does not fit"
+    raise DamagedError(
+        f"{log}, line {number} is damaged: {why}; bring back a copy of the file, or cut it there "
+        f"and what came after is done again: `truncate -s {offset} {shlex.quote(str(log))}`"
+    )
 
 
 def _find_version(line: bytes) -> int:
     """The version of the format of a line whose checksum is missing, as other versions have none."""
     try:
-        known = json.loads(line)["v"]
+        version = json.loads(line)["v"]
     except (ValueError, LookupError, TypeError, RecursionError):
         return VERSION
-    return known if isinstance(known, int) else VERSION
-
-
-def _parse_line(line: bytes) -> Event | None:
-    """The event of a line; None where it is none, or is not as it was written."""
-    return decode_event(line) if _is_whole(line) else None
-
-
-def _fill_holes(
-    lines: Sequence[bytes], events: Sequence[Event | None], offset: int, since: float | None
-) -> Iterator[Event]:
-    """Yields the events, and for each row of lines that are none one that says so."""
-    if None not in events:
-        yield from cast(Sequence[Event], events)
-        return
-    number = 0
-    while number < len(events):
-        event = events[number]
-        if event is not None:
-            yield event
-            since = event.t
-            offset += len(lines[number]) + 1
-            number += 1
-            continue
-        first, number = number, number + 1
-        if (wrong := explain_line(lines[first]) if _is_whole(lines[first]) else None) is not None:
-            yield Unreadable(v=VERSION, t=since or 0.0, event=wrong[0], error=wrong[1])
-            offset += len(lines[first]) + 1
-            continue
-        while number < len(events) and events[number] is None and not _is_whole(lines[number]):
-            number += 1
-        size = sum(len(line) + 1 for line in lines[first:number])
-        following = events[number] if number < len(events) else None
-        until = None if following is None else following.t
-        t = since if since is not None else until if until is not None else 0.0
-        yield Unreadable(v=VERSION, t=t, offset=offset, bytes=size, until=until)
-        offset += size
+    return version if isinstance(version, int) else VERSION

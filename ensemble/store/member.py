@@ -248,11 +248,6 @@ class MemberState:
         self.earlier_code = self.find_other_code(code)
         self.code = code
 
-    @property
-    def is_declared(self) -> bool:
-        """Whether its declaration is known: it may be lost with a part of the log."""
-        return "params" in self.identity
-
     def add_checkpoint(self, event: events.Checkpoint) -> None:
         """Takes note of its last checkpoint."""
         if self.checkpoint is None or self.checkpoint.path != event.path:

@@ -24,14 +24,14 @@ import msgspec
 
 from ensemble.events import Epoch
 from ensemble.meter import LedgerView
-from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, leave_out
+from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, make_event_error
 from ensemble.store.files import StoreError, write_bytes
 from ensemble.store.follower import LogFollower, LogReplacedError
 from ensemble.store.member import UnknownEpochsError
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-VERSION = 11
+VERSION = 12
 
 #: Bytes at the end of what a snapshot has seen that tell whether it belongs to a log.
 TAIL_BYTES = 2**16
@@ -122,7 +122,7 @@ class RunStatus:
                     self.used.apply(event)
                     apply_event(self.state, _shorten(event) if isinstance(event, Epoch) else event)
                 except EVENT_ERRORS as error:
-                    leave_out(self.state, event, error)
+                    raise make_event_error(event, error) from error
             self.state.finished.clear()
 
     def read_used(self) -> LedgerView:

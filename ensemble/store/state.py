@@ -40,7 +40,6 @@ class RunState:
         failures_in_row: attempts that have failed since a member last ended an epoch or finished.
         memory_increases: all `memory_increase` events: what members were granted after they ran out of memory.
         packs: the digests of the packs that have files of members, by their paths in the run directory.
-        holes: `unreadable` events: the parts of the log that are damaged.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
     """
 
@@ -80,7 +79,6 @@ class RunState:
     failures_in_row: int = 0
     memory_increases: list[events.MemoryIncrease] = field(default_factory=list)
     packs: dict[str, str] = field(default_factory=dict)
-    holes: list[events.Unreadable] = field(default_factory=list)
     combined: events.Combined | None = None
     ended: events.RunFinished | events.RunStopped | None = None
 
@@ -117,7 +115,7 @@ class RunState:
         """The member of a name, made where it is new.
 
         Args:
-            number: its number, if it is new; None: not known, as its declaration was lost with a part of the log.
+            number: its number, if it is new; None: that of its name.
         """
         member = self.members.get(name)
         if member is None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ensemble.events import RunFinished, Unreadable
+from ensemble.events import RunFinished
 from ensemble.interrupts import raise_if_deferred
 from ensemble.store.digests import digest_file, open_checked
 from ensemble.store.errors import DamagedError, StoreError
@@ -44,8 +44,7 @@ class FileCheck:
         kind: "log", "code", "data", "checkpoint", "predictions", "initial weights", "pack" or "result".
         member: whose it is; None where it is nobody's.
         condition: "not known" where there is no digest of it, as of a study, into which Optuna may write; "read
-            around" for a hole in the log before the last start of the run, which has done again what was lost
-            with it; and for a pack, where what it has of members is listed with them.
+            around" for a pack, where what it has of members is listed with them.
         detail: what is wrong; empty where nothing is.
     """
 
@@ -71,7 +70,10 @@ def verify(run_dir: RunDir) -> list[FileCheck]:
     Raises:
         StoreError: there is no run, or its log is unreadable.
     """
-    state = fold(read_events(run_dir.events))
+    try:
+        state = fold(read_events(run_dir.events))
+    except DamagedError as error:  # what it names of other files is not known to be right
+        return [FileCheck(run_dir.events.name, "log", None, "damaged", str(error))]
     found = list(_verify(run_dir, state))
     for _ in range(ROUNDS):
         lost = {each.member for each in found if not each.is_sound}
@@ -88,12 +90,7 @@ def verify(run_dir: RunDir) -> list[FileCheck]:
 
 
 def _verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
-    log = run_dir.events.name
-    for hole in state.holes:
-        condition: Condition = "read around" if hole.is_known else "damaged"
-        yield FileCheck(log, "log", None, condition, describe_hole(hole))
-    if not state.holes:
-        yield FileCheck(log, "log", None, "whole")
+    yield FileCheck(run_dir.events.name, "log", None, "whole")
     yield from check_code(run_dir, state)
     yield from check_members(run_dir, list(state.members.values()))
     for name, digest in state.packs.items():
@@ -217,15 +214,3 @@ def _check(
         return FileCheck(file, kind, member, "missing", f"{path} is gone")
     except (DamagedError, OSError) as error:
         return FileCheck(file, kind, member, "damaged", str(error))
-
-
-def describe_hole(hole: Unreadable) -> str:
-    """What an `unreadable` event says, and what the part of the log may have held."""
-    if hole.event is not None:
-        return f"an event {hole.event!r} of events.jsonl is damaged and was left out ({hole.error})"
-    offset, size = hole.offset or 0, hole.bytes or 0
-    return (
-        f"bytes {offset} to {offset + size} of events.jsonl are damaged and were read "
-        "around: epochs, checkpoints or ends of members that were logged there are not known; a resume does again "
-        "what it does not know to be done"
-    )

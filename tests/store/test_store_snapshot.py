@@ -217,9 +217,8 @@ def test_a_member_that_ended_and_trains_again_after_all_is_counted_right(tmp_pat
 @pytest.mark.slow
 def test_the_status_of_ten_thousand_members_takes_a_second_and_300_mb(tmp_path: Path) -> None:
     """The log of a run that has finished, 20 epochs each; memory is the whole command's."""
-    one = [json.dumps(event) for event in a_run(3, members=2)]
     with open(tmp_path / "events.jsonl", "w") as file:
-        file.write("\n".join(one[:2]) + "\n")
+        file.write(log_lines(a_run(3, members=2)[:2]).decode())
         for n in range(10_000):
             t = 2000.0 + n
             lines = [{"type": "member", "number": n, "epochs": 20, "params": {"lr": 0.1 * n}}]

@@ -254,15 +254,6 @@ def test_a_member_that_is_repaired_goes_on_with_the_present_code_for_all_who_rea
     assert (controller.members["member-0"].code, controller.members["member-0"].earlier_code) == ("c", "a")
 
 
-def test_a_run_whose_first_start_is_lost_has_been_at_work_since_its_first_event() -> None:
-    hole = ("unreadable", {"offset": 0, "bytes": 9})
-    ended = ("run_finished", {"wall_s": 1.0})
-    events = story(hole, *BEGUN[1:], started(resumed=True), ended)
-    events[0]["t"] = 0.0
-    state = fold(events)
-    assert (state.started, state.wall_s) == (101.0, 4.0)
-
-
 @pytest.mark.parametrize(
     ("action", "split", "is_alone", "has_checkpoint"),
     [

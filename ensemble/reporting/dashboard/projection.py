@@ -30,7 +30,7 @@ from ensemble.reporting.dashboard.tables import describe_tables
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections.notices import Notice, NoticeCollector, group_notices
 from ensemble.reporting.time_left import TimeLeftEstimator
-from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, leave_out
+from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, make_event_error
 from ensemble.store.state import RunState
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class RunView:
             try:
                 self._apply(event)
             except EVENT_ERRORS as error:
-                self._add_notices(leave_out(self.state, event, error))
+                raise make_event_error(event, error) from error
         self.state.finished.clear()
         self.offset = offset
 

@@ -14,7 +14,6 @@ from ensemble.reporting import text
 from ensemble.reporting.sections.training import group_causes
 from ensemble.spec import hyperparameters
 from ensemble.spec.splits import describe_overlap
-from ensemble.store.verification import describe_hole
 
 if TYPE_CHECKING:
     from ensemble.store import RunState
@@ -254,8 +253,6 @@ class NoticeCollector:
 
     def _describe_run(self, event: Event) -> Iterator[tuple[str, str]]:
         match event:
-            case events.Unreadable():
-                yield "error", describe_hole(event)
             case events.Unmeasured():
                 yield "warning", describe_unmeasured(event.members, event.error or "no message")
             case events.Remedy():

@@ -1,4 +1,4 @@
-"""What a start of a run does about damage: files of members that have ended, the code, and what the log lost.
+"""What a start of a run does about damage: files of members that have ended, and the code.
 
 A member that trains finds damage of its checkpoint itself (`ensemble.train.checkpoint`). One that has finished is
 opened again here: it goes on from its last whole checkpoint, which may be its end, and saves predictions again.
@@ -8,30 +8,25 @@ One that has ended otherwise does without.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from ensemble.events import Report, make_event
-from ensemble.spec import Ensemble, Identity
 from ensemble.store import (
     DamagedError,
     EventLog,
-    MemberState,
     RunDir,
     RunState,
     StoreError,
     apply_event,
-    read_checkpoint,
 )
 from ensemble.store.digests import digest_bytes
 from ensemble.store.files import encode_json, write_bytes
 from ensemble.store.kept_code import describe_code
 from ensemble.store.member import ENDED
 from ensemble.store.rundir import ANEW, VERSION
-from ensemble.store.verification import FileCheck, check_code, check_members, describe_hole
+from ensemble.store.verification import FileCheck, check_code, check_members
 from ensemble.user_code.fingerprint import code_of
 from pipelines.environment.library_settings import keep_settings
 
@@ -115,7 +110,7 @@ def check_ended(run_dir: RunDir, state: RunState, code: str | None) -> list[File
 
 
 def plan_repairs(
-    run_dir: RunDir, ensemble: Ensemble, state: RunState, found: Iterable[FileCheck], code: str, t: float
+    run_dir: RunDir, state: RunState, found: Iterable[FileCheck], code: str, t: float
 ) -> list[Report]:
     """The events by which a start mends what is damaged; they are applied to the state already.
 
@@ -124,11 +119,9 @@ def plan_repairs(
         code: the fingerprint of the code of this start.
         t: the time, in Unix seconds as in the log.
     """
-    for hole in state.holes:
-        log.warning("%s: %s", run_dir.path, describe_hole(hole))
     events: list[Report] = []
     updated = state.updated
-    for event in (*restore_declarations(run_dir, ensemble, state), *_list_damage(run_dir, state, found, code)):
+    for event in _list_damage(run_dir, state, found, code):
         events.append(event)
         apply_event(state, make_event(**event, t=t))
     state.updated = updated  # when the run was at work last
@@ -146,46 +139,3 @@ def _list_damage(run_dir: RunDir, state: RunState, found: Iterable[FileCheck], c
         log.warning("%s: %s; %s", run_dir.path, each.detail, then)
         who = {"member": member.id, "attempt": member.attempt, "code": code}
         yield {"type": "damaged", **who, "file": Path(each.file).name, "error": each.detail}
-
-
-def restore_declarations(run_dir: RunDir, ensemble: Ensemble, state: RunState) -> Iterator[Report]:
-    """Yields `member` events for members whose declaration was lost with a part of the log.
-
-    They come from the member's checkpoint, or the list of members. A trial that has neither fails: what it was
-    to be is not known.
-    """
-    if not state.holes:
-        return
-    declared = len(ensemble.members or ())
-    highest = max((member.number for member in state.members.values()), default=-1)
-    known = {member.number: member for member in state.members.values()}
-    for number in range(highest + 1):
-        member = known.get(number)
-        if (member is None and number < declared) or (member is not None and not member.is_declared):
-            identity = _find_identity(run_dir, ensemble, number, member)
-            if identity is not None:
-                yield {"type": "member", **identity.as_dict()}
-            elif member is not None and member.state != "finished":
-                error = "its declaration was lost with a part of the log, and it has no checkpoint to read it from"
-                failed = {"error": error, "reason": "impossible", "retry": False}
-                yield {"type": "failed", "member": member.id, "attempt": member.attempt, **failed}
-
-
-def _find_identity(
-    run_dir: RunDir, ensemble: Ensemble, number: int, member: MemberState | None
-) -> Identity | None:
-    declared = number < len(ensemble.members or ())
-    saved: dict[str, Any] = {}
-    if member is not None and member.checkpoint is not None:
-        try:
-            saved = read_checkpoint(run_dir, member, ("identity",))["identity"]
-        except StoreError as error:
-            log.info("the declaration of %s cannot be read from its checkpoint: %s", member.id, error)
-    if not declared and not saved:
-        return None
-    identity = ensemble.identify(number, None if declared else saved["params"])
-    fields = {field.name for field in dataclasses.fields(Identity)}
-    kept = {name: value for name, value in saved.items() if name in fields}
-    if member is not None and member.first_epoch is not None:
-        kept["first_epoch"] = member.first_epoch
-    return dataclasses.replace(identity, **kept)
