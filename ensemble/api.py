@@ -16,8 +16,8 @@ from typing import Any
 
 from ensemble.controller.changes import check_code, check_data, check_edits, check_same, find_code_change
 from ensemble.controller.controller import Controller
+from ensemble.controller.damage import check_declaration
 from ensemble.controller.more_epochs import apply_more_epochs, find_more_epochs, plan_more_epochs
-from ensemble.controller.repair import restore_files
 from ensemble.events import MoreEpochs, RunFinished
 from ensemble.executors import Executor, make_executor
 from ensemble.interrupts import Interrupted, defer_signals, exit_on_signals, raise_interrupted
@@ -220,7 +220,7 @@ def submit(
     known = RunDir(choose_free_path(path) if fresh else path)
     code = code or code_of(ensemble)  # before the calls below, which may run the user's code
     training_data(ensemble)  # computes the digests of arrays once, and not in each member's process
-    if known.info_file.exists() and known.info["name"] == ensemble.name and known.events.exists():
+    if known.find_info().get("name") == ensemble.name and known.events.exists():
         if is_locked(known.events):
             if receivers or mirror:
                 text = (
@@ -318,7 +318,7 @@ def resume(
     if epochs is not None and is_locked(known.events):
         raise StoreError(f"{known.path} is in progress: its members can have more epochs when it has ended")
     state = read_begun(known)
-    restore_files(known, state)
+    check_declaration(known, state)
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
     check_arrays(known)
     declared = known.load_ensemble(takes_settings=True)

@@ -125,7 +125,7 @@ def test_what_is_damaged_in_a_pack_is_said_and_made_again(
     assert main(["verify", str(run_dir)]) == 1
     said = capsys.readouterr().out
     assert "predictions" in said and member in said
-    assert main(["verify", str(run_dir), "--repair"]) == 0
+    assert main(["resume", str(run_dir)]) == 0
     assert np.array_equal(predict(run_dir), before)
     assert measure(RunDir(run_dir).predictions(member, "valid")) is not None
 

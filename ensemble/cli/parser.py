@@ -317,14 +317,8 @@ def _make_parser() -> argparse.ArgumentParser:
     text = "Compare the files of a run with the digests in its log, and list what is whole, damaged or missing."
     verified = command("verify", verify.verify_run, text)
     verified.add_argument("run_dir", metavar="RUN_DIR")
-    text = "make again what is damaged or missing, as `ensemble resume` does"
-    verified.add_argument("--repair", action="store_true", help=text)
     text = "list all files instead: their sizes, what they hold, and whose data"
     verified.add_argument("--contents", action="store_true", help=text)
-    add_executor(verified, executor=None)
-    add_run_options(verified, fresh=False)
-    add_limit_options(verified)
-    add_notify_option(verified)
 
     text = "List the runs in a folder, the newest first: their state, best value, CPU time, energy and duration."
     listed = command("list", inspect_commands.list_runs, text)

@@ -148,10 +148,11 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             has_corrected_member,
             is_combined_otherwise,
         )
-        from ensemble.controller.repair import check_ended
+        from ensemble.controller.damage import check_ended
         from ensemble.controller.retention import is_more_to_remove
         from ensemble.controller.unfinished import explain_rest
         from ensemble.store import RunDir, fold, read_events
+        from ensemble.store.verification import check_kept_code
         from ensemble.user_code.fingerprint import code_of
 
         accept, code = options.accept_code, code_of(ensemble)
@@ -161,7 +162,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         print(f"starting a new run in {free}; {run_dir.path} is not changed", file=sys.stderr)
         run_dir = RunDir(free)
     checked = None
-    if run_dir.events.exists() and run_dir.info["name"] == ensemble.name:
+    if run_dir.events.exists() and run_dir.find_info().get("name") == ensemble.name:
         state = fold(read_events(run_dir.events))
         declared = ensemble.search.trials if ensemble.search else len(ensemble.members or ())
         over = _is_finished(state, code.fingerprint) and not has_corrected_member(state, ensemble)
@@ -169,7 +170,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
             check_same(state, ensemble, run_dir.path, accepts_data=options.accept_data)
             check_code(state, code, run_dir, accept=accept)
             checked = check_ended(run_dir, state, code.fingerprint)
-            rest = explain_rest(state, checked)
+            rest = explain_rest(state, [*checked, *check_kept_code(run_dir, state)])
             if rest is None and (
                 explain_changed_splits(state, ensemble)
                 or explain_evaluated_again(
@@ -219,7 +220,7 @@ def resume(options: argparse.Namespace) -> int:
     from ensemble.api import read_begun
     from ensemble.api import resume as resume_run
     from ensemble.controller.changes import explain_changed_splits
-    from ensemble.controller.repair import check_ended, restore_files
+    from ensemble.controller.damage import check_declaration, check_ended
     from ensemble.controller.unfinished import explain_rest
     from ensemble.store import RunDir, is_locked, read_events
     from ensemble.train.data_identity import renew_data
@@ -246,7 +247,7 @@ def resume(options: argparse.Namespace) -> int:
         raise SpecError(f"{options.run_dir} is not in progress; {command} continues all members")
     state, checked = read_begun(run_dir), None
     if options.epochs is None and options.budget is None and _is_finished(state, state.header.code):
-        restore_files(run_dir, state)
+        check_declaration(run_dir, state)
         checked = check_ended(run_dir, state, state.header.code)
         rest = explain_rest(state, checked)
         if rest is None:

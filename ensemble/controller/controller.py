@@ -24,11 +24,11 @@ from ensemble.controller.changes import (
     list_evaluated_again,
 )
 from ensemble.controller.clock import StallFreeClock
+from ensemble.controller.damage import check_ended, report_damage
 from ensemble.controller.driver_usage import DriverUsage
 from ensemble.controller.feeders import SharedStream
 from ensemble.controller.finalize import Finalizer
 from ensemble.controller.performer import Performer, complete_event
-from ensemble.controller.repair import check_ended, plan_repairs
 from ensemble.controller.session import Session
 from ensemble.controller.starts import (
     check_fit,
@@ -151,7 +151,7 @@ class Controller:
             check_starts(self.ensemble, self.state)
             change = find_code_change(self.state, self._code, self.run_dir)
             changed_splits, evaluated_again = self._evaluate_again(change)
-            repairs = self._plan_repairs()
+            damage = self._report_damage()
             opened = self.executor.open(self.run_dir, self.ensemble, self.handle)
             nodes = [node.limit(self.ensemble.limits) for node in opened]
             self._usage = DriverUsage(self.run_dir.usage, self._clock, self._observers, nodes)
@@ -203,7 +203,7 @@ class Controller:
                     evaluated_again=evaluated_again,
                     accepts_data=self._accepts_data,
                 ),
-                *repairs,
+                *damage,
                 *unnamed,
                 *([] if change is None else [{"type": "code_changed", **change.as_event()}]),
                 self._usage.begin(),
@@ -243,8 +243,8 @@ class Controller:
         over = all(member.state in ENDED and not member.is_resumable(code) for member in members)
         return over and len(members) >= declared
 
-    def _plan_repairs(self) -> list[Report]:
-        """The events by which this start mends damage. The state is as they, and `more_epochs`, will leave it: a
+    def _report_damage(self) -> list[Report]:
+        """The events about damaged files of members. The state is as they, and `more_epochs`, will leave it: a
         searcher reads it before they are logged.
         """
         if self._more_epochs is not None:
@@ -252,7 +252,7 @@ class Controller:
         found, code = self._checked, self._code.fingerprint
         if found is None:
             found = check_ended(self.run_dir, self.state, code)
-        return plan_repairs(self.run_dir, self.state, found, code, self._events.read_clock())
+        return report_damage(self.run_dir, self.state, found, code, self._events.read_clock())
 
     # -- the loop -----------------------------------------------------------------------------------------------
 

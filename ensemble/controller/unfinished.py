@@ -14,7 +14,7 @@ def explain_rest(state: RunState, found: Sequence[FileCheck]) -> str | None:
     """Why a run whose members have all ended is to be started again; None where it is not.
 
     Args:
-        found: by `ensemble.controller.repair.check_ended`.
+        found: by `ensemble.controller.damage.check_ended`, and of the declaration where it is written anew.
     """
     if has_failed_combination(state):
         return "its members, which could not be combined, are now"

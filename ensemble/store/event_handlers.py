@@ -86,7 +86,6 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             _declare_member(run, event)
         case events.CodeSaved():
             add_files(run.files, event)
-            run.info = event.info or run.info
         case events.RunStarted():
             _start_run(run, event)
         case events.RunFinished() | events.RunStopped():

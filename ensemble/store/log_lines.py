@@ -10,7 +10,7 @@ import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ensemble.events import VERSION, CodeSaved, Event, RunStarted, decode_event, explain_line
 from ensemble.store.errors import DamagedError, StoreError, explain_format
@@ -67,10 +67,12 @@ class SavedFiles(NamedTuple):
     Attributes:
         files: see `RunState.files`.
         arrays: digest of a declaration -> names of the files in `data` that it is read with, kept or in memory.
+        info: what run.json says; empty where that was not logged.
     """
 
     files: dict[str, list[str]]
     arrays: dict[str, list[str]]
+    info: dict[str, Any]
 
 
 def read_files(path: str | os.PathLike[str]) -> SavedFiles:
@@ -79,13 +81,15 @@ def read_files(path: str | os.PathLike[str]) -> SavedFiles:
     Raises:
         OSError: it is unreadable.
     """
-    known = SavedFiles({}, {})
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+    known = SavedFiles({}, {}, {})
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), open(path, "rb") as file:
         for line in file:
             if b'"files":{' in line and _is_whole(line[:-1]) and (event := decode_event(line[:-1])) is not None:
                 add_files(known.files, event)
-                if isinstance(event, CodeSaved) and event.arrays is not None:
-                    known.arrays[event.files["ensemble.pkl"]] = event.arrays
+                if isinstance(event, CodeSaved):
+                    known.info.update(event.info or {})
+                    if event.arrays is not None:
+                        known.arrays[event.files["ensemble.pkl"]] = event.arrays
     return known
 
 

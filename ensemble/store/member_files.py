@@ -62,4 +62,4 @@ def _naming_remedy(run_dir: RunDir) -> Iterator[None]:
     try:
         yield
     except DamagedError as error:
-        raise DamagedError(f"{error}; `ensemble verify {run_dir.path} --repair` makes it again") from None
+        raise DamagedError(f"{error}; `ensemble resume {run_dir.path}` makes it again") from None

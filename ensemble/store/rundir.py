@@ -27,8 +27,6 @@ from ensemble.store.files import (
     OtherPythonError,
     StoreError,
     encode_json,
-    format_command,
-    has_begun,
     make_directory,
     make_write_error,
     share_with_group,
@@ -87,26 +85,36 @@ class RunDir(RunPaths):
 
     @property
     def info(self) -> dict[str, Any]:
-        """What run.json says.
+        """What run.json says; where that is damaged or gone, what the log says that was written there.
 
         Raises:
             StoreError: this is no run directory, or one of another format.
-            DamagedError: it is not what was written.
         """
-        mend = f"{format_command('verify', self.path, '--repair')} makes it again"
+        if not (info := self.find_info()):
+            raise StoreError(f"no run here: {self.info_file} does not exist; give a run directory")
+        return info
+
+    def find_info(self) -> dict[str, Any]:
+        """`info`, or nothing where this is no run directory."""
+        return self._read_info() or read_files(self.events).info
+
+    def _read_info(self) -> dict[str, Any] | None:
+        """What run.json says; None where it is damaged or gone.
+
+        Raises:
+            StoreError: it is of another format.
+        """
         try:
-            with self._open_kept(self.info_file, mend) as name, open(name, "rb") as file:
-                info = json.load(file)
+            with self._open_kept(self.info_file, ANEW) as name, open(name, "rb") as file:
+                info = dict(json.load(file))
             version = info["v"]
-        except (FileNotFoundError, NotADirectoryError):
-            if has_begun(self.path):
-                raise DamagedError(f"{self.info_file} is gone; {mend}") from None
-            raise StoreError(f"no run here: {self.info_file} does not exist; give a run directory") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedError(f"{self.info_file} is unreadable: {error}; {mend}") from None
+        except (OSError, ValueError, KeyError, TypeError, DamagedError) as error:
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                log.warning("%s is not used: %s", self.info_file, error)
+            return None
         if version != VERSION:
             raise StoreError(explain_format(self.path, version, VERSION, "train it again in another directory"))
-        return dict(info)
+        return info
 
     @classmethod
     def create(
@@ -157,10 +165,13 @@ class RunDir(RunPaths):
             is_private = spec is not None and is_private_module(spec.stem, ensemble)
             if spec is not None and spec.absolute() != run_dir.spec_file and not is_private:
                 files[run_dir.spec_file] = spec.read_bytes()
-            if not run_dir.info_file.exists():
+            if run_dir._read_info() is None:
                 folder = modules_folder(spec)
-                info = {"v": VERSION, "name": ensemble.name, "run_id": uuid.uuid4().hex, "created": time.time()}
-                info |= {
+                info = read_files(run_dir.events).info or {
+                    "v": VERSION,
+                    "name": ensemble.name,
+                    "run_id": uuid.uuid4().hex,
+                    "created": time.time(),
                     "versions": versions(),
                     "revision": revision(folder),
                     "code": str(folder),
@@ -206,9 +217,9 @@ class RunDir(RunPaths):
         Raises:
             StoreError: it holds another run, or what is none.
         """
-        if not self.info_file.exists() and not has_begun(self.path):
+        if not (info := self.find_info()):
             self._refuse_foreign()
-        elif (other := self.info["name"]) != ensemble.name:
+        elif (other := info["name"]) != ensemble.name:
             raise StoreError(
                 f"{self.path} holds the run of another ensemble ({other!r}, not {ensemble.name!r}); "
                 "choose another run directory, or remove it"
@@ -340,7 +351,8 @@ class RunDir(RunPaths):
 
     def _add_code_to_path(self) -> str | None:
         """Puts the folder of the declaration's modules on `sys.path`, or returns who else may write them."""
-        check_ownership(self.info_file, os.stat(self.info_file))
+        source = self.info_file if self.info_file.exists() else self.events
+        check_ownership(source, os.stat(source))
         code = self.info.get("code")
         if code is None or not os.path.isdir(code):
             return None

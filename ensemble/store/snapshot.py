@@ -230,7 +230,6 @@ def _leave_out_hidden(state: RunState) -> RunState:
         state,
         members=members,
         files={},
-        info={},
         finished={},
         profiles={},
         planned=None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import ensemble.events as events
 from ensemble.store.member import MemberState, NodeState
@@ -16,7 +15,6 @@ class RunState:
     Attributes:
         header: the last `run_started` event; its fields are also `name`, `run_id` and so on.
         files: the digests that a file of the declaration and the code may have, by its path in the run directory.
-        info: what run.json says.
         started: Unix seconds of the first start, or of the first event that is known of it.  updated: of the last
             event.  starts: how often it was started, as far as that is known.
         idle_s: seconds in which nothing ran, from the last event before each further start to that start.
@@ -45,7 +43,6 @@ class RunState:
 
     header: events.RunStarted = field(default_factory=events.RunStarted)
     files: dict[str, list[str]] = field(default_factory=dict)
-    info: dict[str, Any] = field(default_factory=dict)
     name: str = ""
     run_id: str = ""
     executor: str = ""

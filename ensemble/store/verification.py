@@ -91,7 +91,7 @@ def verify(run_dir: RunDir) -> list[FileCheck]:
 
 def _verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     yield FileCheck(run_dir.events.name, "log", None, "whole")
-    yield from check_code(run_dir, state)
+    yield from check_kept_code(run_dir, state)
     yield from check_members(run_dir, list(state.members.values()))
     for name, digest in state.packs.items():
         found = _check(run_dir, run_dir.path / name, digest, "pack", None)
@@ -99,7 +99,7 @@ def _verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     yield from check_results(run_dir, state)
 
 
-def check_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
+def check_kept_code(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     """Check the declaration and the code that are kept with a run, and run.json."""
     arrays = list_arrays(run_dir)
     for name, digests in state.files.items():

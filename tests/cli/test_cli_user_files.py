@@ -121,7 +121,6 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
     "run-dir is a file": ({"work": CSV}, "run SPEC --run-dir work --executor inline"),
     "distill": ({"work/report.html": b"mine"}, "distill RUN --run-dir work --executor inline"),
     "resume": ({"work/events.jsonl": LINES, "work/spec.py": b"mine"}, "resume work"),
-    "verify --repair": ({"work/events.jsonl": LINES, "work/spec.py": b"mine"}, "verify work --repair"),
     "report": ({"work/report.html": b"mine", "work/events.jsonl": LINES}, "report work"),
     "pause": ({"work/events.jsonl": LINES}, "pause work"),
     "cancel": ({"work/events.jsonl": LINES}, "cancel work"),

@@ -404,7 +404,7 @@ def test_loading_says_what_is_wrong(tmp_path: Path, run: RunDir) -> None:
     other = finish(tmp_path / "e", declare())
     file = other.checkpoint("member-1", 0, 1, 0)
     file.unlink()
-    with pytest.raises(StoreError, match=f"there is no checkpoint {file}; `ensemble verify .* --repair` makes"):
+    with pytest.raises(StoreError, match=f"there is no checkpoint {file}; `ensemble resume .*` makes"):
         load(other.path, combine="average")
     save_checkpoint(file, {"model": build({"width": 7}).state_dict()})
     with pytest.raises(CombineError, match=r"do not fit what Recipe.model builds for \{'width': 2\}"):

@@ -120,7 +120,7 @@ def test_weights_alone_are_used_as_before_and_not_trained_further(
     path = RunDir(reduced).predictions("member-0", "valid")
     values, epochs = load_predictions(path).values, count(reduced, "epoch")
     path.write_bytes(path.read_bytes()[:-5])
-    assert main(["verify", str(reduced), "--repair"]) == 0, capsys.readouterr()
+    assert main(["resume", str(reduced)]) == 0, capsys.readouterr()
     assert np.array_equal(load_predictions(path).values, values) and count(reduced, "epoch") == epochs
     assert is_sound(reduced) and "optimizer" not in load_checkpoint(list_files(reduced)["member-0"])
     assert "nothing was averaged" not in RunDir(reduced).log("member-0").read_text()

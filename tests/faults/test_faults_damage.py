@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from ensemble.store import (
     EventLog,
     RunDir,
     RunState,
+    StoreError,
     load_checkpoint,
     load_predictions,
     save_checkpoint,
     save_predictions,
 )
-from ensemble.store.verification import check_code, check_members, verify
+from ensemble.store.verification import check_members, verify
 
 EPOCHS = 3
 
@@ -140,7 +142,7 @@ def test_damaged_predictions_are_made_again_and_never_used(
 
 
 @pytest.mark.parametrize("how", ["changed", "gone"])
-def test_repair_trains_again_what_nothing_else_can_give(
+def test_a_resume_trains_again_what_nothing_else_can_give(
     run: RunDir, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = state_of(run.path)
@@ -149,9 +151,13 @@ def test_repair_trains_again_what_nothing_else_can_give(
         flip(path)
     else:
         path.unlink()
-    assert main(["verify", str(run.path), "--repair"]) == 0
+    content = {each: each.read_bytes() for each in run.path.rglob("*") if each.is_file()}
+    assert main(["verify", str(run.path)]) == 1 and path.name in capsys.readouterr().out
+    assert {each: each.read_bytes() for each in run.path.rglob("*") if each.is_file()} == content, "it only looks"
+    assert main(["resume", str(run.path)]) == 0 and path.name in capsys.readouterr().err
+    assert main(["verify", str(run.path)]) == 0
     said = capsys.readouterr()
-    assert path.name in said.err and re.search(r"\nall \d+ files are whole\n", said.out)
+    assert re.search(r"\nall \d+ files are whole\n", said.out)
     after = state_of(run.path)
     assert (combined(after), digests(after)) == (combined(before), digests(before))
     assert [member.attempts for member in after.members.values()] == [2, 1]
@@ -217,7 +223,7 @@ def test_a_damaged_checkpoint_that_nothing_needs_is_removed(
         each.touch()
     flip(last)
     assert main(["verify", str(path)]) == 1
-    assert main(["verify", str(path), "--repair", "--allow-failed"]) == 0
+    assert main(["resume", str(path), "--allow-failed"]) == 0
     assert f"{last} is damaged" in caplog.text and "nothing needs it" in caplog.text
     assert not any(each.exists() for each in (last, *left))
     assert main(["verify", str(path)]) == 0
@@ -234,72 +240,55 @@ def test_damaged_code_is_not_run(run: RunDir, capsys: pytest.CaptureFixture[str]
     assert main(["verify", str(run.path)]) == 1
     for each in (run.path / "code").rglob("ensemble.pkl"):
         flip(each)
-    for command in (["resume"], ["verify", "--repair"]):
-        assert main([*command, str(run.path)]) == 2
-        assert "`ensemble run SPEC` on this directory writes it anew" in capsys.readouterr().err
+    assert main(["resume", str(run.path)]) == 2
+    assert "`ensemble run SPEC` on this directory writes it anew" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["changed", "no JSON", "gone"])
-def test_a_damaged_run_json_is_not_gone_on_with_and_made_again(run: RunDir, tmp_path: Path, how: str) -> None:
-    content, path = run.info_file.read_bytes(), run.info_file
+def test_a_damaged_run_json_is_not_used_and_written_anew_by_the_spec(
+    run: RunDir, trained: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has what it said."""
+    content, path, info = run.info_file.read_bytes(), run.info_file, run.info
     if how == "gone":
         path.unlink()
     else:
         path.write_bytes(content.replace(b'"faults"', b'"faultz"') if how == "changed" else content[9:])
-    for start in (lambda: train(run.path, tmp_path / "account"), lambda: run.info):
-        with pytest.raises(DamagedError, match=r"verify .* --repair` makes it again"):
-            start()
+    assert run.info == info and (how == "gone" or "run.json is not used" in caplog.text)
     assert main(["verify", str(run.path)]) == 1
-    copy = shutil.copytree(run.path, tmp_path / "copy")
-    for command in (["verify", "--repair", str(copy)], ["resume", str(run.path)]):
-        assert main(command) == 0
-        again = RunDir(command[-1])
-        assert again.info_file.read_bytes() == content
-        assert main(["verify", command[-1]]) == 0
+    assert main(["resume", str(run.path)]) == 0
+    other = replace(declared(trained / "account", (1, 1), step_s=0.0, epochs=EPOCHS), name="other")
+    with pytest.raises(StoreError, match="holds the run of another ensemble"):
+        ensemble.submit(other, run.path, "inline")
+    train(run.path, trained / "account")
+    assert run.info_file.read_bytes() == content
+    assert main(["verify", str(run.path)]) == 0
 
 
-def test_damaged_copies_of_code_are_made_again_once_also_after_a_start_that_was_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_damaged_code_is_written_anew_by_the_spec_also_of_a_run_that_has_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ensemble.controller.controller import Controller
-
     path, spec = tmp_path / "run", tmp_path / "spec.py"
     spec.write_text(SPEC.format(folder=str(Path(__file__).parent), account=str(tmp_path / "account")))
     command = ["run", str(spec), "--run-dir", str(path), "--executor", "inline"]
     assert main(command) == 0
-    spec.write_text(spec.read_text().replace("epochs=2", "epochs=2, retries=9") + "# a comment\n")
-
-    def refuse(self: Controller, *_: Any) -> None:
-        self._close()
-        raise ensemble.SpecError("for another reason")
-
-    with monkeypatch.context() as refusing:
-        refusing.setattr(Controller, "open", refuse)
-        lines = (path / "events.jsonl").read_text().splitlines(keepends=True)
-        lines = [line for line in lines if '"type":"run_finished"' not in line]  # else there is nothing to be done
-        (path / "events.jsonl").write_text("".join(lines))
-        assert main(command) == 2
-    assert {row.condition for row in check_code(RunDir(path), state_of(path))} == {"whole"}
-    assert main(["resume", str(path)]) == 0
-    for each in (RunDir(path).spec_file, *(path / "code").rglob("code.json")):
+    (kept,) = (path / "code").rglob("faults_members.py")
+    for each in (RunDir(path).ensemble_file, RunDir(path).spec_file, kept, *(path / "code").rglob("code.json")):
         content = each.read_bytes()
         flip(each)
         assert main(["verify", str(path)]) == 1
-        assert main(["verify", "--repair", str(path)]) == 0 and each.read_bytes() == content, each
-    (elsewhere,) = (path / "code").rglob("faults_members.py")
-    flip(elsewhere)
-    assert main(["verify", "--repair", str(path)]) == 1, "no copy of it is known"
+        assert main(["resume", str(path)]) == (2 if each.name in ("ensemble.pkl", "code.json") else 0), each
+        capsys.readouterr()
+        assert main(command) == 0 and f"{each.name} is damaged" in capsys.readouterr().err
+        assert main(["verify", str(path)]) == 0
+        assert each.read_bytes() == content or each.name == "ensemble.pkl"
     starts = [event for event in read_events(path / "events.jsonl") if event["type"] == "run_started"]
-    assert len(starts) == 2, "no member is started for a copy of code"
-    with EventLog(path / "events.jsonl") as log:
-        log.append("failed", member="member-0", attempt=0, retry=False, error="of something")
-    assert main(command) == main(["verify", str(path)]) == 0
+    assert [each.attempts for each in state_of(path).members.values()] == [1, 1] and len(starts) == 5
 
 
 def test_damaged_code_that_the_run_has_no_more_does_not_keep_it_from_going_on(
     run: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And a file that cannot be made again does not keep others from being made again."""
     state = state_of(run.path)
     old = run.code("0" * 16)
     shutil.copytree(run.code(state.header.code), old)
@@ -308,17 +297,8 @@ def test_damaged_code_that_the_run_has_no_more_does_not_keep_it_from_going_on(
     with EventLog(run.events) as log:
         run.log_files(log, {old / "ensemble.pkl": content}, None)
     flip(old / "ensemble.pkl")
-    info = run.info_file.read_bytes()
     assert main(["resume", str(run.path)]) == 0
-    assert "no copy of it is known" in caplog.text and "writes it anew" not in caplog.text
-    run.info_file.unlink()
-    assert main(["verify", "--repair", str(run.path)]) == 1
-    assert run.info_file.read_bytes() == info
-    for each in (run.ensemble_file, run.code(state.header.code) / "ensemble.pkl"):
-        flip(each)
-    run.info_file.unlink()
-    assert main(["resume", str(run.path)]) == 2
-    assert run.info_file.read_bytes() == info
+    assert "the run continues without it" in caplog.text and "writes it anew" not in caplog.text
 
 
 def test_results_that_have_changed_are_written_again(run: RunDir) -> None:
