@@ -356,11 +356,6 @@ class PipelineDescription(ABC):
         """Identifies this object and its pickled copies."""
         return self._tokens[-1]
 
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """Of this object and the pipelines that it was mapped from; each of 32 hexadecimal digits."""
-        return self._tokens
-
     def describe_for_peers(self) -> dict[str, Any]:
         """Describes the pipeline as JSON values, for `find_difference` elsewhere; unknown fields are None."""
         fields = describe_fields(self.fields) if self._declared or self._inferred else None

@@ -29,13 +29,3 @@ def make_classes_anew() -> Iterator[None]:
         yield
     finally:
         cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID = known
-
-
-def list_class_ids() -> set[str]:
-    """The ids of the classes that this process has pickled by value, or unpickled: they are in the pickles.
-
-    Unnecessary with: an option of cloudpickle for ids that do not change from process to process.
-    """
-    from cloudpickle import cloudpickle
-
-    return set(cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.values())

@@ -13,11 +13,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ensemble.store._compat import list_class_ids, make_classes_anew
+from ensemble.store._compat import make_classes_anew
 from ensemble.store.errors import StoreError
 from ensemble.store.frozen_arrays import IN_MEMORY, KEPT, LEAST_BYTES, AnyArray, Place, is_name
-from ensemble.store.same_pickle import find_renaming, rename
-from pipelines.description import PipelineDescription
 from pipelines.environment.library_settings import apply_settings, find_settings
 from pipelines.fingerprint import is_ours
 from pipelines.ipc.memory_pickle import Pickler
@@ -35,7 +33,6 @@ class DeclarationPickler(Pickler):
 
     Attributes:
         arrays: name of its file -> array.
-        tokens: of its pipelines.
     """
 
     def __init__(
@@ -44,7 +41,6 @@ class DeclarationPickler(Pickler):
         super().__init__(file)
         self._end = KEPT if keeps_data else IN_MEMORY
         self.arrays: dict[str, AnyArray] = {}
-        self.tokens: set[str] = set()
         self.places = {} if places is None else places  # by the id of an object, which is kept with it
         self._columns: dict[int, str] = {}
 
@@ -55,8 +51,6 @@ class DeclarationPickler(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler.reducer_override`."""
-        if isinstance(obj, PipelineDescription):
-            self.tokens.update(obj.tokens)
         if isinstance(obj, Arrays):
             obj.identity()  # the digest of what is about to be kept, which no other process computes again
             if self._end == IN_MEMORY:
@@ -167,21 +161,6 @@ class Declaration:
             pickler = DeclarationPickler(file, keeps_data=ensemble.keep_data)
             pickler.dump_with_settings(ensemble)
             self.content, self.arrays, self._places = file.getvalue(), pickler.arrays, pickler.places
-        self._ids = pickler.tokens | list_class_ids()
-        self._renamed: dict[str, str] = {}
-
-    def keep(self, earlier: Path) -> None:
-        """Be the pickle in a file, where that is of the same declaration: only ids that each process makes differ.
-
-        So the digest of a declaration does not change while that does not.
-        """
-        try:
-            content = earlier.read_bytes()
-        except OSError:
-            return
-        renamed = find_renaming(self.content, content, self._ids)
-        if renamed is not None:
-            self.content, self._renamed = content, renamed
 
     def load(self, folder: Path, *, is_in_process: bool = False) -> Any:
         """The declaration with data of its own, the large arrays in a folder.
@@ -226,8 +205,7 @@ class Declaration:
 
         with io.BytesIO() as file:
             SharingPickler(file, places, keeps_data=self._ensemble.keep_data).dump_with_settings(self._ensemble)
-            content = rename(file.getvalue(), self._renamed)  # other processes have the pickle
-            return DeclarationUnpickler(io.BytesIO(content), folder, shared).load()
+            return DeclarationUnpickler(io.BytesIO(file.getvalue()), folder, shared).load()
 
 
 def _is_shared(value: Any) -> bool:

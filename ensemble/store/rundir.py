@@ -149,7 +149,6 @@ class RunDir(RunPaths):
         run_dir.check_is_free(ensemble)
         spec = Path(spec_file) if spec_file is not None else None
         code, declaration = code or code_of(ensemble), declaration or pickle_ensemble(ensemble, spec)
-        declaration.keep(run_dir.code(code.fingerprint) / run_dir.ensemble_file.name)
         content = declaration.content
         arrays = {run_dir.data / name: array for name, array in declaration.arrays.items()}
         new = [path for path in arrays if path.suffix == KEPT and not path.exists()]
