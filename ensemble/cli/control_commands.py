@@ -148,7 +148,7 @@ def _read_lines(
     """
     from ensemble.run import StateFollower
     from ensemble.store.member_log import CHUNK_BYTES, find_last_lines, find_position, read_pieces
-    from ensemble.store.packs import open_member_file
+    from ensemble.store.regular_files import open_regular
 
     follower, begun = StateFollower(run_dir), dict[str, bytes]()
     read_to = dict[str, tuple[int, int]]()  # of each member's log, its inode and the position
@@ -159,7 +159,7 @@ def _read_lines(
         over = not follow or follower.state.ended is not None or gone is not None
         for each in [member] if member is not None else list(follower.state.members):
             try:
-                with open_member_file(run_dir.log(each), follows_link=True) as file:
+                with open_regular(run_dir.log(each), follows_link=True) as file:
                     if each in read_to:
                         begin = find_position(file, *read_to[each])
                     else:

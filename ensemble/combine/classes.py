@@ -23,7 +23,7 @@ def explain_missing_classes(
     their predictions, or the data, where the target is one integer a sample.
     """
     from ensemble.store import read_predictions
-    from ensemble.store.packs import measure
+    from ensemble.store.regular_files import measure
 
     recipe = ensemble.recipe
     if not isinstance(recipe, Recipe) or recipe.predict is not None:

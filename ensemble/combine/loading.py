@@ -352,7 +352,7 @@ def _find_shapes(ensemble: Ensemble, state: RunState, name: str) -> dict[str, tu
 def _exceeds_memory(run: RunDir, state: RunState, names: Sequence[str]) -> bool:
     """Whether memory does not hold the weights of all members, which is said."""
     from ensemble.store.checkpoint import count_bytes
-    from ensemble.store.packs import measure
+    from ensemble.store.regular_files import measure
     from pipelines.environment.machine_limits import fits_in_memory
 
     files = [run.valid_checkpoint(state.members[name]) for name in names if state.members[name].checkpoint]

@@ -13,7 +13,6 @@ from ensemble.train.job import Job
 
 if TYPE_CHECKING:
     from ensemble.schedule import Placement
-    from ensemble.store.packs import PackedFile
     from pipelines import Peers
 
 
@@ -181,20 +180,6 @@ class ReduceCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class PackMembers:
-    """Put the small files of members that have ended into one: `packed`, later."""
-
-    members: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class RemovePacked:
-    """Remove files that are in a pack, which the log names by now."""
-
-    files: Sequence[PackedFile]
-
-
-@dataclass(frozen=True, slots=True)
 class RemoveAttemptFiles:
     """Remove what the ranks of an attempt that has ended leave: their rendezvous and failure note."""
 
@@ -226,8 +211,6 @@ Action = (
     | MeasureCost
     | RemoveCheckpoints
     | ReduceCheckpoint
-    | PackMembers
-    | RemovePacked
     | RemoveAttemptFiles
     | AppendMemberLog
 )

@@ -57,7 +57,6 @@ from ensemble.store.frozen_arrays import release_arrays
 from ensemble.store.member import ENDED
 from ensemble.store.member_log import shorten
 from ensemble.store.mirror import MirrorOptions, explain_incomplete, load_status
-from ensemble.store.packs import finish_removal
 from ensemble.store.verification import FileCheck
 from ensemble.train.data_identity import describe_changed_splits, training_data
 from ensemble.train.kernel_caches import remove_empty
@@ -144,8 +143,6 @@ class Controller:
             if not self._events.has_locks:
                 refuse_without_locks(self.ensemble, self.run_dir)
             remove_stale("ensemble-", stop_stale_daemon)
-            packed = [member.id for member in self.state.members.values() if member.is_packed]
-            unnamed = finish_removal(self.run_dir.path, self.state.packs, packed)
             early = receive_requests(self.run_dir, self._stuck)  # they were made to an earlier controller
             left, files = self._read_unreported()  # by processes of an earlier start that was killed
             check_starts(self.ensemble, self.state)
@@ -204,7 +201,6 @@ class Controller:
                     accepts_data=self._accepts_data,
                 ),
                 *damage,
-                *unnamed,
                 *([] if change is None else [{"type": "code_changed", **change.as_event()}]),
                 self._usage.begin(),
                 *({"type": "node", **node.as_event()} for node in nodes),
@@ -427,9 +423,6 @@ class Controller:
                 if is_over:
                     self._perform(self.session.remove_unselected(*self._read_clock()))
                     self._process(self._performer.reducer.wait())
-            if is_over:
-                self._perform(self.session.pack_rest(*self._read_clock()))
-                self._process(self._performer.reducer.wait())
             self.handle(self.executor.events(0.0))
         self._trials.flush()
         self.executor.close()

@@ -23,7 +23,7 @@ from ensemble.spec import Ensemble, Recipe
 from ensemble.spec.member import as_member
 from ensemble.spec.options import SCHEDULES, resolve_with_hyperparameters
 from ensemble.store import MemberState, RunDir, RunState, StoreError
-from ensemble.store.packs import measure
+from ensemble.store.regular_files import measure
 
 #: Schedules that come to an end with the declared number of steps.
 ENDING = ("cosine", "polynomial")

@@ -26,18 +26,16 @@ from ensemble.controller.actions import (
     Launch,
     Log,
     MeasureCost,
-    PackMembers,
     Propose,
     ReduceCheckpoint,
     RemoveAttemptFiles,
     RemoveCheckpoints,
-    RemovePacked,
     Send,
     StartFeeder,
     StopFeeder,
 )
 from ensemble.controller.attempt import rendezvous_file
-from ensemble.controller.retention import FileReducer
+from ensemble.controller.retention import CheckpointReducer
 from ensemble.controller.starts import describe_kept, find_start, keep_start
 from ensemble.events import Event, Report, to_dict
 from ensemble.executors import Executor
@@ -46,7 +44,6 @@ from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
 from ensemble.spec.identity import make_lineage
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, keep_checkpoint
 from ensemble.store.files import fsync_directory, make_directory
-from ensemble.store.packs import remove_packed, unpack
 from ensemble.train.job import Job
 from ensemble.train.poison_records import note_file, read_interrupted
 from ensemble.train.reporter import FailureNote, append_log
@@ -62,7 +59,7 @@ class Performer:
         status: has the account, from which costs are read; None: the performer has its own.
 
     Attributes:
-        reducer: what it has done of `ReduceCheckpoint` and `PackMembers` actions is read there.
+        reducer: what it has done of `ReduceCheckpoint` actions is read there.
     """
 
     def __init__(
@@ -77,7 +74,7 @@ class Performer:
     ) -> None:
         self._run_dir, self._executor, self._events, self._trials = run_dir, executor, events, trials
         self._status, self._run = status or RunStatus(run_dir), run or RunState()
-        self.reducer = FileReducer(run_dir)
+        self.reducer = CheckpointReducer(run_dir)
         self._on_event = on_event
 
     def perform(self, actions: Sequence[Action]) -> list[Report]:
@@ -138,10 +135,8 @@ class Performer:
                     _unlink(run_dir.initial_weights(member))
                 if attempt is None:
                     run_dir.remove_unfinished_predictions(member)
-            case ReduceCheckpoint() | PackMembers():
+            case ReduceCheckpoint():
                 self.reducer.add(action)
-            case RemovePacked(files):
-                remove_packed(files)
             case RemoveAttemptFiles(member, attempt):
                 rendezvous_file(run_dir, member, attempt).unlink(missing_ok=True)
                 FailureNote(run_dir, member, attempt).pop()
@@ -169,19 +164,11 @@ class Performer:
             meeting = rendezvous_file(self._run_dir, jobs[0].identity.member, jobs[0].attempt)
             make_directory(meeting.parent)
             meeting.unlink(missing_ok=True)
-            if self._run.packs and jobs[0].attempt > 0:
-                self._unpack_log(jobs[0].identity.member)
             self._executor.launch(jobs, devices)
         except OSError as error:
             who = {"member": jobs[0].identity.member, "attempt": jobs[0].attempt}
             return {"type": "launch_failed", **who, "detail": str(error)}
         return None
-
-    def _unpack_log(self, member: str) -> None:
-        try:
-            unpack(self._run_dir.log(member))
-        except StoreError as error:
-            log.warning("what %s has printed before is lost: %s", member, error)
 
     def _measure_cost(self, member: str, attempt: int) -> Report:
         used = self._status.read_used().read(member).member(member)

@@ -4,22 +4,19 @@ A checkpoint is what training goes on from: weights, and the state of the optimi
 member that has finished needs the latter only for more epochs, one that was pruned or cancelled never. What is to
 be kept is written to a file beside the checkpoint and logged (`checkpoint_reduced`); only then the checkpoint is
 removed. A controller that is killed in between leaves what the log names, and the next start does the rest.
-
-The small files that are left of many members are then put into one (`ensemble.store.packs`), in the same manner.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from ensemble.controller.actions import PackMembers, ReduceCheckpoint
+from ensemble.controller.actions import ReduceCheckpoint
 from ensemble.events import NOT_COMBINED, Combined, Report
 from ensemble.store import MemberState, RunDir, RunState, StoreError
-from ensemble.store.packs import write_packs
+from ensemble.store.regular_files import measure
 from ensemble.store.snapshot import CLOSED
 
 log = logging.getLogger(__name__)
@@ -43,16 +40,6 @@ def plan_reduction(member: MemberState, keep: str) -> ReduceCheckpoint | None:
 def is_start_used_up(member: MemberState) -> bool:
     """Whether a member that went on from the whole state of another needs its copy of that no longer."""
     return member.state in CLOSED and bool((member.identity.get("lineage") or {}).get("whole"))
-
-
-def is_packable(member: MemberState, keep: str, combined: Combined | None = None) -> bool:
-    """Whether the files of a member that does not run stay as they are, and may be packed.
-
-    Args:
-        combined: the `combined` event of a run that has ended, after which no weights are removed any more.
-    """
-    may_be_removed = keep == "selected" and combined is None and member.checkpoint is not None
-    return member.state in CLOSED and not (member.is_packed or may_be_removed or plan_reduction(member, keep))
 
 
 def name_weights(checkpoint: str) -> str:
@@ -83,30 +70,25 @@ def is_more_to_remove(state: RunState, keep: str) -> bool:
     return bool(unselected) or any(plan_reduction(member, keep) is not None for member in members)
 
 
-class FileReducer:
-    """Takes out of checkpoints what is not to be kept, and packs files, one by one, in a thread: they may have
-    gigabytes.
-    """
+class CheckpointReducer:
+    """Takes out of checkpoints what is not to be kept, one by one, in a thread: they may have gigabytes."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         self._thread: ThreadPoolExecutor | None = None
-        self._pending: list[Future[list[Report]]] = []
+        self._pending: list[Future[Report]] = []
 
-    def add(self, action: ReduceCheckpoint | PackMembers) -> None:
-        """Reduce a checkpoint, or pack files, soon."""
+    def add(self, action: ReduceCheckpoint) -> None:
+        """Reduce a checkpoint, soon."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "checkpoints")
-        do: Callable[[], list[Report]] = functools.partial(self._do, action)
-        self._pending.append(self._thread.submit(do))
+        self._pending.append(self._thread.submit(self._reduce, action))
 
     def read(self) -> list[Report]:
-        """What was done since the last call: `checkpoint_reduced` events, with `error` where it could not be, and
-        `packed` events.
-        """
+        """What was done since the last call: `checkpoint_reduced` events, with `error` where it could not be."""
         done = [each for each in self._pending if each.done()]
         self._pending = [each for each in self._pending if each not in done]
-        return [report for each in done for report in each.result()]
+        return [each.result() for each in done]
 
     def wait(self) -> list[Report]:
         """As `read`, when all has been done."""
@@ -122,26 +104,11 @@ class FileReducer:
             self._thread = None
         self._pending.clear()
 
-    def _do(self, action: ReduceCheckpoint | PackMembers) -> list[Report]:
-        return [self._reduce(action)] if isinstance(action, ReduceCheckpoint) else self._pack(action.members)
-
-    def _pack(self, members: Sequence[str]) -> list[Report]:
-        done = list[Report]()
-        try:
-            for path, digest, files, names in write_packs(self._run_dir.path, members):
-                at, size = str(path.relative_to(self._run_dir.path)), path.stat().st_size
-                of = {"path": at, "digest": digest, "bytes": size, "members": names, "files": files}
-                done.append({"type": "packed", **of})
-        except (StoreError, OSError) as error:
-            left = len(members) - sum(len(each["members"]) for each in done)
-            log.warning("the files of %d members stay as they are: %s", left, error)
-        return done
-
     def _reduce(self, action: ReduceCheckpoint) -> Report:
         event: Report = {"type": "checkpoint_reduced", "member": action.member, "removed": action.name}
         path = self._run_dir.member(action.member) / action.name
         try:
-            before = path.stat().st_size if path.exists() else 0  # a pack frees nothing
+            before = measure(path) or 0
             if not action.keeps_weights:
                 return {**event, "path": None, "freed_bytes": before}
             from ensemble.train.checkpoint import keep_weights_only

@@ -203,12 +203,6 @@ class Session:
                 self.state.actions.append(ReduceCheckpoint(member.id, name, digest, keeps_weights=False))
         return self.state.drain_actions()
 
-    def pack_rest(self, now: float, t: float) -> list[Action]:
-        """Pack the files of the members that are left, see `SessionState.pack_rest`."""
-        self.state.set_time(now, t)
-        self.state.pack_rest()
-        return self.state.drain_actions()
-
     # -- events -------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Report) -> None:
@@ -244,8 +238,6 @@ class Session:
             self._log_unused(event)
         elif kind == "checkpoint_reduced":
             self.state.end_reduction(event)
-        elif kind == "packed":
-            self.state.end_packing(event)
         elif kind == "cost":
             self.attempts.costs.handle(event)
         elif kind == "node_lost":

@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ensemble.controller.actions import Action, EndTrial, Log, PackMembers, RemoveCheckpoints, RemovePacked
+from ensemble.controller.actions import Action, EndTrial, Log, RemoveCheckpoints
 from ensemble.controller.attempt_table import AttemptTable
 from ensemble.controller.node_table import NodeTable
-from ensemble.controller.retention import is_packable, is_start_used_up, name_weights, plan_reduction
+from ensemble.controller.retention import is_start_used_up, name_weights, plan_reduction
 from ensemble.controller.waitlist import Waitlist
 from ensemble.events import TYPES, Feeder, Power, Usage, make_event
 from ensemble.spec import Identity
 from ensemble.store import RunState, apply_event
 from ensemble.store.event_log import encode_line
-from ensemble.store.packs import MANY
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,6 @@ class SessionState:
     now: float = 0.0
     t: float = 0.0
     actions: list[Action] = field(default_factory=list)
-    _packable: dict[str, None] = field(default_factory=dict)
     _reducing: set[tuple[str, str]] = field(default_factory=set)  # members, and names of their checkpoints
 
     def set_time(self, now: float, t: float) -> None:
@@ -106,27 +104,6 @@ class SessionState:
         if reduction is not None and not awaits_heirs and (member, reduction.name) not in self._reducing:
             self._reducing.add((member, reduction.name))
             self.actions.append(reduction)
-        elif is_packable(known, self.keep_checkpoints):
-            self._packable[member] = None
-            self.pack(MANY)
-
-    def pack(self, least: int) -> None:
-        """Pack the files of members that have ended, if there are so many of them."""
-        if len(self._packable) >= least:
-            self.actions.append(PackMembers(tuple(self._packable)))
-            self._packable.clear()
-
-    def pack_rest(self) -> None:
-        """Pack the files of all members that have ended, if those of others are packed, or if there are many."""
-        members = self.run.members.values()
-        rest = [each.id for each in members if is_packable(each, self.keep_checkpoints, self.run.combined)]
-        self._packable = dict.fromkeys(rest)
-        self.pack(1 if self.run.packs else MANY)
-
-    def end_packing(self, event: dict[str, Any]) -> None:
-        """Files were packed: log it, and then remove them."""
-        self.log_report("packed", event)
-        self.actions.append(RemovePacked(event["files"]))
 
     def end_reduction(self, event: dict[str, Any]) -> None:
         """A checkpoint was reduced: log it, and then remove what was there before."""

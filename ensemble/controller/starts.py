@@ -37,7 +37,7 @@ from ensemble.store import (
 )
 from ensemble.store.initial_weights import KeptCheckpoint, digest_weights
 from ensemble.store.member import ENDED
-from ensemble.store.packs import measure
+from ensemble.store.regular_files import measure
 from ensemble.store.verification import list_digests
 from ensemble.train.data_identity import describe_trained, training_data
 from pipelines.environment.library_settings import find_settings

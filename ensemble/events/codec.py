@@ -24,7 +24,6 @@ from ensemble.events.members import (
     Finished,
     MemberDeclared,
     Moved,
-    Packed,
     Paused,
     Placed,
     Pruned,
@@ -76,7 +75,7 @@ SECTIONS: dict[str, tuple[type[Event], ...]] = {
     ),
     "Members": (
         MemberDeclared, Placed, DeviceChanged, Started, ExchangeMeasured, StepsDone, Epoch, Checkpoint,
-        CheckpointReduced, Packed, Damaged, Moved, Paused, Resumed, Finished, Pruned, Stopped, Cancelled,
+        CheckpointReduced, Damaged, Moved, Paused, Resumed, Finished, Pruned, Stopped, Cancelled,
         Failed, Cost, Remark, UnusedHyperparameters,
     ),
     "Data": (Feeder, FeederLost, FeederRestarted, SharingEnded, SampleDifference, BadRecord),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ensemble.events.base import AttemptEvent, Event, Json, MemberEvent, Origin
+from ensemble.events.base import AttemptEvent, Json, MemberEvent, Origin
 
 
 class MemberDeclared(MemberEvent, tag="member"):
@@ -193,20 +193,6 @@ class CheckpointReduced(AttemptEvent):
     path: str | None = None
     digest: str | None = None
     freed_bytes: int | None = None
-
-
-class Packed(Event):
-    """The small files of members that have ended are in one file now; after this they are removed from `members`
-    ([packs](../concepts/run-directory.md#packs)).
-
-    Attributes:
-        path: of the pack, in the run directory.
-    """
-
-    path: str
-    digest: str
-    bytes: int
-    members: list[str]
 
 
 class Damaged(AttemptEvent):

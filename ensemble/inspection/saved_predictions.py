@@ -12,7 +12,7 @@ from ensemble.spec import PREDICTED_SPLITS, SpecError, check_choice, unknown_nam
 from ensemble.spec.frames import make_frame
 from ensemble.spec.task import LABELS
 from ensemble.store import RunDir, StoreError, fold, read_events, read_predictions
-from ensemble.store.packs import measure
+from ensemble.store.regular_files import measure
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.reporting.ranking import rank_members
-from ensemble.store.packs import measure
+from ensemble.store.regular_files import measure
 
 if TYPE_CHECKING:
     from ensemble.combine.combination import Combination

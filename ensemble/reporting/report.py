@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble.reporting.dashboard.member_log import tidy
 from ensemble.store.errors import StoreError
-from ensemble.store.packs import open_member_file
+from ensemble.store.regular_files import open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,7 @@ def read_logs(run_dir: RunDir, state: RunState) -> dict[str, str]:
         if member.error is None or room <= 0:
             continue
         try:
-            with open_member_file(run_dir.log(member.id), follows_link=True) as file:
+            with open_regular(run_dir.log(member.id), follows_link=True) as file:
                 size = file.seek(0, 2)
                 file.seek(max(0, size - LOG_BYTES))
                 end = file.read().decode(errors="replace")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble.store.digests import open_checked
 from ensemble.store.errors import DamagedError, StoreError, explain_format
 from ensemble.store.files import make_directory, make_write_error, write_atomically
-from ensemble.store.packs import open_member_file
+from ensemble.store.regular_files import open_regular
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +118,7 @@ def count_bytes(path: str | os.PathLike[str], part: str) -> int:
         DamagedError: it is not a checkpoint.
     """
     try:
-        with open_member_file(path, follows_link=True) as file:
+        with open_regular(path, follows_link=True) as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         outline = _select(json.loads(header["__metadata__"][_KEY])["state"], (part,))
         spans = [header[name]["data_offsets"] for name in set(_list_tensors(outline))]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ensemble.store.errors import DamagedError
-from ensemble.store.packs import open_member_file
+from ensemble.store.regular_files import open_regular
 
 _BLOCK_BYTES = 2**18
 #: From so many bytes on a file is read by a thread while it is flushed.
@@ -70,9 +70,9 @@ def pin_file(path: str | os.PathLike[str], *, follows_link: bool = True) -> Iter
     mix two versions of a file that is renamed over in between. Linux: proc_pid_fd(5).
 
     Args:
-        follows_link: see `open_member_file`.
+        follows_link: see `open_regular`.
     """
-    with open_member_file(path, follows_link=follows_link) as file:
+    with open_regular(path, follows_link=follows_link) as file:
         yield f"/proc/self/fd/{file.fileno()}"
 
 
@@ -91,7 +91,7 @@ def open_checked(
         digest: as the log has it; None: it has none, and any content is accepted.
         others: digests that are as good (`RunState.files`).
         check: see `digest_file`.
-        follows_link: see `open_member_file`.
+        follows_link: see `open_regular`.
 
     Raises:
         FileNotFoundError: there is no such file.

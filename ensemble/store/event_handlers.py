@@ -21,7 +21,7 @@ from msgspec.structs import replace
 import ensemble.events as events
 from ensemble.events import Event, to_dict
 from ensemble.spec.identity import find_first_own_epoch
-from ensemble.store.errors import DamagedError
+from ensemble.store.errors import DamagedError, StoreError
 from ensemble.store.log_lines import add_files
 from ensemble.store.member import ENDED, OUTDATED, UNCOMBINED, Exclusion, MemberState, Span
 from ensemble.store.state import RunState
@@ -76,6 +76,11 @@ def apply_event(run: RunState, event: Event) -> None:
 def _apply_to_run(run: RunState, event: Event) -> None:
     """Applies an event that is about no attempt of a member; the frequent types are compared first."""
     match event:
+        case events.Unknown(kind="packed"):
+            raise StoreError(
+                "the files of its members are in packs (packs/*.zip), which only ray-ensemble from before 1.0.0 "
+                "reads: use that version, or train it again in another directory"
+            )
         case events.Usage() | events.Unknown():
             pass
         case events.Power():
@@ -124,10 +129,6 @@ def _apply_to_run(run: RunState, event: Event) -> None:
             run.planned = event
         case events.MemoryIncrease():
             run.memory_increases.append(event)
-        case events.Packed():
-            run.packs[event.path] = event.digest
-            for name in run.members.keys() & event.members:
-                run.members[name].is_packed = True
         case events.Combining():
             run.combining = event.members
         case events.Combined():
@@ -318,7 +319,6 @@ def _apply_to_member(run: RunState, member: MemberState, event: events.AttemptEv
             _leave_out_damaged(run, member, event)
         case events.CheckpointReduced():
             member.reduce_checkpoint(event)
-            member.is_packed &= event.path is None  # what is kept is a file
         case events.ExchangeMeasured():
             member.plan = {"tuned": event.tuned, "rates": event.rates, "auto": event.auto}
         case events.Finished():
@@ -366,7 +366,6 @@ def _place(run: RunState, member: MemberState, event: events.Placed) -> None:
     attempt = member.attempts if event.attempt is None else event.attempt
     run.measuring.discard(member.id)
     member.close_span(event.t, "replaced")
-    member.is_packed = False
     member.state, member.attempt = "placed", attempt
     member.attempts = max(member.attempts, attempt) + 1
     member.node, member.devices, member.nodes = event.node, event.devices, event.nodes

@@ -120,7 +120,6 @@ class MemberState:
         constraints: by how much a finished trial violates those of the search; None where it has none.
         trained: its `finished` event, while it is evaluated again.
         outdated: the error of its last evaluation, where it has finished and could not be evaluated again.
-        is_packed: whether its small files are in a pack (`ensemble.store.packs`).
         cost: the `cost` event of a finished trial, where a search minimizes that: the values that the
             search was told, which the ledger may still correct by what is reported later.
     """
@@ -164,7 +163,6 @@ class MemberState:
     trained: events.Finished | None = None
     outdated: str | None = None
     spans: list[Span] = field(default_factory=list)
-    is_packed: bool = False
 
     def value_of(self, objective: events.Objective) -> float | None:
         """Its value of a further objective of a search; None where that is not known."""

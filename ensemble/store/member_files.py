@@ -9,8 +9,8 @@ from typing import Any
 from ensemble.store.checkpoint import load_checkpoint
 from ensemble.store.errors import DamagedError
 from ensemble.store.member import MemberState
-from ensemble.store.packs import measure
 from ensemble.store.predictions import Predictions, load_predictions
+from ensemble.store.regular_files import measure
 from ensemble.store.rundir import RunDir
 
 

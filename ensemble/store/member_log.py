@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ensemble.store.packs import is_packed, open_member_file
+from ensemble.store.regular_files import open_regular
 
 HEAD_BYTES = 2**20
 """Bytes at the beginning of a log that are always kept."""
@@ -131,7 +131,7 @@ def find_position(file: BinaryIO, inode: int, position: int) -> int:
         inode: of the file that was read.
     """
     status = os.fstat(file.fileno())
-    if (status.st_ino == inode or is_packed(file)) and position <= status.st_size:
+    if status.st_ino == inode and position <= status.st_size:
         return position
     file.seek(HEAD_BYTES)
     found = _FOUND_LEFT_OUT.match(file.read(100))
@@ -172,7 +172,7 @@ def read_text(path: Path, lines: int | None = None) -> str:
         lines: only so many of the last lines, read from the end; None: all that is kept.
     """
     try:
-        with open_member_file(path, follows_link=True) as file:
+        with open_regular(path, follows_link=True) as file:
             begin = 0 if lines is None else find_last_lines(file, lines)
             return b"".join(piece for piece, _ in read_pieces(file, begin)).decode(errors="replace")
     except FileNotFoundError:

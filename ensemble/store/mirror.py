@@ -38,7 +38,7 @@ _PATIENCE = {"connect_timeout": 10, "retries": {"max_attempts": 1}}  # of botoco
 _OF_RUN = re.compile(
     r"events\.jsonl|run\.json|ensemble\.pkl|spec\.py|prior-trials\.json|digests\.json|optuna\.journal"
     r"|report\.html|(?:ledger|results|summary)\.json|(?:ledger|metrics|uncertainty)\.csv"
-    r"|code/[0-9a-f]{16}/.+|data/[^/]+\.npy|packs/[^/]+\.zip"
+    r"|code/[0-9a-f]{16}/.+|data/[^/]+\.npy"
     r"|members/[^/]+/(?:log\.txt|(?:checkpoint|initial-weights|predictions)[^/]*\.safetensors)"
 )
 _IN_PROGRESS = re.compile(r"members/[^/]+/predictions-(?:.*-)?\d+\.safetensors")  # written in place by an attempt

@@ -39,7 +39,7 @@ MOST_OPEN = 256
 #: Seconds between two copies of what members print; bytes a second of the log, which is sent whole.
 OUTPUT_S, LOG_RATE = 60.0, 1e6
 LISTING_SHARE = 0.02  # of a core, at most, for listing files
-FOLDERS = ("code", "data", "members", "packs")
+FOLDERS = ("code", "data", "members")
 
 #: Inode, size and time of the last change in nanoseconds; of the log its size alone.
 Stamp = tuple[int, int, int]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from pathlib import Path
 from typing import BinaryIO
 
 
@@ -23,6 +24,14 @@ def open_regular(path: str | os.PathLike[str], *, follows_link: bool = False) ->
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
     return open(descriptor, "rb")
+
+
+def measure(path: Path) -> int | None:
+    """The bytes of a file; None where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:

@@ -11,7 +11,6 @@
                                     valid one, and while the member trains, the one before it is there as well),
                                     predictions-<split>.safetensors of the attempt that finished, and of a member
                                     that began warm initial-weights.safetensors, a copy of what it began with
-    packs/                          those files of many members that have ended (`ensemble.store.packs`)
     compiled/                       kernels that torch.compile has made (`ensemble.train.kernel_caches`); a cache
     prior-trials.json               of an earlier Optuna study, which the search knows (`ensemble.search.prior`)
     optuna.journal                  the Optuna study of a search, unless that has another storage: the truth of it

@@ -50,7 +50,6 @@ from ensemble.store.kept_code import (
     save_code,
 )
 from ensemble.store.log_lines import read_files
-from ensemble.store.packs import find_home
 from ensemble.store.run_paths import RunPaths
 from ensemble.store.trust import check_modes, check_ownership, explain_distrust
 from ensemble.store.versions import revision, versions
@@ -329,7 +328,6 @@ class RunDir(RunPaths):
             StoreError: another user could.
             OSError: it is not there.
         """
-        file = find_home(file)
         self._check_folders(file)
         check_ownership(file, os.stat(file))
 

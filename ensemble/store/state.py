@@ -37,7 +37,6 @@ class RunState:
         combining: how many members are being combined now; 0 where none are.
         failures_in_row: attempts that have failed since a member last ended an epoch or finished.
         memory_increases: all `memory_increase` events: what members were granted after they ran out of memory.
-        packs: the digests of the packs that have files of members, by their paths in the run directory.
         combined: the last `combined` event.  ended: the event that ended the run, None while it has not ended.
     """
 
@@ -75,7 +74,6 @@ class RunState:
     combining: int = 0
     failures_in_row: int = 0
     memory_increases: list[events.MemoryIncrease] = field(default_factory=list)
-    packs: dict[str, str] = field(default_factory=dict)
     combined: events.Combined | None = None
     ended: events.RunFinished | events.RunStopped | None = None
 

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ POLL_S = 0.1
 #: How often a log is read again for members that have gone on while their files were read.
 ROUNDS = 3
 
-Condition = Literal["whole", "damaged", "missing", "read around", "not known"]
+Condition = Literal["whole", "damaged", "missing", "not known"]
 #: What is not as it should be.
 UNSOUND: frozenset[Condition] = frozenset(("damaged", "missing"))
 
@@ -41,10 +41,9 @@ class FileCheck:
 
     Attributes:
         file: its path in the run directory.
-        kind: "log", "code", "data", "checkpoint", "predictions", "initial weights", "pack" or "result".
+        kind: "log", "code", "data", "checkpoint", "predictions", "initial weights" or "result".
         member: whose it is; None where it is nobody's.
-        condition: "not known" where there is no digest of it, as of a study, into which Optuna may write; "read
-            around" for a pack, where what it has of members is listed with them.
+        condition: "not known" where there is no digest of it, as of a study, into which Optuna may write.
         detail: what is wrong; empty where nothing is.
     """
 
@@ -93,9 +92,6 @@ def _verify(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:
     yield FileCheck(run_dir.events.name, "log", None, "whole")
     yield from check_kept_code(run_dir, state)
     yield from check_members(run_dir, list(state.members.values()))
-    for name, digest in state.packs.items():
-        found = _check(run_dir, run_dir.path / name, digest, "pack", None)
-        yield found if found.is_sound else replace(found, condition="read around")  # members' files are listed
     yield from check_results(run_dir, state)
 
 

@@ -23,7 +23,7 @@ from ensemble.reporting.dashboard.comparison_document import Compared, Document,
 from ensemble.reporting.dashboard.runs import recall_declared
 from ensemble.store import RunDir, StoreError
 from ensemble.store.event_handlers import EVENT_ERRORS
-from ensemble.store.packs import measure
+from ensemble.store.regular_files import measure
 
 if TYPE_CHECKING:
     from ensemble.combine.metrics import Array

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from ensemble.reporting.text import visible
-from ensemble.store.errors import StoreError
 from ensemble.store.member_log import TAIL_BYTES
-from ensemble.store.packs import is_packed, open_member_file
 
 if TYPE_CHECKING:
     from ensemble.store.rundir import RunDir
@@ -55,21 +53,12 @@ def open_log(run_dir: RunDir, member: str) -> BinaryIO | None:
                 stack.callback(os.close, directory)
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.fdopen(os.open("log.txt", flags, dir_fd=directory), "rb")
-        except FileNotFoundError:
-            return _open_packed(run_dir, member)
         except (OSError, UnicodeEncodeError):
             return None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         return None
     return file
-
-
-def _open_packed(run_dir: RunDir, member: str) -> BinaryIO | None:
-    try:
-        return open_member_file(run_dir.log(member))
-    except (OSError, StoreError, UnicodeEncodeError):
-        return None
 
 
 def excerpt(run_dir: RunDir, member: str) -> str:
@@ -135,7 +124,7 @@ def read_chunk(run_dir: RunDir, member: str, begin: int | None, *, whole_lines: 
                 begin += file.read(FIRST_BYTES).find(b"\n") + 1  # a whole line
         file.seek(begin)
         data = file.read(CHUNK_BYTES)
-        rests = is_packed(file) or time.time() - status.st_mtime > REST_S
+        rests = time.time() - status.st_mtime > REST_S
     if whole_lines and len(data) < CHUNK_BYTES:
         data = data[: data.rfind(b"\n") + 1 or (len(data) if rests else 0)]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
