@@ -60,7 +60,7 @@ def _predict_rows(
             for batch in evaluator.batches(split):
                 with state.precision.autocast():
                     values, task = _predict_batch(state, model, batch, function)
-                    if function is not None and rows.shape is None:
+                    if function is not None and not len(rows):
                         other = _explain_otherwise(state, model, batch, function, values)
                 target = as_stored_target(task, find_target(batch, state.target))
                 why = explain_shape_mismatch(task, values, target)

@@ -14,7 +14,6 @@ from pipelines.fingerprint import known_as
 from pipelines.sources._base import Source
 from pipelines.sources._labels import pack_values
 from pipelines.sources._mapped import FileMappings, MappedArray, is_memmap, locate
-from pipelines.sources._origin import Indices
 from pipelines.sources._strings import Strings
 from pipelines.sources._values import copy_element, tensor_to_array
 
@@ -76,7 +75,7 @@ class Arrays(Columns):
         record = {name: values[index] for name, values in self.columns.items()}
         return {name: copy_element(v) if isinstance(v, np.ndarray | np.void) else v for name, v in record.items()}
 
-    def copy_records(self, indices: Indices, into: Mapping[str, npt.NDArray[Any]]) -> bool:
+    def copy_records(self, indices: npt.NDArray[np.int64], into: Mapping[str, npt.NDArray[Any]]) -> bool:
         # Not from mapped files: should one have been cut short, the record that lies behind its end is named.
         if type(self) is not Arrays or into.keys() != self.columns.keys():
             return False

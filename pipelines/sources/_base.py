@@ -117,7 +117,7 @@ class Source(ABC):
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:  # noqa: B027 - most sources have no use for it
         """Announces the records that are read next, int64 [n]: a source may prefetch their groups."""
 
-    def copy_records(self, indices: Indices, into: Mapping[str, npt.NDArray[Any]]) -> bool:
+    def copy_records(self, indices: npt.NDArray[np.int64], into: Mapping[str, npt.NDArray[Any]]) -> bool:
         """Copies many records at once, bit for bit as they are read one by one.
 
         Args:
@@ -469,10 +469,10 @@ class Subset(Source):
     def will_read(self, indices: npt.NDArray[np.int64]) -> None:
         self.source.will_read(self._find_in_whole(indices))
 
-    def copy_records(self, indices: Indices, into: Mapping[str, npt.NDArray[Any]]) -> bool:
+    def copy_records(self, indices: npt.NDArray[np.int64], into: Mapping[str, npt.NDArray[Any]]) -> bool:
         return type(self) is Subset and self.source.copy_records(self._find_in_whole(indices), into)
 
-    def _find_in_whole(self, indices: Indices) -> Indices:
+    def _find_in_whole(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         own = self.indices
         return own.start + own.step * indices if isinstance(own, range) else own[indices]
 
