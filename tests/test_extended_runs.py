@@ -84,7 +84,7 @@ def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
 ) -> None:
     path = train(tmp_path / "run", make(sharing=sharing), executor)
     short = digests(path)
-    before = load_predictions(RunDir(path).predictions("member-0", "valid"))
+    before = load_predictions(RunDir(path).predictions("member-0"), "valid")
     result = ensemble.resume(path, epochs=N).wait()
     assert digests(path) == whole and not set(short) & set(whole)
     state = state_of(path)
@@ -94,7 +94,7 @@ def test_epochs_added_to_a_finished_run_give_the_weights_of_the_longer_one(
     assert (state.epochs, result.stopped) == (N, None)
     combined = [event for event in read_events(RunDir(path).events) if event["type"] == "combined"]
     assert len(combined) == 2 and result.combined == combined[1]
-    after = load_predictions(RunDir(path).predictions("member-0", "valid"))
+    after = load_predictions(RunDir(path).predictions("member-0"), "valid")
     assert (before.values != after.values).any()
     assert RunDir(path).report.stat().st_mtime_ns > starts(path)[1]["t"] * 1e9
 

@@ -23,14 +23,14 @@ def explain_missing_classes(
     their predictions, or the data, where the target is one integer a sample.
     """
     from ensemble.store import read_predictions
-    from ensemble.store.regular_files import measure
+    from ensemble.store.predictions import list_splits
 
     recipe = ensemble.recipe
     if not isinstance(recipe, Recipe) or recipe.predict is not None:
         return None
     for split in ("valid", "test"):
         for member in members:
-            is_saved = measure(run.predictions(member, split)) is not None
+            is_saved = split in list_splits(run.predictions(member))
             if is_saved and read_predictions(run, state.members[member], split).target is not None:
                 return None
     try:

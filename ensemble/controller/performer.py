@@ -40,7 +40,7 @@ from ensemble.controller.starts import describe_kept, find_start, keep_start
 from ensemble.events import Event, Report, to_dict
 from ensemble.executors import Executor
 from ensemble.search.trials import ImpossibleError, NoObjectiveError, Trials
-from ensemble.spec import PREDICTED_SPLITS, Identity, SpecError
+from ensemble.spec import Identity, SpecError
 from ensemble.spec.identity import make_lineage
 from ensemble.store import EventLog, RunDir, RunState, RunStatus, StoreError, keep_checkpoint
 from ensemble.store.files import fsync_directory, make_directory
@@ -283,13 +283,9 @@ def add_exit_notes(event: Report, run_dir: RunDir) -> Report:
 
 def _publish_predictions(run_dir: RunDir, member: str, attempt: int) -> None:
     """Make the predictions of a finished attempt the member's, before the log says that it has finished."""
-    renamed = False
-    for split in PREDICTED_SPLITS:
-        written = run_dir.predictions(member, split, attempt)
-        if written.exists():
-            os.replace(written, run_dir.predictions(member, split))
-            renamed = True
-    if renamed:
+    written = run_dir.predictions(member, attempt)
+    if written.exists():
+        os.replace(written, run_dir.predictions(member))
         fsync_directory(run_dir.member(member))
 
 

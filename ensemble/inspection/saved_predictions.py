@@ -12,7 +12,7 @@ from ensemble.spec import PREDICTED_SPLITS, SpecError, check_choice, unknown_nam
 from ensemble.spec.frames import make_frame
 from ensemble.spec.task import LABELS
 from ensemble.store import RunDir, StoreError, fold, read_events, read_predictions
-from ensemble.store.regular_files import measure
+from ensemble.store.predictions import list_splits
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,8 +157,8 @@ def load_predictions(
 
 
 def _check_saved(run: RunDir, state: RunState, split: str, member: str) -> None:
-    if measure(run.predictions(member, split)) is not None:
+    saved = list_splits(run.predictions(member))
+    if split in saved:
         return
-    saved = [each for each in PREDICTED_SPLITS if measure(run.predictions(member, each)) is not None]
     why = f"it is {state.members[member].state}" if not saved else f"it saved those of {', '.join(saved)}"
     raise StoreError(f"{run.path}: {member} saved no {split} predictions ({why})")

@@ -131,8 +131,7 @@ def _choose_members(run_dir: RunDir, state: RunState) -> list[str]:
     chosen: list[str] = []
     size = 0
     for member in dict.fromkeys([*order, *finished]):
-        paths = [run_dir.predictions(member, split) for split in ("valid", "test")]
-        size += sum(measure(path) or 0 for path in paths)
+        size += measure(run_dir.predictions(member)) or 0
         if chosen and (size > MOST_BYTES or len(chosen) == MOST_MEMBERS):
             break
         chosen.append(member)

@@ -9,8 +9,7 @@ from typing import Any
 from ensemble.store.checkpoint import load_checkpoint
 from ensemble.store.errors import DamagedError
 from ensemble.store.member import MemberState
-from ensemble.store.predictions import Predictions, load_predictions
-from ensemble.store.regular_files import measure
+from ensemble.store.predictions import Predictions, list_splits, load_predictions
 from ensemble.store.rundir import RunDir
 
 
@@ -48,13 +47,13 @@ def read_predictions(run_dir: RunDir, member: MemberState, split: str, *, mapped
     """
     digest = (member.predictions or {}).get(split)
     with _naming_remedy(run_dir):
-        return load_predictions(run_dir.predictions(member.id, split), mapped=mapped, digest=digest)
+        return load_predictions(run_dir.predictions(member.id), split, mapped=mapped, digest=digest)
 
 
 def has_predictions(run_dir: RunDir, member: MemberState, split: str) -> bool:
     """Whether a member has saved predictions on a split as it is now; early logs have no digests of them."""
-    is_saved = split in (member.predictions or ()) or measure(run_dir.predictions(member.id, split)) is not None
-    return is_saved and member.outdated is None
+    saved = list_splits(run_dir.predictions(member.id)) if member.predictions is None else member.predictions
+    return split in saved and member.outdated is None
 
 
 @contextmanager

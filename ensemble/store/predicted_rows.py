@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import itertools
-import json
 import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -18,8 +18,8 @@ import numpy.typing as npt
 from ensemble.spec.positions import fill_up, take_positions
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.errors import UnlikeRows
-from ensemble.store.files import make_directory, make_write_error, write_atomically
-from ensemble.store.predictions import DTYPES, KEY, LENGTH_BYTES, RAGGED, VERSION, map_file
+from ensemble.store.files import make_directory, make_write_error
+from ensemble.store.predictions import DTYPES, Part, map_file, read_others, write_parts
 
 #: What to do where samples of unlike length are not kept.
 PAD = (
@@ -229,8 +229,13 @@ class PredictedRows:
         order = self.index.argsort(kind="stable")
         return {name: np.concatenate(parts)[order] for name, parts in self.fields.items() if parts}
 
-    def save(self, path: str | os.PathLike[str], task: Task = CLASSIFICATION) -> str:
+    def save(
+        self, path: str | os.PathLike[str], split: str, task: Task = CLASSIFICATION, *, beside_others: bool = False
+    ) -> str:
         """Write the file of the predictions, which is there whole or not at all.
+
+        Args:
+            beside_others: keep the predictions on other splits that the file has.
 
         Returns:
             The digest of the file.
@@ -254,29 +259,26 @@ class PredictedRows:
         shape = (len(self), *lengths[0].tolist()) if len(lengths) else (0,)
         if self.is_ragged:
             parts["lengths"], shape = (lengths if order is None else lengths[order]), (values.rows,)
-        spools = {"values": values} | ({"target": target} if self.has_target else {})
-        shapes = {name: (_name_dtype(part.dtype), part.shape) for name, part in parts.items()}
-        for name, spool in spools.items():
+        named = {
+            name: Part(_name_dtype(part.dtype), part.shape, lambda file, part=part: file.write(part.tobytes()))  # type: ignore[misc]
+            for name, part in parts.items()
+        }
+        for name, spool in {"values": values, **({"target": target} if self.has_target else {})}.items():
             rows = shape if self._is_of_positions(spool) else (spool.rows,)
-            shapes[name] = _name_dtype(spool.dtype), (*rows, *spool.shape)
-        about = {"v": RAGGED if self.is_ragged else VERSION, "task": task.as_record()}
+            write = partial(self._write, spool, order)
+            named[name] = Part(_name_dtype(spool.dtype), (*rows, *spool.shape), write)
+        about: dict[str, Any] = {"task": task.as_record()}
         if self.fields:
             about["fields"] = {name: own.tolist() for name, own in self.take_fields().items()}
-        header, size = _make_header(shapes, {KEY: json.dumps(about)})
+        all_parts, splits = {f"{split}.{name}": part for name, part in named.items()}, {split: about}
+        if beside_others and Path(path).exists():
+            others = read_others(Path(path), split)
+            all_parts, splits = {**others[0], **all_parts}, {**others[1], **splits}
+        return write_parts(Path(path), all_parts, splits)
 
-        def write(temporary: Path) -> None:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(header)
-                for name in _sort_names(shapes):
-                    if name in parts:
-                        file.write(parts[name].tobytes())
-                    else:
-                        for some in self._read_in_order(spools[name], order):
-                            file.write(some.tobytes())
-
-        make_directory(Path(path).parent)
-        return write_atomically(Path(path), write, len(header) + size)
+    def _write(self, spool: _Spool, order: npt.NDArray[np.int64] | None, file: BinaryIO) -> None:
+        for some in self._read_in_order(spool, order):
+            file.write(some.tobytes())
 
     def _read_in_order(
         self, spool: _Spool, order: npt.NDArray[np.int64] | None = None
@@ -311,31 +313,17 @@ def _name_dtype(dtype: np.dtype[Any]) -> str:
     return next(name for name, known in DTYPES.items() if dtype == np.dtype(known))
 
 
-def _sort_names(shapes: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
-    """The tensors of a safetensors file as that library orders them: dtypes of more bytes first, then by name."""
-    return sorted(shapes, key=lambda name: (list(DTYPES).index(shapes[name][0]), name))
-
-
-def _make_header(
-    shapes: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> tuple[bytes, int]:
-    """The head of a safetensors file, and how many bytes follow it."""
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)}
-    first = last = 0
-    for name in _sort_names(shapes):
-        dtype, shape = shapes[name]
-        last = first + np.dtype(DTYPES[dtype]).itemsize * math.prod(shape)
-        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [first, last]}
-        first = last
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text, last
-
-
 def save_predictions(
-    path: str | os.PathLike[str], values: Any, index: Any, target: Any | None, task: Task = CLASSIFICATION
+    path: str | os.PathLike[str],
+    split: str,
+    values: Any,
+    index: Any,
+    target: Any | None,
+    task: Task = CLASSIFICATION,
 ) -> str:
     """`PredictedRows.save` of arrays or CPU tensors that are there: values [n, ...], index [n], target [n, ...].
+
+    Predictions on other splits stay in the file.
 
     Returns:
         The digest of the file.
@@ -347,6 +335,6 @@ def save_predictions(
     rows = PredictedRows(Path(path).parent)
     try:
         rows.add(values, index, target)
-        return rows.save(path, task)
+        return rows.save(path, split, task, beside_others=True)
     finally:
         rows.close()

@@ -1,8 +1,9 @@
-"""Saves and loads a member's predictions on a split, for selection, calibration and combination. Needs no torch.
+"""Reads and writes the file of a member's predictions, for selection, calibration and combination. Needs no torch.
 
-One safetensors file by ascending `index` int64 [n]: `values` float32 [n, ...] as `ensemble.spec.task` lays them
-out, `target` [n, ...] where there is one, `positions` int64 [k] where some are kept. Of
-samples of unlike `lengths` int64 [n, axes], values and targets are of all positions: [N, ...].
+One safetensors file has those of all splits. Of each: `SPLIT.values` float32 [n, ...] as `ensemble.spec.task` lays
+them out for the task, which the header names; `SPLIT.index` int64 [n], ascending; `SPLIT.target` [n, ...] where
+there is one; `SPLIT.positions` int64 [k] where some are kept. Of samples of unlike `SPLIT.lengths` [n, axes], the
+values and targets are of all positions: [N, ...]. Fields that metrics ask for are in the header.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import mmap
 import os
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +27,10 @@ from ensemble.spec.positions import fill_up
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.store.digests import open_checked
 from ensemble.store.errors import DamagedError, StoreError, explain_format
+from ensemble.store.files import make_directory, write_atomically
+from ensemble.store.regular_files import open_regular
 
-VERSION, RAGGED = 3, 4  # of samples of one length, and of unlike ones
+VERSION = 4
 KEY = "ensemble.predictions"
 LENGTH_BYTES = 8  # at the start of a safetensors file: how long its header is
 DTYPES = {"I64": "<i8", "F64": "<f8", "F32": "<f4"}  # in the order that they have in a file
@@ -53,8 +57,62 @@ class Predictions:
     fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
+class Part(NamedTuple):
+    """A tensor of a file: its type and shape, and what writes its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    write: Callable[[BinaryIO], object]
+
+    @property
+    def nbytes(self) -> int:
+        return np.dtype(DTYPES[self.dtype]).itemsize * math.prod(self.shape)
+
+
+def read_others(path: Path, split: str) -> tuple[dict[str, Part], dict[str, dict[str, Any]]]:
+    """The tensors of a file, and what its header says of each split, without those of one."""
+    metadata, tensors = _map_tensors(str(path))
+    types = {np.dtype(name): dtype for dtype, name in DTYPES.items()}
+    others = {name: array for name, array in tensors.items() if name.partition(".")[0] != split}
+    splits: dict[str, dict[str, Any]] = json.loads(metadata[KEY])["splits"]
+    return {
+        name: Part(types[array.dtype], array.shape, lambda file, array=array: file.write(array.data))  # type: ignore[misc]
+        for name, array in others.items()
+    }, {name: about for name, about in splits.items() if name != split}
+
+
+def write_parts(path: Path, parts: Mapping[str, Part], splits: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write a safetensors file as that library writes it: dtypes of more bytes first, then by name.
+
+    Args:
+        splits: task and fields of each split.
+    """
+    entries: dict[str, Any] = {"__metadata__": {KEY: json.dumps({"v": VERSION, "splits": splits})}}
+    order, first = sorted(parts, key=lambda name: (list(DTYPES).index(parts[name].dtype), name)), 0
+    for name in order:
+        last = first + parts[name].nbytes
+        entries[name] = {
+            "dtype": parts[name].dtype,
+            "shape": list(parts[name].shape),
+            "data_offsets": [first, last],
+        }
+        first = last
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+
+    def write(temporary: Path) -> None:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+            for name in order:
+                parts[name].write(file)
+
+    make_directory(path.parent)
+    return write_atomically(path, write, LENGTH_BYTES + len(text) + first)
+
+
 def load_predictions(
-    path: str | os.PathLike[str], *, mapped: bool = False, digest: str | None = None
+    path: str | os.PathLike[str], split: str, *, mapped: bool = False, digest: str | None = None
 ) -> Predictions:
     """Read what `save_predictions` wrote; a symbolic link, a pipe or a device in its place is refused.
 
@@ -80,19 +138,23 @@ def load_predictions(
                 raise StoreError(f"{path} holds no predictions of a member (a plain safetensors file)")
             about = json.loads(text)
             version = about["v"] if isinstance(about, dict) else about
-            if version not in (VERSION, RAGGED):
-                raise StoreError(explain_format(path, version, RAGGED))
-            keys = list(file.keys())
-            tensors = _map_tensors(name) if mapped else {key: file.get_tensor(key) for key in keys}
-        task = Task.from_record(about["task"])
+            if version != VERSION:
+                raise StoreError(explain_format(path, version, VERSION))
+            names = [name for name in file.keys() if name.startswith(f"{split}.")]  # noqa: SIM118 - it is no dict
+            found = _map_tensors(name)[1] if mapped else {key: file.get_tensor(key) for key in names}
+        if split not in about["splits"]:
+            saved = ", ".join(about["splits"])
+            raise DamagedError(f"{path} has no predictions on {split!r}: the member saved those on {saved}")
+        tensors, said = {key.partition(".")[2]: found[key] for key in names}, about["splits"][split]
         values, target, lengths = tensors["values"], tensors.get("target"), tensors.get("lengths")
         if lengths is not None:
             target = None if target is None else fill_up(target, lengths, is_target=True)
             values = fill_up(values, lengths, out=_make_array if mapped else np.empty)
-        fields = {name: np.asarray(own) for name, own in about.get("fields", {}).items()}
+        fields = {name: np.asarray(own) for name, own in said.get("fields", {}).items()}
+        task = Task.from_record(said["task"])
         return Predictions(values, tensors["index"], target, task, tensors.get("positions"), fields)
     except FileNotFoundError:
-        raise DamagedError(f"{path} does not exist: the member has not saved predictions for that split") from None
+        raise DamagedError(f"{path} does not exist: the member has not saved predictions") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DamagedError(f"cannot read {path}: {type(error).__name__}: {error}") from None
 
@@ -115,18 +177,34 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-def _map_tensors(path: str) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of a safetensors file as read-only maps of it; safetensors itself copies them for numpy."""
+def list_splits(path: Path) -> list[str]:
+    """The splits on which a file has predictions; none where there is no file.
+
+    Raises:
+        DamagedError: it cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            header = json.loads(file.read(int.from_bytes(file.read(LENGTH_BYTES), "little")))
+        return list(json.loads(header["__metadata__"][KEY])["splits"])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"cannot read {path}: {type(error).__name__}: {error}") from None
+
+
+def _map_tensors(path: str) -> tuple[dict[str, str], dict[str, npt.NDArray[Any]]]:
+    """The metadata of a safetensors file, and its tensors as read-only maps; safetensors copies them for numpy."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         content = map_file(file, size) if size >= _LEAST_MAPPED else np.frombuffer(file.read(), np.uint8)
     start = LENGTH_BYTES + int.from_bytes(content[:LENGTH_BYTES].tobytes(), "little")
-    found: dict[str, npt.NDArray[Any]] = {}
-    for name, entry in json.loads(content[LENGTH_BYTES:start].tobytes()).items():
-        if name != "__metadata__":
-            first, last = (start + offset for offset in entry["data_offsets"])
-            found[name] = content[first:last].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    return found
+    tensors, header = dict[str, npt.NDArray[Any]](), json.loads(content[LENGTH_BYTES:start].tobytes())
+    metadata = header.pop("__metadata__", {})
+    for name, entry in header.items():
+        first, last = (start + offset for offset in entry["data_offsets"])
+        tensors[name] = content[first:last].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return metadata, tensors
 
 
 def map_file(file: BinaryIO, size: int) -> npt.NDArray[np.uint8]:

@@ -9,8 +9,8 @@
     requests/                       what other shells ask of the run
     members/<id>/                   log.txt, checkpoint-<attempt>-<epoch>-<step>.safetensors (the log names the
                                     valid one, and while the member trains, the one before it is there as well),
-                                    predictions-<split>.safetensors of the attempt that finished, and of a member
-                                    that began warm initial-weights.safetensors, a copy of what it began with
+                                    predictions.safetensors of the attempt that finished, and of a member that
+                                    began warm initial-weights.safetensors, a copy of what it began with
     compiled/                       kernels that torch.compile has made (`ensemble.train.kernel_caches`); a cache
     prior-trials.json               of an earlier Optuna study, which the search knows (`ensemble.search.prior`)
     optuna.journal                  the Optuna study of a search, unless that has another storage: the truth of it
@@ -143,18 +143,13 @@ class RunPaths:
         """The rendezvous directory of the feeders of a cohort that spans several nodes."""
         return self.path / "feeders" / f"cohort-{cohort}"
 
-    def predictions(self, id: str, split: str, attempt: int | None = None) -> Path:
-        """The member's predictions on a split, `valid` or `test`; `attempt`: of one that has not finished yet.
-
-        Raises:
-            StoreError: a name leads elsewhere.
-        """
-        of = "" if attempt is None else f"-{attempt}"
-        return self.member(id) / f"predictions-{_check_name('split', split)}{of}.safetensors"
+    def predictions(self, id: str, attempt: int | None = None) -> Path:
+        """The member's predictions on all splits; `attempt`: of one that has not finished yet."""
+        return self.member(id) / f"predictions{'' if attempt is None else f'-{attempt}'}.safetensors"
 
     def remove_unfinished_predictions(self, id: str) -> None:
         """Remove the predictions of a member's attempts that ended without finishing; none may still run."""
-        for file in self.member(id).glob("predictions-*-*.safetensors"):
+        for file in self.member(id).glob("predictions-*.safetensors"):
             file.unlink(missing_ok=True)
 
     def list_results(self, state: RunState) -> list[Path]:

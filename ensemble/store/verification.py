@@ -147,8 +147,9 @@ def _check_member(run_dir: RunDir, member: MemberState, stop: Callable[[], None]
         if event is not None:
             path, digest = folder / Path(event.path).name, event.digest
             yield _check(run_dir, path, digest, "checkpoint", member.id, stop=stop)
-    for split, known in (member.predictions or {}).items() if member.state == "finished" else ():
-        yield _check(run_dir, run_dir.predictions(member.id, split), known, "predictions", member.id, stop=stop)
+    if member.predictions and member.state == "finished":
+        path, digest = run_dir.predictions(member.id), next(iter(member.predictions.values()))
+        yield _check(run_dir, path, digest, "predictions", member.id, stop=stop)
 
 
 def check_results(run_dir: RunDir, state: RunState) -> Iterator[FileCheck]:

@@ -89,17 +89,20 @@ class Effects:
         )
         for member in before if own else ():
             with contextlib.suppress(StoreError):
-                kept = load_predictions(run.predictions(member, split), mapped=True)
+                kept = load_predictions(run.predictions(member), split, mapped=True)
                 is_same = np.array_equal(kept.index, index) and kept.fields.keys() == own.keys()
                 if is_same and all(np.array_equal(kept.fields[name], own[name]) for name in own):
                     return True
         return False
 
-    def save_predictions(self, split: str, what: Task, rows: PredictedRows, field: str) -> str:
+    def save_predictions(
+        self, split: str, what: Task, rows: PredictedRows, field: str, *, beside_others: bool
+    ) -> str:
         """Save the predictions of all ranks for a split; rank 0 calls it.
 
         Args:
             rows: without a target it is `field` of the samples, where that holds what the task needs.
+            beside_others: keep those on other splits that this attempt has saved.
 
         Returns:
             The digest of the file.
@@ -107,7 +110,7 @@ class Effects:
         Raises:
             TrainingError: the shapes do not fit, or a sample is there twice.
         """
-        path = RunDir(self._job.run_dir).predictions(self._job.identity.member, split, self._job.attempt)
+        path = RunDir(self._job.run_dir).predictions(self._job.identity.member, self._job.attempt)
         try:
             if not rows.has_target:
                 target = self.data.targets(split, field, torch.from_numpy(rows.index), what)
@@ -115,6 +118,6 @@ class Effects:
             is_large = sum(part.nbytes for parts in rows.fields.values() for part in parts) > MOST_FIELDS
             if is_large or self._are_kept(split, rows):
                 rows.fields = {}
-            return rows.save(path, what)
+            return rows.save(path, split, what, beside_others=beside_others)
         except ValueError as error:  # another attempt would give the same
             raise TrainingError(f"member.predictions({split!r}), task {what.kind}: {error}") from None

@@ -235,7 +235,10 @@ class Evaluator:
     def _save(self, split: str, task: Task, rows: PredictedRows) -> None:
         if not len(rows):
             return
-        self.predictions[split] = self._state.effects.save_predictions(split, task, rows, self._state.target)
+        digest = self._state.effects.save_predictions(
+            split, task, rows, self._state.target, beside_others=bool(self.predictions)
+        )
+        self.predictions = dict.fromkeys([*self.predictions, split], digest)  # one file has all of them
         if split == "valid" and rows.positions is None:
             data = self._state.data
             samples, is_skipped = len(data.pipeline(split)), data.pipeline(split).on_error == "skip"

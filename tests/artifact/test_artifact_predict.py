@@ -95,7 +95,7 @@ def same(found: np.ndarray[Any, Any], wanted: np.ndarray[Any, Any]) -> bool:
 def test_the_predictions_of_a_runs_split_are_those_of_its_combined_members(run: Path, tmp_path: Path) -> None:
     assert predict(run, split="test", out=tmp_path / "p.parquet", batch_size=7) == 60
     found = read(tmp_path / "p.parquet")
-    saved = [load_predictions(RunDir(run).predictions(f"member-{i}", "test")) for i in range(3)]
+    saved = [load_predictions(RunDir(run).predictions(f"member-{i}"), "test") for i in range(3)]
     model = ensemble.load(run)
     pooled = np.mean([each.values for each in saved], axis=0)
     logs = np.log(np.maximum(pooled, 1e-12)) / model.temperature

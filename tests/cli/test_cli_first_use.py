@@ -125,9 +125,9 @@ def test_a_combination_that_an_error_hindered_is_made_again(
 ) -> None:
     run(spec, "combine=mean")
     run_dir = RunDir(spec.parent / "run")
-    path = run_dir.predictions("member-1", "valid")
-    content, saved, whole = path.read_bytes(), load_predictions(path), digest_file(path)
-    other = save_predictions(path, saved.values, saved.index + 1, saved.target, saved.task)
+    path = run_dir.predictions("member-1")
+    content, saved, whole = path.read_bytes(), load_predictions(path, "valid"), digest_file(path)
+    other = save_predictions(path, "valid", saved.values, saved.index + 1, saved.target, saved.task)
     replace_in_log(run_dir.events, whole, other)
     run(spec, "combine=most", status=3)
     combined = fold(read_events(run_dir.events)).combined

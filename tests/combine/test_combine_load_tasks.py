@@ -72,7 +72,7 @@ def test_a_loaded_run_says_what_was_measured(finished: tuple[str, RunDir]) -> No
     name, run = finished
     event: Any = state_of(run).combined
     model = ensemble.load(run.path)
-    saved = load_predictions(run.predictions("member-0", "test"))
+    saved = load_predictions(run.predictions("member-0"), "test")
     batch = {"x": torch.from_numpy(np.random.default_rng(2).normal(size=(20, cases.WIDE)))}
     values = model(batch)
     assert isinstance(model, EnsembleModel)
@@ -122,5 +122,5 @@ def test_each_member_predicts_what_it_saved(finished: tuple[str, RunDir]) -> Non
     for member in state_of(run).members:
         model = ensemble.load(run.path, combine=alone, members=[member])
         model.calibration = 1.0
-        saved = load_predictions(run.predictions(member, "test")).values
+        saved = load_predictions(run.predictions(member), "test").values
         np.testing.assert_allclose(model(batch).numpy(), saved, rtol=1e-5, atol=1e-6)

@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> tuple[RunDir, Any]:
         values[np.arange(N), target] += rng.random()
         values /= values.sum(axis=1, keepdims=True)
         member.predictions["valid"] = save_predictions(
-            run_dir.predictions(name, "valid"), values, np.arange(N), target
+            run_dir.predictions(name), "valid", values, np.arange(N), target
         )
     return run_dir, SimpleNamespace(members=members)
 

@@ -264,7 +264,7 @@ def test_where_no_batch_was_seen_the_saved_predictions_say_the_task(tmp_path: Pa
     run = run_of(tmp_path / "run", project)
     for member in ("member-0", "member-1"):
         zeros = np.zeros((8, 3), np.float32)
-        save_predictions(run.predictions(member, "valid"), zeros, np.arange(8), zeros, Task("regression"))
+        save_predictions(run.predictions(member), "valid", zeros, np.arange(8), zeros, Task("regression"))
     model, x = load(run.path), torch.randn(4, 5)
     outputs = torch.stack([model.members[name](2 * x) for name in model.member_ids])
     torch.testing.assert_close(model({"x": x}), outputs.mean(dim=0))
@@ -277,7 +277,7 @@ def test_a_stack_of_points_is_loaded_without_the_members_that_have_no_part_in_it
     target = np.random.default_rng(0).normal(size=(40, 3))
     for member, sign in (("member-0", -1), ("member-1", 1)):
         save_predictions(
-            run.predictions(member, "valid"), sign * target, np.arange(40), target, Task("regression")
+            run.predictions(member), "valid", sign * target, np.arange(40), target, Task("regression")
         )
     model, x = load(run.path, combine="stack"), torch.randn(4, 5)
     assert model.member_ids == ["member-1"] and model.weights.tolist() == [1.0]

@@ -70,7 +70,7 @@ def run(path: Path, task: Task, members: int, shape: tuple[int, ...]) -> tuple[R
     for number in range(members):
         values, target = make(task, number, shape)
         name = f"member-{number}"
-        digest = save_predictions(run_dir.predictions(name, "valid"), values, np.arange(len(values)), target, task)
+        digest = save_predictions(run_dir.predictions(name), "valid", values, np.arange(len(values)), target, task)
         known[name] = SimpleNamespace(
             id=name,
             state="finished",

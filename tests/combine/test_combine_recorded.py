@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from class_figures import accuracy, nll
+from saved_splits import drop_split
 
 from ensemble.events import Combined
 
@@ -39,7 +40,7 @@ def one_thread() -> Iterator[None]:
 def test_a_stack_is_fitted_again_to_the_members_that_it_was_measured_with(tmp_path: Path) -> None:
     declared = declare(combine="stack", test=declare().valid)
     run = finish(tmp_path / "e", declared)
-    run.predictions("member-0", "test").unlink()
+    drop_split(run.predictions("member-0"), "test")
     combined = combine(run, state_of(run), declared)
     record(run, combined)
     assert combined["candidates"] == ["member-1", "member-2", "member-3", "member-4"]
@@ -55,9 +56,9 @@ def test_what_took_the_place_of_the_method_is_loaded_as_it_was_measured(tmp_path
     """A stack of one class is refused: the average of those members that were measured, and the reason."""
     declared = declare(combine="stack", test=declare().valid, calibrate=False)
     run = finish(tmp_path / "e", declared)
-    run.predictions("member-0", "test").unlink()
+    drop_split(run.predictions("member-0"), "test")
     for number in range(5):
-        saved = load_predictions(run.predictions(f"member-{number}", "valid"))
+        saved = load_predictions(run.predictions(f"member-{number}"), "valid")
         overwrite(run, f"member-{number}", saved.values, saved.index, 0 * saved.index)
     combined = combine(run, state_of(run), declared)
     assert (combined["method"], combined["declared"]) == ("average", "stack")
@@ -176,7 +177,7 @@ def test_the_page_shows_the_stack_that_was_measured(tmp_path: Path, has_test: bo
     declared = of_tasks.declare(task, combine="stack", **({} if has_test else {"test": None}))
     run, _ = of_tasks.finish(tmp_path / "e", declared, task)
     if has_test:
-        run.predictions("member-0", "test").unlink()
+        drop_split(run.predictions("member-0"), "test")
     combined = combine(run, state_of(run), declared)
     record(run, combined)
     document = read_quality(run, state_of(run))

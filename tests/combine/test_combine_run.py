@@ -14,6 +14,7 @@ import pytest
 import torch
 from class_figures import accuracy, nll
 from event_dicts import fold, read_events
+from saved_splits import drop_split
 from torch import nn
 
 from ensemble.combine import CombineError, combine, load
@@ -100,7 +101,7 @@ def finish(path: Path, declared: Ensemble, *, splits: tuple[str, ...] = ("valid"
             if name in splits:
                 with torch.no_grad():
                     p = compute_values(RECIPE, model, data)
-                save_predictions(run.predictions(member, name), p, data["index"], data["label"])
+                save_predictions(run.predictions(member), name, p, data["index"], data["label"])
         log.append("member", **identity.as_dict())
         log.append("placed", member=member, attempt=0, node="local", devices=[None], cohort=0, feeder=None)
         log.append("started", member=member, attempt=0, pid=1, epoch=0, step=0, startup_cpu_s=0.0)
@@ -228,7 +229,7 @@ def test_members_that_failed_or_were_pruned_take_no_part(tmp_path: Path, declare
     state = state_of(run)
     state.members["member-2"].state = "failed"
     state.members["member-3"].state = "pruned"
-    run.predictions("member-4", "test").unlink()
+    drop_split(run.predictions("member-4"), "test")
     combined = combine(run, state, declared)
     assert combined["left_out"] == {
         "member-2": "failed",
@@ -247,7 +248,7 @@ def test_nothing_finished_is_an_answer(run: RunDir, declared: Ensemble) -> None:
 
 
 def overwrite(run: RunDir, member: str, p: Any, index: Any, target: Any) -> None:
-    save_predictions(run.predictions(member, "valid"), p, index, target)
+    save_predictions(run.predictions(member), "valid", p, index, target)
 
 
 def finish_with(path: Path, declared: Ensemble, values: Any) -> RunDir:

@@ -25,6 +25,7 @@ from ensemble.store import (
     EventLog,
     Predictions,
     RunDir,
+    load_predictions,
     save_predictions,
 )
 from pipelines import Pipeline, sources
@@ -62,11 +63,11 @@ def finish(
     for number in range(MEMBERS):
         identity = declared.identify(number)
         for split, at in rows.items():
-            to = run.predictions(identity.member, split)
-            save_predictions(to, values[number][at], np.arange(200), truth[at] if target else None, task)
+            to = run.predictions(identity.member)
+            save_predictions(to, split, values[number][at], np.arange(200), truth[at] if target else None, task)
         if shifted:
             far = make_members(task, 100 + number, 1, n=100, positions=(2,))[0][0]
-            save_predictions(run.predictions(identity.member, "shifted"), far, np.arange(100), None, task)
+            save_predictions(run.predictions(identity.member), "shifted", far, np.arange(100), None, task)
         log.append("member", **identity.as_dict())
         log.append(
             "placed", member=identity.member, attempt=0, node="local", devices=[None], cohort=0, feeder=None
@@ -161,7 +162,8 @@ def test_a_test_split_that_is_the_validation_split_is_no_test_split(tmp_path: Pa
     declared = declare(task)
     run, state = finish(tmp_path / "e", declared, task)
     for member in state.members:
-        run.predictions(member, "test").write_bytes(run.predictions(member, "valid").read_bytes())
+        saved = load_predictions(run.predictions(member), "valid")
+        save_predictions(run.predictions(member), "test", saved.values, saved.index, saved.target, saved.task)
     combined = combine(run, state, declared)
     assert combined["split"] == "valid" and "has the samples of the validation split" in combined["note"]
     assert not any("coverage" in record for record in combined["conformal"].values())
@@ -198,9 +200,7 @@ def test_the_best_member_is_the_best_by_an_objective_that_is_a_criterion(tmp_pat
 
 
 def load(run: RunDir, member: str, split: str) -> Predictions:
-    from ensemble.store import load_predictions
-
-    return load_predictions(run.predictions(member, split))
+    return load_predictions(run.predictions(member), split)
 
 
 def bias(values: Array, target: Array) -> float:
@@ -228,7 +228,7 @@ def test_a_metric_that_fails_is_named_and_hinders_nothing(tmp_path: Path) -> Non
         saved = load(run, member, "test")
         assert saved.target is not None
         save_predictions(
-            run.predictions(member, "test"), saved.values, saved.index, saved.target.clip(max=59), POINTS
+            run.predictions(member), "test", saved.values, saved.index, saved.target.clip(max=59), POINTS
         )
     combined = combine(run, state, declared)
     assert combined["note"] == "the metric 'rank_late' cannot be computed: ValueError: no such event"
@@ -291,7 +291,7 @@ def test_shifted_samples_whose_padding_nothing_says_are_measured_with_a_note(tmp
     for member in state.members:
         saved = load(run, member, "shifted")
         known = np.where(np.arange(2) < 1, 0.0, np.nan) + np.zeros((100, 2))
-        save_predictions(run.predictions(member, "shifted"), saved.values, saved.index, known, POINTS)
+        save_predictions(run.predictions(member), "shifted", saved.values, saved.index, known, POINTS)
     again = combine(run, state, declared)
     assert again["note"] is None and again["shifted"] != combined["shifted"]
     saved = [load(run, member, "shifted").values for member in combined["candidates"]]
@@ -316,7 +316,7 @@ def test_shifted_samples_whose_targets_are_no_classes_of_the_members_are_told_ap
     for member in state.members:
         saved = load(run, member, "shifted")
         other = np.full(saved.values.shape[:-1], 57)
-        save_predictions(run.predictions(member, "shifted"), saved.values, saved.index, other, ONE)
+        save_predictions(run.predictions(member), "shifted", saved.values, saved.index, other, ONE)
     combined = combine(run, state, declared)
     assert combined["shifted"] and combined["shifted_metrics"] is None and combined["note"].endswith("found 57")
 

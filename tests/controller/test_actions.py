@@ -105,7 +105,7 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path, ru
     earlier, before, kept, unlogged = (run_dir.checkpoint("member-0", *position) for position in positions)
     for each in (earlier, before, kept, unlogged, run_dir.checkpoint("member-0", 2, 8, 0)):
         each.touch()
-    run_dir.predictions("member-0", "valid", 3).touch()
+    run_dir.predictions("member-0", 3).touch()
     exited = {"type": "exited", "member": "member-0", "attempt": 3, "rank": 1, "outcome": "failed"}
     assert add_exit_notes(exited, run_dir) == {
         **exited,
@@ -125,7 +125,7 @@ def test_files_of_an_attempt_are_read_at_its_exit_and_removed(tmp_path: Path, ru
     assert Performer(run_dir, Simulated(), log, trials).perform(performed) == []
     log.close()
     assert set(run_dir.member("member-0").glob("checkpoint-*")) == ({before, kept, unlogged} if runs else {kept})
-    assert run_dir.predictions("member-0", "valid", 3).exists() == runs
+    assert run_dir.predictions("member-0", 3).exists() == runs
     assert not meeting.exists()
     assert add_exit_notes(exited, run_dir)["note"] is None
     assert run_dir.log("member-0").read_text().endswith("attempt 3: failed\n")

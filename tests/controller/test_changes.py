@@ -588,7 +588,7 @@ def test_an_attempt_that_was_given_up_changes_nothing_of_the_one_that_followed(p
     batch = {"x": torch.ones(1, 4)}
     before = ensemble.load(run.path)(batch)
     first.write_bytes(behind)  # it comes back, and saves where it always did
-    (run.member("member-0") / "predictions-valid-0.safetensors").write_bytes(b"of the past")
+    (run.member("member-0") / "predictions-0.safetensors").write_bytes(b"of the past")
     assert torch.equal(ensemble.load(run.path)(batch), before)
     assert torch.equal(ensemble.load(run.path, combine="greedy")(batch).sum(dim=1).round(), torch.ones(1))
 

@@ -335,7 +335,7 @@ def test_only_the_predictions_of_the_attempt_that_finished_are_kept(tmp_path: Pa
 
     def predict(event: dict[str, Any]) -> None:
         if event["type"] == "epoch":
-            file = run_dir.predictions(event["member"], "valid", event["attempt"])
+            file = run_dir.predictions(event["member"], event["attempt"])
             file.parent.mkdir(exist_ok=True)
             file.write_text(str(event["attempt"]))
 
@@ -343,7 +343,7 @@ def test_only_the_predictions_of_the_attempt_that_finished_are_kept(tmp_path: Pa
     assert states(run(tmp_path, an_ensemble(), Simulated(faults=faults, before=predict)))["member-2"] == "failed"
     left = {(file.parent.name, file.name): file.read_text() for file in tmp_path.glob("members/*/predictions*")}
     kept = {"member-0": "1", "member-1": "1", "member-3": "0"}
-    assert left == {(member, "predictions-valid.safetensors"): attempt for member, attempt in kept.items()}
+    assert left == {(member, "predictions.safetensors"): attempt for member, attempt in kept.items()}
 
 
 def test_running_out_of_memory_leaves_fewer_together(tmp_path: Path) -> None:

@@ -117,11 +117,11 @@ def test_weights_alone_are_used_as_before_and_not_trained_further(
     assert len(list_files(reduced)) == 3 and is_sound(reduced)
     assert np.array_equal(predict(reduced), predict(whole))
     # Predictions that are damaged are made again, without training.
-    path = RunDir(reduced).predictions("member-0", "valid")
-    values, epochs = load_predictions(path).values, count(reduced, "epoch")
+    path = RunDir(reduced).predictions("member-0")
+    values, epochs = load_predictions(path, "valid").values, count(reduced, "epoch")
     path.write_bytes(path.read_bytes()[:-5])
     assert main(["resume", str(reduced)]) == 0, capsys.readouterr()
-    assert np.array_equal(load_predictions(path).values, values) and count(reduced, "epoch") == epochs
+    assert np.array_equal(load_predictions(path, "valid").values, values) and count(reduced, "epoch") == epochs
     assert is_sound(reduced) and "optimizer" not in load_checkpoint(list_files(reduced)["member-0"])
     assert "nothing was averaged" not in RunDir(reduced).log("member-0").read_text()
     again = state_of(reduced)
@@ -157,7 +157,7 @@ def test_only_what_the_combination_has_selected_and_the_best_is_kept(tmp_path: P
     with pytest.raises(StoreError, match=f"{gone}: its checkpoint was removed"):
         train(tmp_path / "other", members=[Member({"lr": 0.1}, start=f"{run_dir}/{gone}")])
     # Nothing is trained again for predictions that nobody needs; the same members are combined.
-    path = RunDir(run_dir).predictions(gone, "valid")
+    path = RunDir(run_dir).predictions(gone)
     path.write_bytes(path.read_bytes()[:-5])
     epochs = count(run_dir, "epoch")
     assert main(["resume", str(run_dir)]) == 0

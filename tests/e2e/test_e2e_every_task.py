@@ -292,7 +292,7 @@ def test_members_are_ranked_by_their_objective_in_its_direction(trained: Trained
     assert [row["state"] for row in trained.result.members] == ["finished"] * 3
     assert (state.objective, state.direction) == (case.objective, case.direction)
     for row in trained.result.members:
-        saved = load_predictions(RunDir(trained.run).predictions(row["member"], "valid"))
+        saved = load_predictions(RunDir(trained.run).predictions(row["member"]), "valid")
         assert saved.task is not None and saved.task.kind == case.kind
         order = np.argsort(saved.index)
         expected = case.measure(saved.values[order], trained.data["valid"]["y"])
@@ -359,7 +359,7 @@ def test_members_that_share_predict_what_members_alone_do(trained: Trained, tmp_
     for split in ("valid", "test"):
         for row in shared.members:
             one, other = (
-                load_predictions(RunDir(path).predictions(row["member"], split))
+                load_predictions(RunDir(path).predictions(row["member"]), split)
                 for path in (trained.run, tmp_path / "run")
             )
             assert np.array_equal(one.values, other.values) and np.array_equal(one.target, other.target)
@@ -373,7 +373,7 @@ def test_a_search_is_ranked_by_a_metric_of_the_whole_split(tmp_path: Path) -> No
     result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
     ranked = [row["metric"] for row in result.members if row["metric"] is not None]
     assert result.best is not None and result.best["metric"] == max(ranked)
-    saved = load_predictions(RunDir(tmp_path / "run").predictions(result.best["member"], "valid"))
+    saved = load_predictions(RunDir(tmp_path / "run").predictions(result.best["member"]), "valid")
     assert result.best["metric"] == pytest.approx(metrics.roc_auc_score(saved.target, saved.values[:, 1]))
 
 

@@ -81,7 +81,7 @@ def test_predictions_larger_than_a_members_memory_are_saved_and_what_fails_then_
     assert "GiB of the machine are free" in failed["member-3"].error
     epochs = [(event.member, event.epoch) for event in events if event.type == "epoch"]
     assert sorted(epochs) == [(member, epoch) for member in sorted(members) for epoch in (0, 1)]
-    saved = load_predictions(RunDir(tmp_path / "run").predictions("member-1", "valid"), mapped=True)
+    saved = load_predictions(RunDir(tmp_path / "run").predictions("member-1"), "valid", mapped=True)
     assert saved.values.shape == (rows, ROW) and (saved.index == np.arange(rows)).all()
     assert (saved.values[:, 0] == saved.values[:, -1]).all() and len(np.unique(saved.values[:, 0])) == rows
 
@@ -127,10 +127,12 @@ def test_of_predictions_beyond_the_bound_a_part_of_the_positions_is_kept(tmp_pat
     whole = ensemble.submit(images(), tmp_path / "whole", "inline").wait()
     part = ensemble.submit(images(keep_predictions_gb=size / 4e9), tmp_path / "part", "inline").wait()
     run = RunDir(tmp_path / "part")
-    files = [run.predictions(member, split) for member in ("member-0", "member-1") for split in ("valid", "test")]
-    kept = [load_predictions(path) for path in files]
+    files = [
+        (run.predictions(member), split) for member in ("member-0", "member-1") for split in ("valid", "test")
+    ]
+    kept = [load_predictions(path, split) for path, split in files]
     assert all(np.array_equal(one.positions, kept[0].positions) for one in kept)
-    saved = load_predictions(RunDir(tmp_path / "whole").predictions("member-0", "valid"))
+    saved = load_predictions(RunDir(tmp_path / "whole").predictions("member-0"), "valid")
     assert saved.positions is None and saved.values.shape == (16, PIXELS)
     assert kept[0].values.shape == (16, PIXELS // 4)
     assert np.array_equal(kept[0].values, saved.values[:, kept[0].positions])
@@ -150,7 +152,7 @@ def test_of_predictions_beyond_the_bound_a_part_of_the_positions_is_kept(tmp_pat
             ensemble.load_predictions(run.path, member=member, split="valid").positions, kept[0].positions
         )
     ensemble.submit(images(), run.path, "inline").wait()  # with the larger bound all predict again
-    again = [load_predictions(path) for path in files]
+    again = [load_predictions(path, split) for path, split in files]
     assert all(one.positions is None for one in again) and np.array_equal(again[0].values, saved.values)
     epochs = [event for event in read_events(run.path / "events.jsonl") if event.type == "epoch"]
     assert {event.epoch for event in epochs} == {0, 1} and ensemble.load_predictions(
@@ -167,7 +169,7 @@ def test_rows_that_are_left_out_and_targets_of_another_shape_are_kept_in_part_as
     declared = images(valid=valid, shifted=shifted, batch_size=1, keep_predictions_gb=1e-4)
     result = ensemble.submit(declared, tmp_path / "run", "inline").wait()
     assert {row["state"] for row in result.members} == {"finished"}
-    saved = load_predictions(RunDir(tmp_path / "run").predictions("member-0", "valid"))
+    saved = load_predictions(RunDir(tmp_path / "run").predictions("member-0"), "valid")
     assert len(saved.values) == 15 and saved.positions is not None
 
 
@@ -194,7 +196,7 @@ def test_predictions_beyond_the_bound_that_a_function_combines_are_not_kept_and_
     assert any("none are kept" in text and "keep_predictions_gb=0.0001" in text for text in remarks)
     order = [event.type for event in read_events(tmp_path / "run" / "events.jsonl")]
     assert order.index("remark") < order.index("epoch")
-    assert not RunDir(tmp_path / "run").predictions("member-0", "valid").exists()
+    assert not RunDir(tmp_path / "run").predictions("member-0").exists()
     assert ensemble.load(tmp_path / "run", combine="average")({"x": torch.zeros(2, PIXELS)}).shape == (2, PIXELS)
 
 

@@ -145,7 +145,7 @@ def test_members_that_share_and_are_resumed_end_with_the_bits_of_members_alone(
     assert finished_hashes(tmp_path / "shared") == finished_hashes(tmp_path / "alone")
     assert any(event["shared_batches"] for event in of_kind(tmp_path / "shared", "epoch"))
     for member in ("member-0", "member-1"):
-        saved = load_predictions(next((tmp_path / "shared" / "members" / member).glob("*valid*")))
+        saved = load_predictions(next((tmp_path / "shared" / "members" / member).glob("predictions*")), "valid")
         assert sorted(saved.index.tolist()) == list(range(20))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from event_dicts import fold, read_events
+from saved_splits import drop_split
 
 import ensemble
 from ensemble import Ensemble, Recipe
@@ -23,6 +24,7 @@ from ensemble.store import (
     load_predictions,
     save_predictions,
 )
+from ensemble.store.digests import digest_file
 from pipelines import Pipeline, sources
 
 CENTERS = np.array([[2.0, 0.0], [-1.0, 1.7], [-1.0, -1.7]])
@@ -90,7 +92,7 @@ def copied(trained: tuple[RunDir, Ensemble, ensemble.Result], tmp_path: Path) ->
 
 def test_a_run_says_how_sure_its_combined_model_is(trained: tuple[RunDir, Ensemble, ensemble.Result]) -> None:
     run, _, result = trained
-    saved = load_predictions(run.predictions("member-0", "shifted"))
+    saved = load_predictions(run.predictions("member-0"), "shifted")
     assert saved.values.shape == (200, 3) and saved.target is None and saved.index.tolist() == list(range(200))
 
     combined = result.combined
@@ -123,11 +125,13 @@ def test_shifted_samples_that_cannot_be_measured_hinder_nothing_else(
     copied: tuple[RunDir, Ensemble, RunState],
 ) -> None:
     run, declared, state = copied
-    run.predictions("member-1", "shifted").unlink()
+    path, member = run.predictions("member-1"), state.members["member-1"]
+    drop_split(path, "shifted")
+    member.predictions = dict.fromkeys(member.predictions or (), digest_file(path))
     combined = combine(run, state, declared)
     assert combined["shifted"] is None and combined["metrics"]["ensemble"]["accuracy"] > 0.6
     assert combined["note"].startswith("the shifted samples are not measured: ")
-    assert "member-1/predictions-shifted.safetensors does not exist" in combined["note"]
+    assert "member-1/predictions.safetensors has no predictions on 'shifted'" in combined["note"]
 
 
 class Named:
@@ -159,9 +163,9 @@ def test_a_combination_that_fails_says_so_and_replaces_that_of_an_earlier_sessio
     copied: tuple[RunDir, Ensemble, RunState],
 ) -> None:
     run, declared, state = copied
-    saved = load_predictions(run.predictions("member-1", "valid"))
-    digest = save_predictions(run.predictions("member-1", "valid"), saved.values, saved.index + 1, saved.target)
-    state.members["member-1"].predictions = {"valid": digest}
+    saved = load_predictions(run.predictions("member-1"), "valid")
+    digest = save_predictions(run.predictions("member-1"), "valid", saved.values, saved.index + 1, saved.target)
+    state.members["member-1"].predictions = dict.fromkeys(("valid", "test", "shifted"), digest)
     for earlier in (True, False):
         state.combined = state.combined if earlier else None
         finalizer = Finalizer(run, declared)

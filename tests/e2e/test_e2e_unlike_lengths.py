@@ -109,8 +109,9 @@ def assert_same(one: Path, other: Path, members: int = 2) -> None:
         assert metrics == pytest.approx(epochs[1][key], rel=1e-4)
     for number in range(members):
         for split in ("valid", "test"):
-            kept = [load_predictions(RunDir(path).predictions(f"member-{number}", split)) for path in (one, other)]
-            filed = load_file(RunDir(one).predictions(f"member-{number}", split))
+            kept = [load_predictions(RunDir(path).predictions(f"member-{number}"), split) for path in (one, other)]
+            filed = load_file(RunDir(one).predictions(f"member-{number}"))
+            filed = {name.partition(".")[2]: part for name, part in filed.items() if name.startswith(f"{split}.")}
             assert len(filed["values"]) == len(filed["target"]) == filed["lengths"].sum() < kept[0].target.size  # type: ignore[union-attr]
             assert kept[0].values.shape[1] == kept[0].target.shape[1] < MAX == kept[1].values.shape[1]  # type: ignore[union-attr]
             targets = [np.nan_to_num(np.asarray(each.target), nan=-100.0) for each in kept]
@@ -160,7 +161,7 @@ def test_what_cannot_be_kept_is_said_at_the_first_batch_and_members_end_once(
     assert any(says in text for text in remarks(tmp_path))
     events = [each["type"] for each in read_events(tmp_path / "events.jsonl")]
     assert events.index("remark") < events.index("epoch")
-    is_saved = RunDir(tmp_path).predictions("member-0", "valid").exists()
+    is_saved = RunDir(tmp_path).predictions("member-0").exists()
     assert is_saved == (task != "free")
 
 
@@ -202,7 +203,7 @@ def test_a_batch_as_long_as_there_are_classes_has_the_class_axis_of_those_before
         ensemble.submit(declared, tmp_path / name, "inline").wait()
         assert not [text for text in remarks(tmp_path / name) if "learnt nothing" not in text]
         metrics.append([each["metrics"] for each in of_kind(tmp_path / name, "epoch")])
-        kept = load_predictions(RunDir(tmp_path / name).predictions("member-0", "valid"))
+        kept = load_predictions(RunDir(tmp_path / name).predictions("member-0"), "valid")
         assert kept.values.shape[1:] == ((5 if name == "longest" else MAX), 3)
     for longest, longer in zip(*metrics, strict=True):
         assert longest == pytest.approx(longer, rel=1e-4)
@@ -219,4 +220,4 @@ def test_later_longer_batches_do_not_exceed_the_bound_without_a_word(tmp_path: P
         ensemble.submit(declared, tmp_path / str(share), "inline").wait()
         said = [text for text in remarks(tmp_path / str(share)) if "Ensemble.keep_predictions_gb" in text]
         assert bool(said) == (share < 1)
-        assert RunDir(tmp_path / str(share)).predictions("member-0", "valid").exists() == (share > 1)
+        assert RunDir(tmp_path / str(share)).predictions("member-0").exists() == (share > 1)

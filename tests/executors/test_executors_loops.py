@@ -129,7 +129,7 @@ def check_loaded(run_dir: Path, members: list[Any]) -> None:
     rows = batch["index"].argsort()
     for number in range(len(members)):
         alone = ensemble.load(run_dir, "average", [f"member-{number}"])
-        saved = load_predictions(RunDir(run_dir).predictions(f"member-{number}", "test"))
+        saved = load_predictions(RunDir(run_dir).predictions(f"member-{number}"), "test")
         with torch.no_grad():
             found = alone({"x": batch["x"][rows]}).numpy()
         np.testing.assert_allclose(found, saved.values, rtol=1e-4, atol=1e-5)

@@ -124,17 +124,17 @@ def test_damaged_predictions_are_made_again_and_never_used(
     run: RunDir, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = state_of(run.path)
-    path = run.predictions("member-1", "valid")
-    found = load_predictions(path)
-    save_predictions(path, found.values[::-1], found.index, found.target)
+    path = run.predictions("member-1")
+    found = load_predictions(path, "valid")
+    save_predictions(path, "valid", found.values[::-1], found.index, found.target)
     with pytest.raises(DamagedError, match="is damaged: its digest is"):
         ensemble.load_predictions(run.path, "valid")
     capsys.readouterr()
     assert main(["verify", str(run.path)]) == 1
-    assert "members/member-1/predictions-valid.safetensors" in capsys.readouterr().out
+    assert "members/member-1/predictions.safetensors" in capsys.readouterr().out
     assert main(["resume", str(run.path), "--json", "-"]) == 0
     after, events = state_of(run.path), read_events(run.events)
-    assert np.array_equal(load_predictions(path).values, found.values)
+    assert np.array_equal(load_predictions(path, "valid").values, found.values)
     assert (combined(after), digests(after)) == (combined(before), digests(before))
     trained_again = [e for e in events if e["type"] == "epoch"]
     assert len(trained_again) == 2 * EPOCHS, "its checkpoint is whole: nothing is trained again"
@@ -196,7 +196,7 @@ def test_all_is_read_once_before_anything_starts_and_a_signal_ends_that(
     monkeypatch.setattr(module, "digest_file", note_read)
     assert main(["resume", str(run.path)]) == 0
     known = state.members["member-1"]
-    files = run.valid_checkpoint(known), run.predictions(known.id, "valid")
+    files = run.valid_checkpoint(known), run.predictions(known.id)
     before = done[: done.index("open")]
     assert [before.count(str(file)) for file in files] == [1, 1] and done.count(str(files[0])) == 1
 
@@ -218,7 +218,7 @@ def test_a_damaged_checkpoint_that_nothing_needs_is_removed(
     assert member.state == ending
     last = run_dir.valid_checkpoint(member)
     assert list(run_dir.member("member-1").glob("checkpoint-*")) == [last]
-    left = run_dir.checkpoint("member-0", 0, 99, 0), run_dir.predictions("member-0", "valid", 7)
+    left = run_dir.checkpoint("member-0", 0, 99, 0), run_dir.predictions("member-0", 7)
     for each in left:
         each.touch()
     flip(last)
@@ -415,7 +415,7 @@ def test_a_power_failure_cannot_undo_the_names_of_what_the_log_says_is_there(
         made = done.index(("mkdir", folder))
         logged = done.index(("finished", f"member-{number}"))
         assert ("sync", members) in done[made:logged]
-        renamed = done.index(("rename", f"{folder}/predictions-valid.safetensors"))
+        renamed = done.index(("rename", f"{folder}/predictions.safetensors"))
         assert ("sync", folder) in done[renamed:logged]
     assert ("sync", str(tmp_path / "run")) in done[done.index(("mkdir", members)) :]
 

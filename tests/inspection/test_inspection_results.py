@@ -235,8 +235,8 @@ def test_mapped_predictions_are_those_that_were_saved(tmp_path: Path, samples: i
 
     path, rng = tmp_path / "predictions.safetensors", np.random.default_rng(0)
     values = rng.random((samples, 3, 2)).astype(np.float32)
-    save_predictions(path, values, rng.permutation(samples), rng.random((samples, 3)), Task("gaussian"))
-    read, mapped = load_predictions(path), load_predictions(path, mapped=True)
+    save_predictions(path, "valid", values, rng.permutation(samples), rng.random((samples, 3)), Task("gaussian"))
+    read, mapped = load_predictions(path, "valid"), load_predictions(path, "valid", mapped=True)
     for name in ("values", "index", "target"):
         one, other = getattr(read, name), getattr(mapped, name)
         assert one.dtype == other.dtype and np.array_equal(one, other) and not other.flags.writeable
@@ -247,9 +247,9 @@ def test_mapped_predictions_hold_no_descriptor_and_memory_for_as_long_as_they_ar
     from ensemble.store import load_predictions
 
     path = tmp_path / "predictions.safetensors"
-    save_predictions(path, np.full((20_000, 2), 0.5), np.arange(20_000), None)
+    save_predictions(path, "valid", np.full((20_000, 2), 0.5), np.arange(20_000), None)
     open_before = len(os.listdir("/proc/self/fd"))
-    held = [load_predictions(path, mapped=True).values for _ in range(100)]
+    held = [load_predictions(path, "valid", mapped=True).values for _ in range(100)]
     assert len(os.listdir("/proc/self/fd")) == open_before
     assert Path("/proc/self/maps").read_text().count(str(path)) >= 1
     assert all((values == 0.5).all() for values in held)
@@ -259,7 +259,8 @@ def test_mapped_predictions_hold_no_descriptor_and_memory_for_as_long_as_they_ar
     assert str(path) not in Path("/proc/self/maps").read_text()
     program = (
         "import atexit, sys, weakref\nfrom ensemble.store import load_predictions\n"
-        "atexit.register(lambda: print(held.values.sum()))\nheld = load_predictions(sys.argv[1], mapped=True)"
+        "atexit.register(lambda: print(held.values.sum()))\n"
+        "held = load_predictions(sys.argv[1], 'valid', mapped=True)"
     )
     done = subprocess.run([sys.executable, "-c", program, path], check=True, capture_output=True, text=True)
     assert done.stdout == "20000.0\n", "it is there until the process is gone"

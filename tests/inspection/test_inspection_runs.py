@@ -242,10 +242,10 @@ def test_other_objectives_samples_and_data_are_said_and_not_compared(folder: Pat
     moved = RunDir(tmp_path / "moved")
     log = moved.events.read_text()
     for member in ("member-0", "member-1"):
-        path = moved.predictions(member, "test")
-        saved, known = load_predictions(path), digest_file(path)
+        path = moved.predictions(member)
+        saved, known = load_predictions(path, "test"), digest_file(path)
         log = log.replace(
-            known, save_predictions(path, saved.values, saved.index, (saved.target + 1) % 4, saved.task)
+            known, save_predictions(path, "test", saved.values, saved.index, (saved.target + 1) % 4, saved.task)
         )
     moved.events.write_text(log)
     found = ensemble.compare(folder / "first", tmp_path / "moved")
@@ -373,7 +373,7 @@ def write_over_summary(run: Path, change: Callable[[dict[str, Any]], Any]) -> No
 def test_what_a_summary_names_leads_nowhere_outside_the_run(folder: Path, tmp_path: Path) -> None:
     for name in ("first", "slow"):
         shutil.copytree(folder / name, tmp_path / name)
-    own = tmp_path / "first" / "members" / "member-0" / "predictions-test.safetensors"
+    own = tmp_path / "first" / "members" / "member-0" / "predictions.safetensors"
     (tmp_path / "outside").mkdir()
     shutil.copy(own, tmp_path / "outside")
 

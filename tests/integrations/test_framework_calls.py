@@ -76,7 +76,7 @@ def run(folder: Path, build: Any, train: Any, parts: Any = None, **options: Any)
 
 def check_predictions(folder: Path, metric: float, fields: tuple[str, ...], batch: Any) -> None:
     """Saved predictions are those of the metric, and what the loaded model predicts without labels."""
-    saved = load_predictions(RunDir(folder).predictions("member-0", "valid"))
+    saved = load_predictions(RunDir(folder).predictions("member-0"), "valid")
     np.testing.assert_allclose(saved.values.sum(axis=1), 1, atol=1e-5)
     assert (saved.values.argmax(1) == saved.target).mean() == pytest.approx(metric, abs=1e-6)
     assert metric < 0.7 or saved.values.max() > 0.75  # after a second softmax none is

@@ -64,7 +64,7 @@ def test_members_learn_are_ranked_combined_and_loaded(tmp_path: Path, framework:
     result = run(declared, tmp_path / "run", "local" if framework == "torchrun" else "inline")
     best = max(row["metric"] for row in result.members)
     assert best > 0.7 and result.best is not None and result.best["metric"] == best
-    saved = load_predictions(RunDir(tmp_path / "run").predictions(result.best["member"], "valid"))
+    saved = load_predictions(RunDir(tmp_path / "run").predictions(result.best["member"]), "valid")
     right = saved.values.argmax(axis=1) == saved.target
     assert right.mean() == pytest.approx(best, abs=1e-6), "predictions are of the weights that were reported"
     loaded = ensemble.load(tmp_path / "run", members=[result.best["member"]])
@@ -163,7 +163,7 @@ def test_killed_and_resumed_members_end_with_the_bits_of_undisturbed_ones(
     assert {row["epoch"] for row in result.members} == {epochs}
     for member in finished(tmp_path / "whole"):
         one, other = (
-            load_predictions(RunDir(tmp_path / name).predictions(member, "valid")) for name in ("whole", "killed")
+            load_predictions(RunDir(tmp_path / name).predictions(member), "valid") for name in ("whole", "killed")
         )
         np.testing.assert_array_equal(one.values, other.values)
 

@@ -54,7 +54,7 @@ def test_members_end_with_the_bits_of_the_program_that_was_ported(name: str, tmp
         end = ends[f"member-{number}"]
         assert end["weights_sha256"] == weights_sha256(model.state_dict())
         assert end["metrics"][declared.recipe.objective] == metric
-    saved = load_predictions(RunDir(tmp_path / "run").predictions("member-0", "valid"))
+    saved = load_predictions(RunDir(tmp_path / "run").predictions("member-0"), "valid")
     collate = declared.recipe.collate
     (batch,) = declared.valid.loader(len(declared.valid), 1, **({"collate": collate} if collate else {}))
     predicted = ensemble.load(tmp_path / "run")(batch)

@@ -422,7 +422,7 @@ def test_averages_are_what_is_evaluated(transformers: Any, tmp_path: Path) -> No
     for name, options in (("plain", {}), ("averaged", {"averaging": "ema"})):
         run(tmp_path / name, train, [Member({"width": 8})], **options)
         (end,) = [e for e in read_events(tmp_path / name / "events.jsonl") if e["type"] == "finished"]
-        saved = load_predictions(RunDir(tmp_path / name).predictions("member-0", "valid"))
+        saved = load_predictions(RunDir(tmp_path / name).predictions("member-0"), "valid")
         nll = -np.log(saved.values[np.arange(len(saved.target)), saved.target]).mean()
         assert end["metrics"]["eval_loss"] == pytest.approx(nll, rel=1e-4)
         losses[name] = nll

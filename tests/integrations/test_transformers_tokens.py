@@ -113,7 +113,7 @@ def test_texts_padded_to_the_longest_of_a_batch_have_the_figures_of_texts_padded
     for key, metrics in epochs[0].items():
         assert metrics == pytest.approx(epochs[1][key], rel=1e-3)
     saved = [
-        load_predictions(RunDir(tmp_path / name).predictions("member-1", "valid")) for name in ("longest", "max")
+        load_predictions(RunDir(tmp_path / name).predictions("member-1"), "valid") for name in ("longest", "max")
     ]
     assert [each.values.shape[2] for each in saved] == [TAGS] * 2
     assert saved[0].values.shape[1] < MAX == saved[1].values.shape[1]

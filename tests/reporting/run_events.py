@@ -301,7 +301,7 @@ def write_run(path: Path, events: list[Event], predicted: range = range(0)) -> P
     run_dir.events.write_bytes(lines(events))
     for number in predicted:
         for split in ("valid", "test"):
-            file = run_dir.predictions(f"member-{number}", split)
+            file = run_dir.predictions(f"member-{number}")
             file.parent.mkdir(parents=True, exist_ok=True)
-            save_predictions(file, *predictions(number))
+            save_predictions(file, split, *predictions(number))
     return path

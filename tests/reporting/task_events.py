@@ -139,7 +139,7 @@ def write_task_run(path: Path, kind: str, events: list[Event] | None = None) -> 
     runs.write_run(path, task_run(kind) if events is None else events)
     for number in range(MEMBERS):
         for split in ("valid", "test"):
-            file = RunDir(path).predictions(f"member-{number}", split)
+            file = RunDir(path).predictions(f"member-{number}")
             file.parent.mkdir(parents=True, exist_ok=True)
-            save_predictions(file, *predict(TASKS[kind], number), TASKS[kind])
+            save_predictions(file, split, *predict(TASKS[kind], number), TASKS[kind])
     return path

@@ -163,8 +163,7 @@ def test_what_is_not_a_number_is_absent(tmp_path: Path) -> None:
 
 def test_an_unreadable_prediction_file_is_a_reason_not_a_crash(tmp_path: Path) -> None:
     run_dir = RunDir(runs.write_run(tmp_path / "run", runs.list_run(), range(2)))
-    for split in ("valid", "test"):
-        run_dir.predictions("member-0", split).write_bytes(b"torn")
+    run_dir.predictions("member-0").write_bytes(b"torn")
     quality = read_documents(write_report(run_dir))["quality"]
     assert quality["missing"].startswith("The saved predictions cannot be compared")
 
@@ -217,7 +216,7 @@ def test_a_class_that_no_member_knows_is_said_in_the_report(tmp_path: Path) -> N
     for member in ("member-0", "member-1"):
         p, index = np.full((4, 3), 1 / 3), np.arange(4)
         for split in ("valid", "test"):
-            save_predictions(run_dir.predictions(member, split), p, index, np.array([0, 1, 2, 7]))
+            save_predictions(run_dir.predictions(member), split, p, index, np.array([0, 1, 2, 7]))
     assert main(["report", str(run_dir.path)]) == 0
     assert "targets must be classes 0 ... 2, found 7" in read_documents(run_dir.report)["quality"]["missing"]
 

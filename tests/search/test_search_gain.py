@@ -141,8 +141,8 @@ class Run:
         identity = self.trials.next()
         self.log(type="member", **identity.as_dict())
         if predictions is not None:
-            path = self.run_dir.predictions(identity.member, "valid")
-            save_predictions(path, predictions, np.arange(ROWS), TARGET)
+            path = self.run_dir.predictions(identity.member)
+            save_predictions(path, "valid", predictions, np.arange(ROWS), TARGET)
         metrics = self.trials.final(identity.number, {"accuracy": 0.5})["metrics"]
         self.log(type="finished", member=identity.member, attempt=0, metrics=metrics)
         self.trials.ended(identity.number, "finished", metrics)
@@ -194,9 +194,9 @@ def test_a_member_without_predictions_teaches_nothing_and_stands_in_nobodys_way(
 
 def test_what_was_predicted_for_other_samples_is_refused(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path, declared())
-    save_predictions(run_dir.predictions("member-0", "valid"), DIFFERENT, np.arange(ROWS), TARGET)
-    save_predictions(run_dir.predictions("member-1", "valid"), DIFFERENT, 1 + np.arange(ROWS), TARGET)
-    save_predictions(run_dir.predictions("member-2", "valid"), DIFFERENT, np.arange(ROWS), None)
+    save_predictions(run_dir.predictions("member-0"), "valid", DIFFERENT, np.arange(ROWS), TARGET)
+    save_predictions(run_dir.predictions("member-1"), "valid", DIFFERENT, 1 + np.arange(ROWS), TARGET)
+    save_predictions(run_dir.predictions("member-2"), "valid", DIFFERENT, np.arange(ROWS), None)
     known = Gains(run_dir, "nll", RunState())
     assert known.compute("member-0", ["member-9", "member-0"]) > 0
     with pytest.raises(CombineError, match="different valid samples"):

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from safetensors.numpy import load_file, save
 
 from ensemble.spec.task import Task, quantiles
 from ensemble.store import (
+    DamagedError,
     PredictedRows,
     StoreError,
     UnlikeRows,
@@ -17,14 +19,14 @@ from ensemble.store import (
     save_checkpoint,
     save_predictions,
 )
-from ensemble.store.predictions import RAGGED, VERSION
+from ensemble.store.predictions import VERSION, list_splits
 
 
 def test_predictions_come_back_in_the_order_of_the_index(tmp_path: Path) -> None:
-    path = tmp_path / "members" / "member-0" / "predictions-valid.safetensors"
+    path = tmp_path / "members" / "member-0" / "predictions.safetensors"
     probabilities = torch.rand(4, 3)
-    save_predictions(path, probabilities, torch.tensor([7, 2, 9, 0]), np.array([0, 1, 2, 1]))
-    kept = load_predictions(path)
+    save_predictions(path, "valid", probabilities, torch.tensor([7, 2, 9, 0]), np.array([0, 1, 2, 1]))
+    kept = load_predictions(path, "valid")
     assert kept.index.tolist() == [0, 2, 7, 9] and kept.index.dtype == np.int64
     assert kept.values.dtype == np.float32
     assert np.array_equal(kept.values, probabilities.numpy()[[3, 1, 0, 2]])
@@ -40,16 +42,21 @@ def test_rows_that_are_added_in_any_order_make_the_file_that_safetensors_writes(
     )  # some rows are in memory, then in a file
     values = np.random.default_rng(0).random((40, 2, 3)).astype(np.float32)
     truth = None if target is None else np.arange(40 * 5).reshape(40, 5).astype(target)
-    expected = {"values": values, "index": np.arange(40)} | ({} if truth is None else {"target": truth})
+    expected = {"valid.values": values, "valid.index": np.arange(40)}
+    expected |= {} if truth is None else {"valid.target": truth}
     for number, order in enumerate((np.arange(40), np.arange(40)[::-1])):
         rows = PredictedRows(tmp_path / "new")
         for part in np.array_split(order, 7):
             rows.add(values[part], part, None if truth is None else truth[part])
         for known, array in zip((values, np.arange(40), truth), rows.arrays(), strict=True):
             assert known is array is None or np.array_equal(known, array)
-        rows.save(tmp_path / f"{number}", Task("gaussian"))
+        rows.save(tmp_path / f"{number}", "valid", Task("gaussian"))
         rows.close()
-        about = {"ensemble.predictions": json.dumps({"v": VERSION, "task": Task("gaussian").as_record()})}
+        about = {
+            "ensemble.predictions": json.dumps(
+                {"v": VERSION, "splits": {"valid": {"task": Task("gaussian").as_record()}}}
+            )
+        }
         assert (tmp_path / f"{number}").read_bytes() == save(expected, metadata=about)
     assert not list((tmp_path / "new").iterdir())
 
@@ -69,13 +76,13 @@ def test_rows_of_unlike_length_are_kept_as_they_are_and_filled_up_where_they_are
         for at, height, width in batches:
             rows.add(values[at, :height, :width], list(at), truth[at, :height, :width].astype(dtype))
         found, _, targets = rows.arrays()
-        rows.save(tmp_path / "saved", Task("classification"))
+        rows.save(tmp_path / "saved", "valid", Task("classification"))
         rows.close()
-        kept = load_file(tmp_path / "saved")
+        kept = {name.partition(".")[2]: part for name, part in load_file(tmp_path / "saved").items()}
         assert kept["lengths"].tolist() == [[5, 2]] * 4 + [[3, 4]] * 4 + [[2, 3]] * 4
         assert kept["values"].shape == (4 * (10 + 12 + 6), 3) and kept["target"].shape == (4 * (10 + 12 + 6),)
         for mapped in (False, True):
-            saved = load_predictions(tmp_path / "saved", mapped=mapped)
+            saved = load_predictions(tmp_path / "saved", "valid", mapped=mapped)
             assert saved.values.shape == found.shape == values.shape
             assert saved.target is not None and targets is not None
             assert np.array_equal(saved.target, targets, equal_nan=True)
@@ -115,8 +122,8 @@ def test_a_target_of_samples_of_one_position_has_its_shape(tmp_path: Path) -> No
         if is_replaced:
             rows.replace_target(target)
         found = rows.arrays()
-        rows.save(tmp_path / f"{number}")
-        kept = load_predictions(tmp_path / f"{number}")
+        rows.save(tmp_path / f"{number}", "valid")
+        kept = load_predictions(tmp_path / f"{number}", "valid")
         for known, read in ((found[0], kept.values), (found[2], kept.target)):
             assert known is not None and read is not None and np.array_equal(known, read)
         assert kept.target is not None and kept.target.tolist() == [[1], [0], [0]]
@@ -129,15 +136,15 @@ def test_fields_of_the_samples_are_kept_in_the_order_of_the_index(tmp_path: Path
         rows.add(np.zeros((len(index), 2)), index, None)
         names = [f"é{each}" * each for each in index]
         rows.add_fields({"user": np.array(index) * 10, "name": np.array(names), "at": np.array(index) / 3})
-    rows.save(tmp_path / "p")
-    kept = load_predictions(tmp_path / "p").fields
+    rows.save(tmp_path / "p", "valid")
+    kept = load_predictions(tmp_path / "p", "valid").fields
     assert kept["user"].tolist() == [10, 20, 30] and kept["at"].tolist() == [1 / 3, 2 / 3, 1.0]
     assert kept["name"].tolist() == ["é1", "é2é2", "é3é3é3"]
 
 
 def test_a_split_without_classes_has_no_target(tmp_path: Path) -> None:
-    save_predictions(tmp_path / "p", np.ones((2, 1)), [0, 1], None)
-    assert load_predictions(tmp_path / "p").target is None
+    save_predictions(tmp_path / "p", "valid", np.ones((2, 1)), [0, 1], None)
+    assert load_predictions(tmp_path / "p", "valid").target is None
 
 
 @pytest.mark.parametrize(
@@ -153,23 +160,24 @@ def test_what_does_not_fit_is_refused(
     tmp_path: Path, shape: tuple[int, ...], index: list[int], target: list[int] | None, said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        save_predictions(tmp_path / "p", np.ones(shape), index, target)
+        save_predictions(tmp_path / "p", "valid", np.ones(shape), index, target)
     assert not (tmp_path / "p").exists()
 
 
 def test_a_missing_or_other_file_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
-        load_predictions(tmp_path / "p")
+        load_predictions(tmp_path / "p", "valid")
     save_checkpoint(tmp_path / "c", {"w": torch.ones(1)})
     with pytest.raises(StoreError, match="holds no predictions"):
-        load_predictions(tmp_path / "c")
+        load_predictions(tmp_path / "c", "valid")
 
 
 def test_the_store_and_predictions_need_neither_torch_nor_optuna(tmp_path: Path) -> None:
     code = f"""
 import sys, ensemble.search.searcher
 from ensemble.store import load_predictions, save_predictions
-save_predictions({str(tmp_path / "p")!r}, [[1.0]], [0], [0]); load_predictions({str(tmp_path / "p")!r})
+save_predictions({str(tmp_path / "p")!r}, "valid", [[1.0]], [0], [0])
+load_predictions({str(tmp_path / "p")!r}, "valid")
 print([name for name in ("torch", "optuna", "ray", "pyarrow") if name in sys.modules])
 """
     assert (
@@ -180,29 +188,29 @@ print([name for name in ("torch", "optuna", "ray", "pyarrow") if name in sys.mod
 @pytest.mark.parametrize("task", [Task("gaussian"), quantiles(0.1, 0.5, 0.9), Task("free")])
 def test_the_task_and_a_target_of_several_numbers_come_back(tmp_path: Path, task: Task) -> None:
     values, target = np.arange(24.0).reshape(2, 4, 3), np.array([[0.5] * 4, [np.nan] * 4])
-    save_predictions(tmp_path / "p", values, [1, 0], target, task)
-    kept = load_predictions(tmp_path / "p")
+    save_predictions(tmp_path / "p", "valid", values, [1, 0], target, task)
+    kept = load_predictions(tmp_path / "p", "valid")
     assert kept.task == task and np.array_equal(kept.values, values[::-1])
     assert kept.target is not None and kept.target.dtype == np.float64
     assert np.array_equal(kept.target, target[::-1], equal_nan=True)
 
 
-@pytest.mark.parametrize("format", [VERSION - 1, RAGGED + 1])
+@pytest.mark.parametrize("format", [VERSION - 1, VERSION + 1])
 def test_predictions_of_another_format_are_refused_in_one_sentence(tmp_path: Path, format: int) -> None:
     header = {"ensemble.predictions": json.dumps({"v": format})}
     (tmp_path / "p").write_bytes(save({"values": np.ones((2, 3), np.float32)}, metadata=header))
-    known = rf"\(format {format}, this one reads {RAGGED}\); train it again, or use that version$"
+    known = rf"\(format {format}, this one reads {VERSION}\); train it again, or use that version$"
     with pytest.raises(StoreError, match=f"p was written by another version of ray-ensemble {known}"):
-        load_predictions(tmp_path / "p")
+        load_predictions(tmp_path / "p", "valid")
 
 
 @pytest.mark.parametrize(
     ("header", "names"),
     [
-        ('{"v": 3}', ("values", "index")),
-        ('{"v": 3', ("values", "index")),
-        ('{"v": 3, "task": {"kind": "guessing"}}', ("values", "index")),
-        ('{"v": 3, "task": {"kind": "regression"}}', ("index",)),
+        ('{"v": 4}', ("valid.values", "valid.index")),
+        ('{"v": 4', ("valid.values", "valid.index")),
+        ('{"v": 4, "splits": {"valid": {"task": {"kind": "guessing"}}}}', ("valid.values", "valid.index")),
+        ('{"v": 4, "splits": {"valid": {"task": {"kind": "regression"}}}}', ("valid.index",)),
     ],
     ids=["no task", "half a task", "another task", "no values"],
 )
@@ -211,4 +219,28 @@ def test_a_file_that_lacks_a_part_is_named(tmp_path: Path, header: str, names: t
     content = {name: np.arange(3) for name in names}
     file.write_bytes(save(content, metadata={"ensemble.predictions": header}))
     with pytest.raises(StoreError, match=f"cannot read {file}: "):
-        load_predictions(file)
+        load_predictions(file, "valid")
+
+
+@pytest.mark.parametrize("rows", [3, 20_000], ids=["small", "mapped"])
+def test_one_file_has_the_predictions_on_all_splits(tmp_path: Path, rows: int) -> None:
+    """Those of a split that is saved again take the place of the former, and the others stay bit by bit."""
+    file, draws = tmp_path / "p", np.random.default_rng(0)
+    given: dict[str, tuple[Any, Any, Task]] = {
+        "valid": (draws.random((rows, 2)), draws.integers(0, 2, rows), Task("classification")),
+        "test": (draws.random(rows), draws.random(rows), Task("regression")),
+        "shifted": (draws.random((rows, 2)), None, Task("classification")),
+    }
+    digests = [save_predictions(file, split, v, np.arange(rows), t, task) for split, (v, t, task) in given.items()]
+    given["test"] = (draws.random(rows), None, Task("regression"))
+    digests.append(save_predictions(file, "test", given["test"][0], np.arange(rows), None, Task("regression")))
+    assert len(set(digests)) == 4 and sorted(list_splits(file)) == sorted(given)
+    for split, (values, target, task) in given.items():
+        for mapped in (False, True):
+            found = load_predictions(file, split, mapped=mapped, digest=digests[-1])
+            assert np.array_equal(found.values, values.astype(np.float32)) and found.task == task
+            assert (found.target is None) == (target is None) and len(found.index) == rows
+            assert target is None or np.array_equal(found.target, target)
+    with pytest.raises(DamagedError, match="has no predictions on 'train': the member saved those on"):
+        load_predictions(file, "train")
+    assert list_splits(tmp_path / "none") == []

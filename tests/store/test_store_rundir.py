@@ -56,7 +56,7 @@ def test_a_run_directory_holds_what_a_resume_needs(tmp_path: Path) -> None:
         "run.json",
     ]
     assert run.checkpoint("member-1", 2, 5, 0) == run.path / "members/member-1/checkpoint-2-5-0.safetensors"
-    assert run.predictions("member-1", "valid").name == "predictions-valid.safetensors"
+    assert run.predictions("member-1").name == "predictions.safetensors"
 
 
 def test_coming_back_keeps_the_run_and_takes_the_present_declaration(tmp_path: Path) -> None:

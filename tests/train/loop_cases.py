@@ -102,6 +102,6 @@ def checkpoint(folder: Path, attempt: int = 0) -> dict[str, Any]:
 
 
 def predictions(folder: Path, split: str = "valid") -> np.ndarray[Any, Any]:
-    found = load_predictions(RunDir(folder).predictions("member-0", split, 0))
+    found = load_predictions(RunDir(folder).predictions("member-0", 0), split)
     assert found.task == CLASSIFICATION
     return found.values

@@ -82,7 +82,7 @@ def test_labels_of_another_kind_in_other_splits_fail_no_member(tmp_path: Path) -
         assert outcome == "finished", of(events, "failed")
         run = RunDir(tmp_path / name)
         assert "no predictions on 'test' are saved: multilabel: " in run.log("member-0").read_text()
-        assert load_predictions(run.predictions("member-0", "shifted", 0)).values.shape == (23, 3)
+        assert load_predictions(run.predictions("member-0", 0), "shifted").values.shape == (23, 3)
     assert "has the label 7: labels are 0, 1, or shares between" in run.log("member-0").read_text()
 
 

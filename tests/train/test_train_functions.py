@@ -230,7 +230,7 @@ def test_a_target_that_a_function_gives_is_stored_as_its_task_has_it(
         member.predictions("valid", torch.full(target.shape, 0.5), torch.arange(2), target, task)
 
     finished(tmp_path, plain_loop(at_the_end=predict), epochs=1)
-    kept = load_predictions(RunDir(tmp_path).predictions("member-0", "valid", 0)).target
+    kept = load_predictions(RunDir(tmp_path).predictions("member-0", 0), "valid").target
     assert kept is not None and kept.dtype == stored.dtype and np.array_equal(kept, stored)
 
 

@@ -157,7 +157,7 @@ def test_what_the_first_batch_does_not_show_a_later_one_does(tmp_path: Path, nam
         assert cases.train_on(recipe, tmp_path, LATE[name], inbox=inbox, **options)[0] == "stopped"
     outcome, events, _ = cases.train_on(recipe, tmp_path, LATE[name], **options)
     assert set(end(outcome, events)["metrics"]) == {"loss", "mae", "rmse"}
-    saved = load_predictions(RunDir(tmp_path / "single").predictions("member-0", "valid", 0))
+    saved = load_predictions(RunDir(tmp_path / "single").predictions("member-0", 0), "valid")
     assert saved.task == Task("regression") and len(saved.values) == 15
     np.testing.assert_array_equal(saved.target, LATE[name])
 
@@ -243,7 +243,7 @@ def test_the_validation_loss_is_of_the_samples_that_take_part(tmp_path: Path) ->
     half = np.where(np.arange(15) < 8, label, IGNORED)
     outcome, events, _ = cases.train_on(recipe, tmp_path / "half", label, half)
     loss = end(outcome, events)["metrics"]["loss"]
-    saved = load_predictions(RunDir(tmp_path / "half" / "single").predictions("member-0", "valid", 0))
+    saved = load_predictions(RunDir(tmp_path / "half" / "single").predictions("member-0", 0), "valid")
     assert loss == pytest.approx(find_math(saved.task).measure(saved.values, saved.target)["nll"], rel=1e-5)
     outcome, events, _ = cases.train_on(recipe, tmp_path / "none", label, np.full(15, IGNORED), keep="best")
     said = failed(outcome, events)["error"]

@@ -65,7 +65,7 @@ def test_predictions_and_figures_are_in_the_targets_own_unit(tmp_path: Path, los
     result = ensemble.submit(declare(loss), tmp_path / "run", "inline").wait()
     best = result.best
     assert 0.2 * STD < best["metrics"]["rmse"] < 0.5 * STD
-    saved = load_predictions(RunDir(tmp_path / "run").predictions(best["member"], "valid"))
+    saved = load_predictions(RunDir(tmp_path / "run").predictions(best["member"]), "valid")
     assert abs(saved.target.mean() - MEAN) < STD
     points = (
         saved.values if saved.values.ndim == 1 else saved.values[:, {"gaussian_nll": 0, "pinball": 1}.get(loss, 0)]

@@ -84,7 +84,7 @@ def metrics(folder: Path, name: str) -> dict[str, float]:
 
 
 def predictions(folder: Path, name: str, split: str = "valid") -> Any:
-    return load_predictions(RunDir(folder / name).predictions("member-0", split, 0))
+    return load_predictions(RunDir(folder / name).predictions("member-0", 0), split)
 
 
 def observed(folder: Path, name: str) -> Observation:
@@ -217,7 +217,7 @@ def test_what_may_mean_several_things_is_not_guessed(
     outcome, _, log = cases.train_on(recipe, tmp_path, label)
     assert outcome == "finished", "the loss is as good as any"
     assert "no predictions on 'valid' are saved" in log and message in log
-    assert not RunDir(tmp_path / "single").predictions("member-0", "valid", 0).exists()
+    assert not RunDir(tmp_path / "single").predictions("member-0", 0).exists()
 
 
 def test_a_metric_without_a_meaning_for_what_is_inferred_is_refused_after_the_first_epoch(tmp_path: Path) -> None:
@@ -384,8 +384,7 @@ def test_a_finished_member_of_an_earlier_version_predicts_all_the_same(
     path = RunDir(tmp_path / name).newest_checkpoint("member-0", 0)
     state = {key: part for key, part in load_checkpoint(path).items() if key not in ("call", "outputs")}
     save_checkpoint(path, state)
-    for split in ("valid", "shifted"):
-        RunDir(tmp_path / name).predictions("member-0", split, 0).unlink()
+    RunDir(tmp_path / name).predictions("member-0", 0).unlink()
     outcome, events = cases.train(name, tmp_path)
     assert outcome == "finished" and not [event for event in events if event["type"] == "epoch"]
     for split in ("valid", "shifted"):

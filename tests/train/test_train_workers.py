@@ -190,7 +190,7 @@ def test_a_train_function_is_the_recipe_loop(two: Said) -> None:
 
 def test_predictions_of_all_workers_are_saved_in_order(two: Said, folder: Path) -> None:
     for case in ("whole-fp32", "loop"):
-        saved = load_predictions(RunDir(folder / "2" / case).predictions("member-0", "valid", 0))
+        saved = load_predictions(RunDir(folder / "2" / case).predictions("member-0", 0), "valid")
         assert saved.index.tolist() == list(range(13))
         assert saved.values.sum(axis=1) == pytest.approx(np.ones(13), abs=1e-6)
         accuracy = of(two[0][case], "finished")[0]["metrics"]["accuracy"]
@@ -269,7 +269,7 @@ def test_all_ranks_decide_alike_and_have_the_weights_that_are_kept(
     model.load_state_dict({k: torch.from_numpy(v) for k, v in weights(folder / "2", case).items()})
     with torch.no_grad():
         expected = model.eval()(batch["x"][batch["index"].argsort()]).softmax(dim=1).numpy()
-    found = load_predictions(RunDir(folder / "2" / case).predictions("member-0", "valid", 0)).values
+    found = load_predictions(RunDir(folder / "2" / case).predictions("member-0", 0), "valid").values
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 

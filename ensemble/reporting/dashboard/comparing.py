@@ -172,7 +172,7 @@ def _read_combined(run: Declared) -> ComparedModel | str:
     """What the combined model of a run predicted; or why that is not known here."""
     combined = run.state.combined or NOT_COMBINED
     try:
-        files = [run.run_dir.predictions(member, run.split) for member in combined.weights]
+        files = [run.run_dir.predictions(member) for member in combined.weights]
         size = sum(measure(path) or 0 for path in files)
         if size > MOST_BYTES:
             return f"the predictions of {run.run_dir.path} have {size >> 20} MiB; `ensemble compare` reads them"

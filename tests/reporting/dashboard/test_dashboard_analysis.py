@@ -110,8 +110,8 @@ def test_members_whose_predictions_do_not_fit_in_memory_are_counted_not_hidden(
 
 def test_the_predictions_of_both_splits_count_as_memory(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, events = run
-    size = run_dir.predictions("member-0", "valid").stat().st_size
-    monkeypatch.setattr(evaluated, "MOST_BYTES", 4 * size + 1000)
+    size = run_dir.predictions("member-0").stat().st_size
+    monkeypatch.setattr(evaluated, "MOST_BYTES", 2 * size + 1000)
     document = quality_of((run_dir, [e for e in events if e["type"] != "combined"]))
     assert len(document["members"]) == 2 and document["left_out"] == 5
 
@@ -136,10 +136,10 @@ def test_predictions_that_cannot_be_read_give_a_reason(tmp_path: Path, damage: s
     run_dir = RunDir(runs.write_run(tmp_path, events, range(0 if damage == "absent" else 8)))
     for split in ("valid", "test"):
         if damage == "torn":
-            run_dir.predictions("member-0", split).write_bytes(b"\x00" * 40)
+            run_dir.predictions("member-0").write_bytes(b"\x00" * 40)
         elif damage == "other samples":
             p, index, target = runs.predictions(0)
-            save_predictions(run_dir.predictions("member-0", split), p[1:], index[1:], target[1:])
+            save_predictions(run_dir.predictions("member-0"), split, p[1:], index[1:], target[1:])
     document = quality_of((run_dir, events))
     assert document["members"] == {} and document["gain"] == [] and document["missing"]
     assert document["missing"].endswith(".") and "\n" not in document["missing"]

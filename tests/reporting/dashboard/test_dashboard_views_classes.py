@@ -42,7 +42,7 @@ def write_run(folder: Path, classes: int, names: list[str] | None) -> RunDir:
     for member in range(8):
         values, target = predict(member, classes)
         for split in ("valid", "test"):
-            save_predictions(run.predictions(f"member-{member}", split), values, np.arange(ROWS), target)
+            save_predictions(run.predictions(f"member-{member}"), split, values, np.arange(ROWS), target)
     return run
 
 

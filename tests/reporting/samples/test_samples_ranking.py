@@ -187,7 +187,7 @@ def test_a_million_samples_are_ordered_in_seconds(tmp_path: Path) -> None:
         values = np.random.default_rng(member).random((rows, 10), dtype=np.float32) + 0.01
         values /= values.sum(axis=1, keepdims=True)
         for split in ("valid", "test"):
-            save_predictions(run.predictions(f"member-{member}", split), values, np.arange(rows), target)
+            save_predictions(run.predictions(f"member-{member}"), split, values, np.arange(rows), target)
     state = fold(read_events(run.events))
     began = time.perf_counter()
     ranking = rank_samples(run, state)
