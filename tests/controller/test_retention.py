@@ -24,7 +24,7 @@ from ensemble.cli.parser import main
 from ensemble.combine.metrics import CombineError
 from ensemble.controller import performer
 from ensemble.controller.actions import ReduceCheckpoint
-from ensemble.controller.retention import FileReducer, plan_reduction
+from ensemble.controller.retention import CheckpointReducer, plan_reduction
 from ensemble.controller.session_state import SessionState
 from ensemble.store import (
     MemberState,
@@ -200,7 +200,7 @@ def test_who_is_killed_while_a_checkpoint_is_reduced_loses_nothing(
 def test_what_is_made_of_a_checkpoint_is_no_leftover_before_it_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Late(FileReducer):
+    class Late(CheckpointReducer):
         """Has made each file at once, and says so at the end of the run."""
 
         def add(self, action: ReduceCheckpoint) -> None:
@@ -210,7 +210,7 @@ def test_what_is_made_of_a_checkpoint_is_no_leftover_before_it_is_logged(
         def read(self) -> list[dict[str, Any]]:
             return super().read() if self._thread is None else []
 
-    monkeypatch.setattr(performer, "FileReducer", Late)
+    monkeypatch.setattr(performer, "CheckpointReducer", Late)
     train(tmp_path / "run", "weights")
     assert len(list_files(tmp_path / "run")) == 3 and is_sound(tmp_path / "run")
 
