@@ -27,6 +27,7 @@ from ensemble.store.files import (
     OtherPythonError,
     StoreError,
     encode_json,
+    has_begun,
     make_directory,
     make_write_error,
     share_with_group,
@@ -224,11 +225,12 @@ class RunDir(RunPaths):
             )
 
     def _refuse_foreign(self) -> None:
-        """Raises for a directory with files that are no run's; the remains of a failed start are accepted."""
+        """Raises for a directory with files that are no run's; empty remains of a failed start are accepted."""
         if not self.path.is_dir():
             return
         empty = {each.name for each in self.path.iterdir() if each.is_dir() and not any(each.iterdir())}
-        ours = {"lost+found", self.events.name, *(empty & {"members", "requests"})}
+        empty |= set() if has_begun(self.path) else {self.events.name}
+        ours = {"lost+found", *(empty & {"members", "requests", self.events.name})}
         names = sorted(each.name for each in self.path.iterdir())
         foreign = [name for name in names if name not in ours and not name.startswith(".")]
         if foreign:

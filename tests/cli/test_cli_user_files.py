@@ -118,6 +118,7 @@ REFUSED: dict[str, tuple[dict[str, bytes], str]] = {
             "data/x.npy": b"mine",
         }.items()
     },
+    "--run-dir one line": ({"work/events.jsonl": b"mine"}, "run SPEC --run-dir work --executor inline"),
     "run-dir is a file": ({"work": CSV}, "run SPEC --run-dir work --executor inline"),
     "distill": ({"work/report.html": b"mine"}, "distill RUN --run-dir work --executor inline"),
     "resume": ({"work/events.jsonl": LINES, "work/spec.py": b"mine"}, "resume work"),
