@@ -23,6 +23,7 @@ from ensemble.schedule import Node, explain_beyond_limits, explain_unplaceable
 from ensemble.schedule.needs import Need, compute_need, resolve_devices
 from ensemble.spec import Ensemble, Identity, SpecError, unknown_name
 from ensemble.spec.identity import is_same_start, select_warm
+from ensemble.spec.member import as_member
 from ensemble.store import (
     MemberState,
     RunDir,
@@ -323,7 +324,9 @@ def check_starts(ensemble: Ensemble, state: RunState) -> None:
     Raises:
         StoreError: the message names the first member whose weights are missing.
     """
-    for number in range(len(ensemble.members or ())):
+    for number, listed in enumerate(ensemble.members or ()):
+        if as_member(number, listed).start is None:
+            continue
         lineage = select_warm(ensemble.identify(number).lineage)
         known = state.members.get(f"member-{number}")
         recorded, has_ended = _find_kept(known), known is not None and known.state in ENDED
