@@ -284,7 +284,7 @@ def test_weights_of_configurations_are_shared_by_their_members(several: Path) ->
 
 def test_damaged_out_of_fold_predictions_are_refused_by_their_digest(several: Path, tmp_path: Path) -> None:
     shutil.copytree(several, copy := tmp_path / "run")
-    path = next((copy / "members" / "member-5").glob("*valid*"))
+    path = next((copy / "members" / "member-5").glob("predictions*"))
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(DamagedError, match="member-5"):
         ensemble.load_predictions(copy, "valid")
@@ -378,7 +378,7 @@ def test_an_incomplete_configuration_is_left_out_and_said(several: Path, tmp_pat
     shutil.copytree(several, copy := tmp_path / "run")
     state = fold(read_events(RunDir(copy).events))
     state.members["member-6"].predictions = None
-    next((copy / "members" / "member-6").glob("*valid*")).unlink()
+    next((copy / "members" / "member-6").glob("predictions*")).unlink()
     matrix = prediction_matrix.read_prediction_matrix(RunDir(copy), state, list(state.members), "valid")
     assert matrix.members == [f"member-{m}" for m in (*range(4), *range(8, 12))]
     assert matrix.left_out["member-4"] == "saved no valid predictions of fold 2 of its configuration"

@@ -128,7 +128,8 @@ def test_data_to_evaluate_on_that_were_replaced_are_evaluated_again_and_nothing_
 ) -> None:
     monkeypatch.setattr("ensemble.combine.combination.CALIBRATION_SAMPLES", 12)
     before = frame.submit()
-    kept = {split: predictions(frame, split) for split in ("valid", "test")}
+    kept = predictions(frame, "valid")
+    tested = {member: ensemble.load_predictions(frame.run, "test", member).values for member in kept}
     weights = {event["member"]: event["weights_sha256"] for event in frame.events("finished")}
     combined = frame.events("combined")[-1]["metrics"]
     write_image(frame.image("valid", 1), 77)
@@ -139,8 +140,9 @@ def test_data_to_evaluate_on_that_were_replaced_are_evaluated_again_and_nothing_
     assert "those that have finished again, without training" in said
     assert len(frame.events("epoch")) == 4, "those of the first start"
     assert {event["member"]: event["weights_sha256"] for event in frame.events("finished")} == weights
-    assert not set(kept["valid"].values()) & set(predictions(frame, "valid").values())
-    assert kept["test"] == predictions(frame, "test")
+    assert not set(kept.values()) & set(predictions(frame, "valid").values())
+    for member, values in tested.items():
+        assert np.array_equal(ensemble.load_predictions(frame.run, "test", member).values, values)
     after = frame.events("finished")[-1]["metrics"]
     assert after["loss"] != next(row["metrics"]["loss"] for row in reversed(before.members))
     assert len(frame.events("combined")) == 2 and frame.events("combined")[-1]["metrics"] != combined, (
