@@ -181,7 +181,7 @@ class ReduceCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAttemptFiles:
-    """Remove what the ranks of an attempt that has ended leave: their rendezvous and failure note."""
+    """Remove what the ranks of an attempt that has ended leave: rendezvous, failure note, notes of samples."""
 
     member: str
     attempt: int

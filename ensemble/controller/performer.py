@@ -140,6 +140,8 @@ class Performer:
             case RemoveAttemptFiles(member, attempt):
                 rendezvous_file(run_dir, member, attempt).unlink(missing_ok=True)
                 FailureNote(run_dir, member, attempt).pop()
+                for note in run_dir.member(member).glob(f"preparing-*-{attempt}"):
+                    note.unlink(missing_ok=True)
             case AppendMemberLog(member, line):
                 append_log(run_dir.log(member), line)
         return None

@@ -1,0 +1,117 @@
+"""Ten thousand members with all their files: three each, and reading them stays within its bounds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from edited_log import sign, without_crc
+
+import ensemble
+from ensemble import Ensemble, Member, Recipe
+from ensemble.cli.parser import main
+from ensemble.store import RunDir, fold, read_events
+from pipelines import Pipeline, sources
+
+MEMBERS = 10_000
+
+
+def model(lr: float) -> torch.nn.Module:
+    return torch.nn.Linear(16, 3)
+
+
+def loss(network: torch.nn.Module, batch: Any) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(network(batch["x"]), batch["label"], reduction="none")
+
+
+def declare(members: int) -> Ensemble:
+    draws = np.random.default_rng(0)
+    x, label = draws.normal(size=(256, 16)).astype(np.float32), draws.integers(0, 3, 256)
+    train, valid, test = (Pipeline(sources.arrays(x=x[:n], label=label[:n]), seed=0) for n in (256, 128, 64))
+    return Ensemble(
+        name="many",
+        recipe=Recipe(model=model, loss=loss),
+        members=[Member({"lr": 0.01 + 1e-6 * number}) for number in range(members)],
+        train=train,
+        valid=valid,
+        test=test,
+        epochs=1,
+        batch_size=64,
+        combine="average",
+    )
+
+
+def make_many(folder: Path, members: int) -> RunDir:
+    """A run whose members are copies of one that was trained, interrupted before they were combined."""
+    one = RunDir(folder / "one")
+    ensemble.submit(declare(1), one.path, "inline").wait()
+    run = RunDir.create(folder / "many", declare(members))
+    lines = without_crc(one.events.read_bytes()).decode().splitlines()
+    of_member = [line for line in lines if '"member":"member-0"' in line]
+    start = json.loads(next(line for line in lines if '"type":"run_started"' in line))
+    declaration = json.loads(without_crc(run.events.read_bytes()).decode().splitlines()[-1])
+    start |= {"members": members, "run_id": run.info["run_id"], "files": declaration["files"]}
+    with open(run.events, "ab") as log:
+        log.write(sign(json.dumps(start, separators=(",", ":")).encode()))
+        for number in range(members):
+            name = f"member-{number}"
+            for line in of_member:
+                line = line.replace("member-0", name).replace('"number":0', f'"number":{number}')
+                log.write(sign(line.encode()))
+            shutil.copytree(one.member("member-0"), run.member(name))
+    return run
+
+
+def use(*command: Any) -> tuple[float, float]:
+    """CPU-seconds and seconds of a command of `ensemble`."""
+    code = """
+import resource, subprocess, sys, time
+began = time.monotonic()
+subprocess.run([sys.executable, "-m", "ensemble.cli", *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, time.monotonic() - began)
+"""
+    done = subprocess.run([sys.executable, "-c", code, *map(str, command)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    cpu_s, wall_s = map(float, done.stdout.split())
+    return cpu_s, wall_s
+
+
+def test_a_member_that_has_ended_has_three_files(tmp_path: Path) -> None:
+    run = make_many(tmp_path, 3)
+    for number in range(3):
+        names = sorted(path.name for path in run.member(f"member-{number}").iterdir())
+        assert [name.partition("-")[0].partition(".")[0] for name in names] == ["checkpoint", "log", "predictions"]
+    assert main(["resume", str(run.path)]) == 0
+    state = fold(read_events(run.events))
+    assert [member.attempts for member in state.members.values()] == [1, 1, 1] and state.combined is not None
+    assert main(["verify", str(run.path)]) == 0
+
+
+@pytest.mark.slow
+def test_ten_thousand_members_are_shown_continued_and_reported_in_time(tmp_path: Path) -> None:
+    """CPU time: other work on the machine does not count."""
+    run = make_many(tmp_path, MEMBERS)
+    status_cpu_s, status_s = use("status", run.path)
+    before = len(run.events.read_bytes())
+    resume_cpu_s, resume_s = use("resume", run.path)
+    events = [json.loads(line) for line in run.events.read_bytes()[before:].splitlines()]
+    again, combining = (
+        next(event["t"] for event in events if event["type"] == kind) for kind in ("run_started", "combining")
+    )
+    report_cpu_s, report_s = use("report", run.path)
+    print(
+        f"status {status_cpu_s:.2f} CPU-s {status_s:.2f} s, whole resume {resume_cpu_s:.1f} CPU-s {resume_s:.1f} s"
+    )
+    print(
+        f"from the start to the combination {combining - again:.2f} s, report {report_cpu_s:.1f} CPU-s {report_s:.1f} s"
+    )
+    later_status = use("status", run.path)
+    print(f"status with a snapshot {later_status}")
