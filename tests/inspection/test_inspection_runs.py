@@ -15,6 +15,7 @@ from typing import Any
 import inspected_runs
 import numpy as np
 import pytest
+from edited_log import replace_in_log
 from event_dicts import lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reporting"))
@@ -240,14 +241,11 @@ def test_other_objectives_samples_and_data_are_said_and_not_compared(folder: Pat
 
     shutil.copytree(folder / "first", tmp_path / "moved")
     moved = RunDir(tmp_path / "moved")
-    log = moved.events.read_text()
     for member in ("member-0", "member-1"):
         path = moved.predictions(member)
         saved, known = load_predictions(path, "test"), digest_file(path)
-        log = log.replace(
-            known, save_predictions(path, "test", saved.values, saved.index, (saved.target + 1) % 4, saved.task)
-        )
-    moved.events.write_text(log)
+        new = save_predictions(path, "test", saved.values, saved.index, (saved.target + 1) % 4, saved.task)
+        replace_in_log(moved.events, known, new)
     found = ensemble.compare(folder / "first", tmp_path / "moved")
     assert any("the targets of their test samples differ" in note for note in found.notes)
     assert "note: " in str(found)
