@@ -21,15 +21,9 @@ class MirrorFollower:
     may_wait: ClassVar[bool] = True
     missing: ClassVar[str] = "the mirror is not complete"
     follow_s: ClassVar[float] = 5.0
-    longest_retry_s: ClassVar[float] = 60.0
 
     def __init__(self, run_dir: RunDir, options: Mapping[str, Any]) -> None:
         self._copier = Copier(run_dir, MirrorOptions(**options))
-
-    @classmethod
-    def identify(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nothing: how far it is, the mirror says."""
-        return {}
 
     def catch_up(self) -> None:
         """Copy what is new."""
