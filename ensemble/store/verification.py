@@ -24,8 +24,8 @@ from ensemble.store.mirror import is_of_run
 from ensemble.store.rundir import RunDir
 from ensemble.store.state import RunState
 
-#: Files that are read at a time, and how often it is asked meanwhile whether to go on, in seconds.
-READERS = 4
+#: Files that are read at a time, members that a reader takes at once, and seconds between looks whether to go on.
+READERS, PART = 4, 32
 POLL_S = 0.1
 #: How often a log is read again for members that have gone on while their files were read.
 ROUNDS = 3
@@ -121,14 +121,19 @@ def check_members(run_dir: RunDir, members: Sequence[MemberState]) -> list[FileC
 
     with ThreadPoolExecutor(READERS) as pool:
         try:
-            found = [pool.submit(lambda each: list(_check_member(run_dir, each, stop)), each) for each in members]
-            while wait(found, POLL_S).not_done:
+            parts = [members[first : first + PART] for first in range(0, len(members), PART)]
+            checks = [pool.submit(_check_part, run_dir, part, stop) for part in parts]
+            while wait(checks, POLL_S).not_done:
                 raise_if_deferred()
         except BaseException:
             is_over.set()
             pool.shutdown(cancel_futures=True)
             raise
-        return [each for future in found for each in future.result()]
+        return [check for future in checks for check in future.result()]
+
+
+def _check_part(run_dir: RunDir, members: Sequence[MemberState], stop: Callable[[], None]) -> list[FileCheck]:
+    return [check for member in members for check in _check_member(run_dir, member, stop)]
 
 
 def _check_member(run_dir: RunDir, member: MemberState, stop: Callable[[], None]) -> Iterator[FileCheck]:
