@@ -111,7 +111,8 @@ def test_ten_thousand_members_are_shown_continued_and_reported_in_time(tmp_path:
         f"status {status_cpu_s:.2f} CPU-s {status_s:.2f} s, whole resume {resume_cpu_s:.1f} CPU-s {resume_s:.1f} s"
     )
     print(
-        f"from the start to the combination {combining - again:.2f} s, report {report_cpu_s:.1f} CPU-s {report_s:.1f} s"
+        f"from the start to the combination {combining - again:.2f} s, "
+        f"report {report_cpu_s:.1f} CPU-s {report_s:.1f} s"
     )
     later_status = use("status", run.path)
     print(f"status with a snapshot {later_status}")
