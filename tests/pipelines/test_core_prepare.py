@@ -20,6 +20,7 @@ from pipelines.ipc import memory_pickle
 from pipelines.ipc.child_processes import child_environment
 from pipelines.prepare.preparer import Preparer
 from pipelines.samples.fields import Field
+from pipelines.samples.poison_records import KILLED
 from pipelines.sources._arrays import Arrays
 
 
@@ -298,14 +299,14 @@ def test_records_in_memory_are_copied_many_at_once_with_the_same_bits(tmp_path: 
         sources.arrays(x=[np.arange(2)] * 20),
     ]
     assert [copies(source) for source in one_by_one] == [False, False, False, False, True]
-    with_stage = Pipeline(plain).map(whatever)
+    with_stage = Pipeline(records()).map(whatever)
     assert not Preparer(with_stage)._is_copied
 
 
 def test_a_record_known_to_kill_is_not_copied() -> None:
     pipeline = Pipeline(records())
     preparer = Preparer(pipeline)
-    pipeline.poison_records.codes[2] = 17
+    pipeline.poison_records.codes[2] = KILLED
     columns = {"x": np.zeros(8, np.float32), "y": np.zeros(8, np.int64), "index": np.zeros(8, np.int64)}
     with pytest.raises(SampleError):
         preparer.fill(columns, 0, 0, 0, 8)
