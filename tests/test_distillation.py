@@ -176,7 +176,7 @@ def test_the_intervals_of_what_is_lost_are_of_the_same_samples_and_may_be_missin
     shutil.copytree(teacher, copied)
     rows = compare(teacher, copied)
     assert set(rows[2]["lost"].values()) == {0.0} and rows[2]["lost_intervals"]["nll"] == [0.0, 0.0]
-    for file in (copied / "members").rglob("*test*"):
+    for file in (copied / "members").rglob("predictions*"):
         file.unlink()
     assert compare(teacher, copied)[2]["lost_intervals"] == {}
 

@@ -21,7 +21,7 @@ from ensemble.store import RunDir
 from pipelines import Pipeline, PipelineError, sources
 from pipelines.feeder.server import Feeder
 from pipelines.multinode.rendezvous import Peers, Rendezvous
-from pipelines.sources._remote import Folder
+from pipelines.sources._kept_files import SourcesFolder
 
 SPEC = """
 import numpy as np
@@ -275,7 +275,7 @@ def test_folders_and_addresses_of_pipelines_leave_a_users_files(
             Rendezvous(Peers(f"peers{number}", 0, 2), "same", near=64)
     with pytest.raises(PipelineError, match="cannot listen at"):
         Feeder(Pipeline(sources.arrays(x=[1, 2])), address=str(tmp_path / "socket"))
-    Folder(str(tmp_path / "far"), limit=1)._make_room(10)
+    SourcesFolder(str(tmp_path / "far"), limit=1)._make_room(10)
     assert len(sources.iterable([{"x": 1}], 1, folder=tmp_path / "spool")) == 1
     assert read_all() == before
 
