@@ -141,7 +141,8 @@ class Performer:
                 rendezvous_file(run_dir, member, attempt).unlink(missing_ok=True)
                 FailureNote(run_dir, member, attempt).pop()
                 for note in run_dir.member(member).glob(f"preparing-*-{attempt}"):
-                    note.unlink(missing_ok=True)
+                    if not read_interrupted(note):  # else the next attempt tries the samples, and removes it
+                        note.unlink(missing_ok=True)
             case AppendMemberLog(member, line):
                 append_log(run_dir.log(member), line)
         return None
