@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -23,6 +22,7 @@ import psutil
 import pytest
 import torch
 from artifact_runs import NAMES, make_images
+from free_ports import find_free_ports
 
 from ensemble.artifact.program import load_program
 
@@ -35,9 +35,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def served(artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """The example in a process of its own; at the end it and all that it started must be gone."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = find_free_ports(1)
     command = [sys.executable, str(ROOT / "examples" / "serve.py"), str(artifact), "--port", str(port)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # Serve gives its proxy 5 s to start, which a machine that does much else exceeds.

@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import other_user
 import psutil
 import pytest
 from event_dicts import read_events
+from free_ports import find_free_ports
 
 pytestmark = pytest.mark.more
 
@@ -246,10 +246,11 @@ def check_ray(answers: dict[str, str]) -> None:
 def test_a_cluster_with_a_token_is_its_users_and_of_all_who_have_the_token(owner: Owner) -> None:
     token = secrets.token_hex(32)
     (owner.base / "private" / "token").write_text(token)
-    port, dashboard, *agent = free_ports(4)
+    port, client, dashboard, *agent = find_free_ports(5)
     owner.environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(owner.base / "private" / "token")}
     options: list[object] = ["--port", port, "--node-ip-address", "127.0.0.1", "--num-cpus", 2]
     options += ["--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard, "--disable-usage-stats"]
+    options += ["--ray-client-server-port", client]
     options += ["--dashboard-agent-listen-port", agent[0], "--dashboard-agent-grpc-port", agent[1]]
     options += ["--temp-dir", owner.base / "private" / "r", "--object-store-memory", 80 * 2**20]
     started = owner.call("-m", "ray.scripts.scripts", "start", "--head", *options)
@@ -275,11 +276,3 @@ def test_a_cluster_with_a_token_is_its_users_and_of_all_who_have_the_token(owner
     assert len(owner.events("finished")) == 2
     owner.secrets.append(token)
     check_ray(check_shown(found, owner))
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]

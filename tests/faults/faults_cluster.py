@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
+from free_ports import find_free_ports
 
 ROOT = Path(__file__).parents[2]
 CHILD_PATH = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
@@ -57,9 +57,7 @@ class Nodes:
         token = self.directory / "token"
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port, self._client_port = find_free_ports(2)
         self._cpus = cpus
         self.environment = {
             **os.environ,
@@ -91,7 +89,12 @@ class Nodes:
         command += ["--object-store-memory", str(80 * 2**20)]
         if number == 0:
             command += ["--head", "--port", str(self._port), "--include-dashboard", "false"]
-            command += ["--temp-dir", str(self.directory / "ray")]
+            command += [
+                "--ray-client-server-port",
+                str(self._client_port),
+                "--temp-dir",
+                str(self.directory / "ray"),
+            ]
         else:
             command += ["--address", f"127.0.0.1:{self._port}"]
         own = self.tmp(number)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+PROGRAMS = Path(__file__).parents[1] / "integrations"
 NEEDS = {"Transformers": "transformers", "MONAI": "monai", "pytorch-forecasting": "pytorch_forecasting"}
 PORTS = "import programs; declared = programs.PROGRAMS[{name!r}][1](programs.MEMBERS)"
 #: Four members of which one has room at a time, so that samples are prepared four times; models are built slowly.
@@ -73,10 +73,10 @@ def ask(program: Path, what: str) -> float:
 def test_a_dry_run_says_within_a_quarter_what_a_run_uses(name: str, tmp_path: Path) -> None:
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
-    folders = "".join(f"sys.path.insert(0, {str(folder)!r})\n" for folder in (ROOT, ROOT / "integrations"))
     declared = WAVES.replace("CORES", "len(__import__('os').sched_getaffinity(0))")
     program = tmp_path / "program.py"
     program.write_text(
-        f"import sys\n{folders}{declared if name == 'waves' else PORTS.format(name=name)}\n{MEASURE}"
+        f"import sys\nsys.path.append({str(PROGRAMS)!r})\n"
+        f"{declared if name == 'waves' else PORTS.format(name=name)}\n{MEASURE}"
     )
     assert ask(program, "said") == pytest.approx(ask(program, "used"), rel=0.25)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
+from free_ports import find_free_ports
 
 
 @contextlib.contextmanager
@@ -22,15 +23,14 @@ def start_head(
     """Start one; yields what its clients' environment needs. `token`: it asks its clients for one."""
     short = Path("/tmp") / f"t{secrets.token_hex(4)}"  # Ray's sockets lie below
     short.mkdir(mode=0o700)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, client_port = find_free_ports(2)
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)} if token else {}
     mode = {"RAY_AUTH_MODE": "token" if token else "disabled"}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port", str(port)]
     command += ["--node-ip-address", "127.0.0.1", "--disable-usage-stats", "--include-dashboard", "false"]
     # Else all heads of a machine want the same ports.
     command += ["--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"]
+    command += ["--ray-client-server-port", str(client_port)]
     command += ["--object-store-memory", str(80 * 2**20), "--temp-dir", str(short / "ray"), *options]
     with open(short / "head.log", "wb") as log:
         head = subprocess.Popen(command, env={**environment, **own, **mode}, stdout=log, stderr=subprocess.STDOUT)

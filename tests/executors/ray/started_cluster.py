@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import psutil
+from free_ports import find_free_ports
 
 HERE = Path(__file__).parent
 MARK = "ENSEMBLE_TEST_CLUSTER"  # in the environment of all that a cluster starts
@@ -41,7 +41,9 @@ class StartedCluster:
             variables: in the head's environment.
             head: further options of its `ray start`.
         """
+        (client_port,) = find_free_ports(1)
         options = ["--head", "--port", str(self.port), "--include-dashboard", "false"]
+        options += ["--ray-client-server-port", str(client_port)]
         options += ["--temp-dir", str(self.directory / "ray"), "--num-cpus", str(cpus)]
         self.start_node(
             variables, *options, *(f"--{name.replace('_', '-')}={value}" for name, value in head.items())
@@ -100,9 +102,7 @@ def make_cluster(**variables: str) -> Iterator[StartedCluster]:
     short.mkdir(mode=0o700)
     (short / "token").write_text(secrets.token_hex(32))
     (short / "token").chmod(0o600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = find_free_ports(1)
     environment = {
         **os.environ,
         "RAY_AUTH_MODE": "token",

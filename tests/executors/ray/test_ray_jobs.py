@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from event_dicts import fold, read_events
+from free_ports import find_free_ports
 from leftovers import wait_until
 
 from ensemble.executors.ray.jobs import build_entrypoint, choose_submission_id, find_token
@@ -90,16 +91,6 @@ class Head:
         return json.loads(done.stdout.splitlines()[-1])
 
 
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 @pytest.fixture(scope="module")
 def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hold") / "hold"
@@ -111,7 +102,7 @@ def head(hold: Path) -> Iterator[Head]:
     short.mkdir(mode=0o700)
     (short / "token").write_text(secrets.token_hex(32))
     (short / "token").chmod(0o600)
-    port, dashboard, agent, agent_grpc, client = free_ports(5)
+    port, dashboard, agent, agent_grpc, client = find_free_ports(5)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {
         "RAY_AUTH_TOKEN_PATH": str(short / "token"),
@@ -242,7 +233,7 @@ def test_a_job_ends_with_the_status_of_its_run_and_mistakes_are_one_line(
     stranger = replace(head, environment={**head.environment, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")})
     code, _, err = stranger.call(*to)
     assert code == 2 and "requires a token" in err and err.count("\n") == 1
-    nowhere = f"http://127.0.0.1:{free_ports(1)[0]}"
+    nowhere = f"http://127.0.0.1:{find_free_ports(1)[0]}"
     code, _, err = head.call("submit", spec, "--address", nowhere)
     assert code == 2 and f"no Ray answers at {nowhere}" in err and err.count("\n") == 1
 

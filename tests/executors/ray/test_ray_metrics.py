@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -13,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from free_ports import find_free_ports
 from leftovers import wait_until
 from prometheus_client.parser import text_string_to_metric_families as parse_metrics
 from started_cluster import make_cluster
@@ -75,10 +75,8 @@ sys.stdin.read()
 @pytest.mark.more
 @pytest.mark.ray
 def test_the_series_of_a_run_go_when_it_has_ended_though_its_cluster_and_program_go_on(tmp_path: Path) -> None:
-    with make_cluster(RAY_metrics_report_interval_ms="1000") as cluster, socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-        probe.close()
+    with make_cluster(RAY_metrics_report_interval_ms="1000") as cluster:
+        (port,) = find_free_ports(1)
         cluster.start(metrics_export_port=port)
 
         def list_series() -> dict[str, float]:

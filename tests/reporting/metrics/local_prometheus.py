@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import find_free_ports
 
 CONFIG = Path(__file__).parents[3] / "deploy" / "grafana" / "prometheus.yml"
 ALERTS = CONFIG.with_name("alerts.yml")
@@ -72,9 +72,7 @@ def started(directory: Path, target: str, token: str) -> Iterator[Prometheus]:
     (directory / "alerts.yml").write_text(ALERTS.read_text())
     (directory / "token").touch(0o600)
     (directory / "token").write_text(token + "\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = find_free_ports(1)
     command = ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
     with open(directory / "prometheus.log", "wb") as log:
         process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
