@@ -33,12 +33,11 @@ from ensemble.store import (
     RunDir,
     RunState,
     StoreError,
-    fold,
     format_command,
     is_locked,
-    read_events,
     write_request,
 )
+from ensemble.store.folding import FoldedLog, without_garbage_collection
 from ensemble.store.frozen_arrays import check_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.mirror import begin_mirror
@@ -218,6 +217,7 @@ def submit(
     if os.path.isdir(path) and not fresh and not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise StoreError(f"{path} is not yours to read and write: give another run directory, or ask its owner")
     known = RunDir(choose_free_path(path) if fresh else path)
+    begun = FoldedLog(known.events)
     code = code or code_of(ensemble)  # before the calls below, which may run the user's code
     training_data(ensemble)  # computes the digests of arrays once, and not in each member's process
     if known.find_info().get("name") == ensemble.name and known.events.exists():
@@ -228,9 +228,8 @@ def submit(
                 )
                 log.warning(text, known.path)
             return _follow(known, ensemble, code, on_event)
-        state = fold(read_events(known.events))
         # before the declaration of the run is replaced
-        check_same(state, ensemble, known.path, accepts_data=accept_data)
+        check_same(state := begun.update(), ensemble, known.path, accepts_data=accept_data)
         check_code(state, code, known, accept=accept_code)
     if not ensemble.keep_data and runner.name == "ray":
         raise SpecError(
@@ -253,7 +252,7 @@ def submit(
             "mirror": mirror,
             "accepts_data": accept_data,
         }
-        return _start(made, frozen, code, runner, on_event, **more)
+        return _start(made, frozen, code, runner, on_event, begun=begun, **more)
     except BaseException:
         release_arrays(made.data)
         raise
@@ -270,6 +269,7 @@ def choose_free_path(path: str | os.PathLike[str]) -> Path:
 
 
 @keeps_settings
+@without_garbage_collection()
 def resume(
     run_dir: str | os.PathLike[str],
     executor: str | None = None,
@@ -283,6 +283,7 @@ def resume(
     checked: Sequence[FileCheck] | None = None,
     notify: str | Sequence[str] | None = None,
     mirror: str | None = None,
+    begun: FoldedLog | None = None,
 ) -> Run:
     """Continue a run that was stopped or killed, with the declaration and the code that are kept in its directory.
 
@@ -305,6 +306,7 @@ def resume(
         limits: as `Ensemble` has them, of this start; unless given, as declared.
         checked: as in `submit`.
         notify, mirror: as in `submit`.
+        begun: the log of the run, where it was read already (`read_begun`).
 
     Raises:
         SpecError: `epochs` is no integer of at least 1, or `budget` is none, or not of a search.
@@ -317,7 +319,8 @@ def resume(
     known = RunDir(run_dir)
     if epochs is not None and is_locked(known.events):
         raise StoreError(f"{known.path} is in progress: its members can have more epochs when it has ended")
-    state = read_begun(known)
+    begun = begun or read_begun(known)
+    state = begun.update()
     check_declaration(known, state)
     runner = make_executor(executor or state.executor or known.info.get("executor") or "ray")
     check_arrays(known)
@@ -351,25 +354,25 @@ def resume(
     check_code(state, code, known, accept=accept_code)
     check_edits(code, known, accept=accept_code)
     more: dict[str, Any] = {"checked": checked, "notify": receivers, "mirror": mirror, "accepts_data": accept_data}
-    return _start(known, ensemble, code, runner, on_event, more_epochs, **more)
+    return _start(known, ensemble, code, runner, on_event, more_epochs, begun=begun, **more)
 
 
-def read_begun(run_dir: RunDir) -> RunState:
-    """The state of a run that can be resumed.
+def read_begun(run_dir: RunDir) -> FoldedLog:
+    """The log of a run that can be resumed.
 
     Raises:
         StoreError: there is none, or it was ended before it had begun.
     """
     if not run_dir.path.is_dir():
         raise StoreError(f"no run here: {run_dir.path} does not exist; give a run directory")
-    state = fold(read_events(run_dir.events)) if run_dir.events.exists() else RunState()
-    if state.started is None:
+    begun = FoldedLog(run_dir.events)
+    if not run_dir.events.exists() or begun.update().started is None:
         again = format_command("run", "SPEC.py", "--run-dir", run_dir.path)
         raise StoreError(
             f"no run has begun in {run_dir.path}; one that was ended in its first seconds is started by its spec "
             f"again: {again}"
         )
-    return state
+    return begun
 
 
 def _start(
@@ -380,6 +383,7 @@ def _start(
     on_event: Callable[[dict[str, Any]], None] | None,
     more_epochs: MoreEpochs | None = None,
     *,
+    begun: FoldedLog,
     mirror: str | None = None,
     **more: Any,
 ) -> Run:
@@ -389,7 +393,8 @@ def _start(
     with defer_signals() as received:
         events = EventLog(run_dir.events)
         try:
-            state, mirrored = fold(read_events(run_dir.events)), begin_mirror(run_dir, mirror)
+            state = begun.update()
+            mirrored = begin_mirror(run_dir, mirror)
         except BaseException:
             events.close()
             raise

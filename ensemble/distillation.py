@@ -25,7 +25,7 @@ from ensemble.spec.member import change_member
 from ensemble.spec.recipe import has_own_loop
 from ensemble.spec.task import CLASSIFICATION, Task
 from ensemble.spec.validation import check_number
-from ensemble.store import MemberState, RunDir, RunState, StoreError, fold, read_events
+from ensemble.store import MemberState, RunDir, RunState, StoreError, read_state
 from ensemble.store.files import write_json
 from pipelines.environment.library_settings import keeps_settings
 
@@ -80,7 +80,7 @@ def distill(
         StoreError: there is no such run, or no combination.
     """
     run = RunDir(run_dir)
-    state = fold(read_events(run.events))
+    state = read_state(run.events)
     parent = _find_parent(run, state, member)
     ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     declared = declare_student(
@@ -206,7 +206,7 @@ def compare(run_dir: str | os.PathLike[str], student_dir: str | os.PathLike[str]
     Raises:
         StoreError: one of the runs has no figures.
     """
-    teacher, student = (fold(read_events(RunDir(path).events)).combined for path in (run_dir, student_dir))
+    teacher, student = (read_state(RunDir(path).events).combined for path in (run_dir, student_dir))
     for path, combined in ((run_dir, teacher), (student_dir, student)):
         if combined is None or not combined.metrics:
             why = (combined or NOT_COMBINED).reason or "nothing finished"
@@ -248,7 +248,7 @@ def _find_intervals(
 
 def _read_samples(run: RunDir, split: str) -> Quantified | None:
     """The combined predictions of a run; None where they cannot be made of the saved ones."""
-    state = fold(read_events(run.events))
+    state = read_state(run.events)
     try:
         _, samples = combine_samples(run, state, run.load_ensemble(state.header.code))
     except (CombineError, StoreError):

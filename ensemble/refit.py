@@ -17,7 +17,7 @@ from ensemble.spec import Ensemble, Member, SpecError
 from ensemble.spec.member import change_member
 from ensemble.spec.out_of_fold import find_configuration
 from ensemble.spec.task import CLASSIFICATION, Task
-from ensemble.store import MemberState, RunDir, RunState, StoreError, fold, read_events
+from ensemble.store import MemberState, RunDir, RunState, StoreError, read_state
 from pipelines.environment.library_settings import keeps_settings
 
 
@@ -78,7 +78,7 @@ def refit(
         StoreError: there is no such run, or it has not combined its members.
     """
     run = RunDir(run_dir)
-    state = fold(read_events(run.events))
+    state = read_state(run.events)
     declared = declare_refit(run, state, run.load_ensemble(state.header.code, takes_settings=True))
     path = Path(final_dir) if final_dir is not None else run.path.with_name(f"{run.path.name}-refitted")
     return submit(

@@ -37,9 +37,8 @@ from ensemble.store import (
     StoreError,
     apply_event,
     end_of_events,
-    fold,
     is_locked,
-    read_events,
+    read_state,
     withdraw_request,
     write_request,
 )
@@ -178,7 +177,7 @@ class Run:
             and the metrics by their names in loggers, such as `valid/accuracy`. `history().to_frame()` is a
             DataFrame.
         """
-        return Rows(list_epochs(fold(read_events(self._dir.events))))
+        return Rows(list_epochs(read_state(self._dir.events)))
 
     def logs(self, member: str, lines: int | None = None) -> str:
         """The output of a member so far; of more than 64 MiB the first MiB and the last 16.

@@ -110,5 +110,5 @@ def test_ten_thousand_members_are_shown_continued_and_reported_in_time(tmp_path:
     print(f"status {status_cpu_s:.2f} CPU-s, {status_s:.2f} s; resume {resume_cpu_s:.1f} CPU-s, {resume_s:.1f} s")
     print(f"from the start to the combination {combining - again:.2f} s")
     print(f"report {report_cpu_s:.1f} CPU-s, {report_s:.1f} s")
-    assert use("status", run.path)[0] < 3 and status_cpu_s < 6
-    assert combining - again < 60 and report_cpu_s < 120
+    assert use("status", run.path)[0] < 2 and status_cpu_s < 4
+    assert combining - again < 20 and report_cpu_s < 60

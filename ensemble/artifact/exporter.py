@@ -22,7 +22,7 @@ from ensemble.combine import find_math, load
 from ensemble.events import NOT_COMBINED
 from ensemble.meter import ledger
 from ensemble.spec import Recipe
-from ensemble.store import read_events
+from ensemble.store import read_events, read_state
 from pipelines import Pipeline
 from pipelines.environment.library_settings import keeps_settings
 from pipelines.errors import SampleError
@@ -103,11 +103,11 @@ def export(
 
 def _collect(run_dir: str | os.PathLike[str], preprocessing: bool) -> _Sources:
     from ensemble.artifact.program import find_fields
-    from ensemble.store import RunDir, fold, read_events
+    from ensemble.store import RunDir
 
     run = RunDir(run_dir)
     model = load(run_dir)
-    state = fold(read_events(run.events))
+    state = read_state(run.events)
     ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     assert isinstance(ensemble.recipe, Recipe)
     if ensemble.recipe.collate is not None:

@@ -241,11 +241,11 @@ def _open_run(model: Any, data: Any, split: str | None, device: str, *, uncertai
     from ensemble.artifact.program import as_outputs
     from ensemble.combine import load
     from ensemble.spec import Recipe
-    from ensemble.store import RunDir, fold, read_events
+    from ensemble.store import RunDir, read_state
 
     run = RunDir(model)
     loaded = load(model, uncertainty=uncertainty).to(device)
-    state = fold(read_events(run.events))
+    state = read_state(run.events)
     ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     assert isinstance(ensemble.recipe, Recipe)
     target, collate = ensemble.recipe.target, ensemble.recipe.collate

@@ -151,7 +151,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         from ensemble.controller.damage import check_ended
         from ensemble.controller.retention import is_more_to_remove
         from ensemble.controller.unfinished import explain_rest
-        from ensemble.store import RunDir, fold, read_events
+        from ensemble.store import RunDir, read_state
         from ensemble.store.verification import check_kept_code
         from ensemble.user_code.fingerprint import code_of
 
@@ -163,7 +163,7 @@ def _train(ensemble: Ensemble, run_dir: RunDir, options: argparse.Namespace, spe
         run_dir = RunDir(free)
     checked = None
     if run_dir.events.exists() and run_dir.find_info().get("name") == ensemble.name:
-        state = fold(read_events(run_dir.events))
+        state = read_state(run_dir.events)
         declared = ensemble.search.trials if ensemble.search else len(ensemble.members or ())
         over = _is_finished(state, code.fingerprint) and not has_corrected_member(state, ensemble)
         if over and len(state.members) >= declared:
@@ -245,7 +245,8 @@ def resume(options: argparse.Namespace) -> int:
     if options.member is not None:
         command = format_command("resume", options.run_dir)
         raise SpecError(f"{options.run_dir} is not in progress; {command} continues all members")
-    state, checked = read_begun(run_dir), None
+    begun, checked = read_begun(run_dir), None
+    state = begun.update()
     if options.epochs is None and options.budget is None and _is_finished(state, state.header.code):
         check_declaration(run_dir, state)
         checked = check_ended(run_dir, state, state.header.code)
@@ -258,7 +259,7 @@ def resume(options: argparse.Namespace) -> int:
             return _show_finished(run_dir, state, options)
         print(f"{run_dir.path} has finished; {rest}", file=sys.stderr)
     accepted = {name: getattr(options, name) for name in ("accept_code", "accept_data")}
-    how: dict[str, Any] = {**accepted, "epochs": options.epochs, "checked": checked}
+    how: dict[str, Any] = {**accepted, "epochs": options.epochs, "checked": checked, "begun": begun}
     how["notify"] = _read_addresses(options)
     how |= {"budget": options.budget, "mirror": options.mirror, "limits": read_limits(options)}
     return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ def status(options: argparse.Namespace) -> int:
         if options.json:
             raise SpecError("--watch shows a table until the run ends, and --json writes one: give one of them")
         return _watch(run_dir)
+    gc.disable()  # the command ends soon: looking for garbage among a million objects would take most of its time
     status = RunStatus.load(run_dir)
     gone = reporting.describe_lost_controller(run_dir, status.state, silent_s=reporting.SILENT_S)
     run = reporting.RunProjection.from_status(status, gone)
@@ -111,11 +113,11 @@ def report(options: argparse.Namespace) -> int:
     """Write the report, and what else is missing of the results, and print its path."""
     from ensemble.controller.unfinished import complete_results
     from ensemble.reporting import write_report
-    from ensemble.store import RunDir, StoreError, WriteError, fold, read_events
+    from ensemble.store import RunDir, StoreError, WriteError, read_state
     from ensemble.store.verification import save_result_digests
 
     run_dir = RunDir(options.run_dir)
-    path, state = run_dir.report, fold(read_events(run_dir.events))
+    path, state = run_dir.report, read_state(run_dir.events)
     try:
         written = complete_results(run_dir, state, [] if options.samples else [path.name])
         if options.samples or path.name not in written:  # it has not ended

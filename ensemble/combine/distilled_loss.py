@@ -76,10 +76,10 @@ class Teacher:
     def _load(self) -> EnsembleModel:
         from ensemble.combine.loading import load
         from ensemble.combine.metrics import CombineError
-        from ensemble.store import RunDir, StoreError, fold, read_events
+        from ensemble.store import RunDir, StoreError, read_state
 
         try:
-            found = digest_combination(fold(read_events(RunDir(self.run_dir).events)))
+            found = digest_combination(read_state(RunDir(self.run_dir).events))
             if found != self.digest:
                 raise TrainingError(
                     f"the ensemble of {self.run_dir} is another one than the student began to learn from (it was "

@@ -73,10 +73,10 @@ def load(
             method needs are not there, or the task knows no uncertainty; or code that a member was trained with
             could not be kept in the run, and is another now.
     """
-    from ensemble.store import RunDir, fold, read_events
+    from ensemble.store import RunDir, read_state
 
     run = RunDir(run_dir)
-    state = fold(read_events(run.events))
+    state = read_state(run.events)
     # of the last start: a declaration that came after it, and did not start, trained nobody
     ensemble = run.load_ensemble(state.header.code, takes_settings=True)
     recipe = ensemble.recipe
@@ -455,7 +455,7 @@ def _read_last(
     run: RunDir, member: MemberState, parts: Collection[str], *, mapped: bool = False
 ) -> dict[str, Any]:
     """Parts of the last checkpoint of a member."""
-    from ensemble.store import DamagedError, fold, read_checkpoint, read_events
+    from ensemble.store import DamagedError, read_checkpoint, read_state
 
     if member.checkpoint is None:
         raise CombineError(
@@ -464,7 +464,7 @@ def _read_last(
     try:
         return read_checkpoint(run, member, parts, mapped=mapped)
     except DamagedError:
-        now = fold(read_events(run.events)).members[member.id]
+        now = read_state(run.events).members[member.id]
         if now.checkpoint == member.checkpoint:
             raise
         return read_checkpoint(run, now, parts, mapped=mapped)  # one that still trains has saved others since

@@ -216,9 +216,9 @@ def read_per_class(run_dir: RunDir, state: RunState | None = None) -> dict[str, 
     """
     from ensemble.combine.prediction_matrix import PredictionMatrix, read_prediction_matrix
     from ensemble.combine.recorded import read_combined
-    from ensemble.store import fold, read_events
+    from ensemble.store import read_state
 
-    state = fold(read_events(run_dir.events)) if state is None else state
+    state = read_state(run_dir.events) if state is None else state
     combined = state.combined or NOT_COMBINED
     split = combined.split or "test"
     ensemble = read_combined(run_dir, state, split)

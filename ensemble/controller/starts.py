@@ -29,10 +29,9 @@ from ensemble.store import (
     RunDir,
     RunState,
     StoreError,
-    fold,
     keep_checkpoint,
     keep_weights,
-    read_events,
+    read_state,
     revision,
     versions,
 )
@@ -192,7 +191,7 @@ def find_start(start: str) -> StartPlan:
         raise StoreError(f"start={start!r} is a whole run: name one of its members, such as {start}/member-0")
     if not RunDir(folder).events.exists():
         raise StoreError(f"start={start!r} is neither a file of weights nor RUN_DIR/MEMBER")
-    state = fold(read_events(RunDir(folder).events))
+    state = read_state(RunDir(folder).events)
     members = state.members
     if path.name not in members:
         raise StoreError(unknown_name(f"start={start!r}: {folder} has no member", path.name, list(members)))

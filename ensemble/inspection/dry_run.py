@@ -25,7 +25,7 @@ from ensemble.spec.identity import compute_cost_key
 from ensemble.spec.out_of_fold import is_out_of_fold
 from ensemble.spec.sample_weights import list_held_out
 from ensemble.spec.search_space import sample_space
-from ensemble.store import RunDir, RunState, StoreError, fold, is_locked, read_events
+from ensemble.store import RunDir, RunState, StoreError, is_locked, read_state
 
 if TYPE_CHECKING:
     from ensemble.schedule import Node
@@ -142,7 +142,7 @@ def _check_run_dir(
     known.check_is_free(ensemble)
     state = RunState()
     if known.info_file.exists() and known.events.exists():
-        state = fold(read_events(known.events))
+        state = read_state(known.events)
         in_progress = bool(is_locked(known.events))
         check_same(state, ensemble, known.path, in_progress=in_progress, accepts_data=accepts_data)
         check_code(state, code, known, accept=accept)

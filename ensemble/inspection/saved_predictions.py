@@ -11,7 +11,7 @@ from ensemble.events import NOT_COMBINED
 from ensemble.spec import PREDICTED_SPLITS, SpecError, check_choice, unknown_name
 from ensemble.spec.frames import make_frame
 from ensemble.spec.task import LABELS
-from ensemble.store import RunDir, StoreError, fold, read_events, read_predictions
+from ensemble.store import RunDir, StoreError, read_predictions, read_state
 from ensemble.store.predictions import list_splits
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def load_predictions(
 
     check_choice("load_predictions(split=)", split, PREDICTED_SPLITS)
     run = RunDir(run_dir)
-    state = fold(read_events(run.events))
+    state = read_state(run.events)
     combined = state.combined or NOT_COMBINED
     if member is None:
         if combined.weights:

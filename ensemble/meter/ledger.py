@@ -137,13 +137,21 @@ class Ledger:
         Args:
             full: with its part of what serves several members; without a peak, which only rows of its own have.
         """
-        known = self._full_uses_of_members if full else self._uses_of_members
-        return {member: self.member(member, full) for member in sorted(known, key=natural_key)}
+        return self._full_totals_of_members if full else self._totals_of_members
 
     def member(self, member: str, full: bool = False) -> Total:
         """As `by_member` has it; nothing and ``unavailable`` where the log says nothing of it."""
         uses = (self._full_uses_of_members if full else self._uses_of_members).get(member, [])
         return self._sum(uses, self.held_s.get(member, 0.0), None if full else self._peaks.get(("member", member)))
+
+    @cached_property
+    def _totals_of_members(self) -> dict[str, Total]:
+        return {member: self.member(member) for member in sorted(self._uses_of_members, key=natural_key)}
+
+    @cached_property
+    def _full_totals_of_members(self) -> dict[str, Total]:
+        known = sorted(self._full_uses_of_members, key=natural_key)
+        return {member: self.member(member, full=True) for member in known}
 
     @cached_property
     def _uses_of_members(self) -> dict[str, list[_KeyAndUse]]:

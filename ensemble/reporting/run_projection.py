@@ -17,7 +17,7 @@ from ensemble.meter.ledger_rows import Total
 from ensemble.reporting.ranking import best_member, finite_or_none, metric
 from ensemble.reporting.sections.time_to_solution import TimeToSolution, measure_time_to_solution
 from ensemble.reporting.time_left import count_epochs
-from ensemble.store.event_handlers import fold
+from ensemble.store.folding import fold
 
 if TYPE_CHECKING:
     from ensemble.events import Event

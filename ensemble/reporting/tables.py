@@ -58,8 +58,8 @@ class Column:
         return [[self._fill(line, size) for line in lines] for lines in folded]
 
     def _fill(self, line: str, size: int) -> str:
-        space = " " * (size - _measure(line))
-        return space + line if self.is_number else line + space
+        characters = size - _measure(line) + len(line)
+        return line.rjust(characters) if self.is_number else line.ljust(characters)
 
 
 def fit(columns: Sequence[Column], width: int | None = None) -> list[Column]:

@@ -5,9 +5,10 @@ Importing this loads neither torch nor Optuna.
 
 from ensemble.store.checkpoint import load_checkpoint, rehearse_checkpoint, save_checkpoint, weights_sha256
 from ensemble.store.errors import DamagedError, OtherPythonError, StoreError, UnlikeRows, WriteError
-from ensemble.store.event_handlers import apply_event, fold
+from ensemble.store.event_handlers import apply_event
 from ensemble.store.event_log import EventLog, is_locked
 from ensemble.store.files import format_command
+from ensemble.store.folding import fold, read_state
 from ensemble.store.initial_weights import (
     keep_checkpoint,
     keep_weights,
@@ -58,6 +59,7 @@ __all__ = [
     "pickle_by_value",
     "read_checkpoint",
     "read_events",
+    "read_state",
     "read_events_from",
     "read_predictions",
     "rehearse_checkpoint",

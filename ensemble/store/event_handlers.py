@@ -1,9 +1,8 @@
 """Builds a run's state from its event log, one event at a time.
 
-    state = fold(read_events(run_dir.events))
-
-`apply_event` is one step of the fold. A controller applies each event that it appends to the log, so its own state
-and the state that a later reader computes are the same. Nothing here uses a file, a clock or a process.
+`apply_event` is one step of the fold (`ensemble.store.folding`). A controller applies each event that it appends
+to the log, so its own state and the state that a later reader computes are the same. Nothing here uses a file, a
+clock or a process.
 
 A member's life: waiting -> placed -> running -> finished | pruned | stopped | failed | cancelled. `failed` with
 `retry` is waiting again. A run that was stopped or killed has members that were placed, running or stopped. A
@@ -19,39 +18,12 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 import ensemble.events as events
-from ensemble.events import Event, to_dict
+from ensemble.events import Event
 from ensemble.spec.identity import find_first_own_epoch
-from ensemble.store.errors import DamagedError, StoreError
+from ensemble.store.errors import StoreError
 from ensemble.store.log_lines import add_files
 from ensemble.store.member import ENDED, OUTDATED, UNCOMBINED, Exclusion, MemberState, Span
 from ensemble.store.state import RunState
-
-
-def fold(log: Iterable[Event]) -> RunState:
-    """Returns the state after these events, the first of which is the log's first.
-
-    Raises:
-        DamagedError: one of them does not fit to those before it.
-    """
-    state = RunState()
-    for event in log:
-        try:
-            apply_event(state, event)
-        except EVENT_ERRORS as error:
-            raise make_event_error(event, error) from error
-    return state
-
-
-#: What `apply_event` may raise for an event that does not fit to those before it.
-EVENT_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
-
-def make_event_error(event: Event, error: Exception) -> DamagedError:
-    """The error for an event of a log that raised one of `EVENT_ERRORS`."""
-    return DamagedError(
-        f"the event {event.type!r} of {event.t:.6f} does not fit to those before it in events.jsonl "
-        f"({type(error).__name__}: {error}): lines are missing before it"
-    )
 
 
 def apply_event(run: RunState, event: Event) -> None:
@@ -269,11 +241,15 @@ def _update_feeder(run: RunState, event: events.Feeder) -> None:
     run.feeders[key] = event
 
 
+#: Fields of `member` events that are the member's identity.
+_IDENTITY = tuple(name for name in events.MemberDeclared.__struct_fields__ if name not in ("v", "t"))
+
+
 def _declare_member(run: RunState, event: events.MemberDeclared) -> None:
     known = event.member in run.members
     member = run.member(event.member, event.number)
     before = member.identity
-    member.identity = {name: value for name, value in to_dict(event).items() if name not in ("v", "t", "type")}
+    member.identity = {name: getattr(event, name) for name in _IDENTITY}
     if any(before.get(name) != member.identity[name] for name in ("workers", "communicator", "compression")):
         member.plan = None  # it was for another exchange
     if event.number is not None:

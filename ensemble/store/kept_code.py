@@ -30,7 +30,7 @@ from ensemble.spec.user_imports import find_import_folder
 from ensemble.store.declaration import Declaration
 from ensemble.store.errors import OtherPythonError, StoreError
 from ensemble.store.files import encode_json, fsync_directory, write_bytes
-from ensemble.store.log_lines import read_events, read_files
+from ensemble.store.log_lines import read_files
 from ensemble.store.unpicklable import describe_unpicklable
 from ensemble.user_code.fingerprint import PYTHON, Code
 from ensemble.user_code.imports import users_modules
@@ -146,7 +146,7 @@ def remove_unused_code(run_dir: RunPaths, but: str) -> None:
     Args:
         but: fingerprint of the present code.
     """
-    from ensemble.store.event_handlers import fold
+    from ensemble.store.folding import read_state
 
     folder = run_dir.code(but).parent
     saved = (run_dir.path / file for file in read_files(run_dir.events).files)
@@ -154,7 +154,7 @@ def remove_unused_code(run_dir: RunPaths, but: str) -> None:
     unused = {each.name for each in kept if is_fingerprint(each.name) and each.is_dir() and not each.is_symlink()}
     unused -= {but}
     if unused:
-        state = fold(read_events(run_dir.events))
+        state = read_state(run_dir.events)
         unused -= {one.code for one in state.members.values() if one.checkpoint}
         unused -= {state.header.code}
     for name in unused:

@@ -12,20 +12,18 @@ one that does not belong to this log, is damaged or of another version is not us
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
 
 import msgspec
 
 from ensemble.events import Epoch
 from ensemble.meter import LedgerView
-from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, make_event_error
+from ensemble.store.event_handlers import apply_event
 from ensemble.store.files import StoreError, write_bytes
+from ensemble.store.folding import EVENT_ERRORS, make_event_error, without_garbage_collection
 from ensemble.store.follower import LogFollower, LogReplacedError
 from ensemble.store.member import UnknownEpochsError
 from ensemble.store.rundir import RunDir
@@ -95,8 +93,9 @@ class RunStatus:
             StoreError: there is no run, or its log is unreadable.
         """
         status = cls(run_dir)
-        status._load_snapshot()
-        status.update()
+        with without_garbage_collection():
+            status._load_snapshot()
+            status.update()
         return status
 
     def update(self) -> None:
@@ -170,8 +169,7 @@ class RunStatus:
             known = head["v"] == VERSION and head["sha256"] == _digest(body)
             if not known or head["tail"] != self._digest_tail(head["offset"]):
                 return
-            with _without_garbage_collection():
-                kept = _DECODER.decode(body)
+            kept = _DECODER.decode(body)
             self.state, self.used = kept.state, kept.used
             self._kept_at = head["offset"]
             self._log = LogFollower(self._run_dir, self._kept_at)
@@ -188,18 +186,6 @@ class RunStatus:
             first = file.read(TAIL_BYTES // 16)[:offset]
             file.seek(max(0, offset - TAIL_BYTES))
             return _digest(b"%d " % offset + first + file.read(min(offset, TAIL_BYTES)))
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disables the garbage collector within the context: it would scan a million new objects in vain."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _digest(content: bytes) -> str:

@@ -14,11 +14,10 @@ from ensemble.events import RunFinished
 from ensemble.interrupts import raise_if_deferred
 from ensemble.store.digests import digest_file, open_checked
 from ensemble.store.errors import DamagedError, StoreError
-from ensemble.store.event_handlers import fold
 from ensemble.store.files import write_json
+from ensemble.store.folding import read_state
 from ensemble.store.frozen_arrays import list_arrays, name_to_digest
 from ensemble.store.initial_weights import load_initial_state
-from ensemble.store.log_lines import read_events
 from ensemble.store.member import ENDED, MemberState
 from ensemble.store.mirror import is_of_run
 from ensemble.store.rundir import RunDir
@@ -70,7 +69,7 @@ def verify(run_dir: RunDir) -> list[FileCheck]:
         StoreError: there is no run, or its log is unreadable.
     """
     try:
-        state = fold(read_events(run_dir.events))
+        state = read_state(run_dir.events)
     except DamagedError as error:  # what it names of other files is not known to be right
         return [FileCheck(run_dir.events.name, "log", None, "damaged", str(error))]
     found = list(_verify(run_dir, state))
@@ -78,7 +77,7 @@ def verify(run_dir: RunDir) -> list[FileCheck]:
         lost = {each.member for each in found if not each.is_sound}
         if not lost:
             break
-        before, state = state.members, fold(read_events(run_dir.events))
+        before, state = state.members, read_state(run_dir.events)
         # A member that trains has removed what the log named before.
         moved = [each for each in state.members.values() if each.id in lost and each != before[each.id]]
         if not moved:

@@ -22,7 +22,7 @@ from ensemble.reporting.comparison.declarations import Declared
 from ensemble.reporting.dashboard.comparison_document import Compared, Document, Pair, describe_comparison
 from ensemble.reporting.dashboard.runs import recall_declared
 from ensemble.store import RunDir, StoreError
-from ensemble.store.event_handlers import EVENT_ERRORS
+from ensemble.store.folding import EVENT_ERRORS
 from ensemble.store.regular_files import measure
 
 if TYPE_CHECKING:

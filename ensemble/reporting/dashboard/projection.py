@@ -30,7 +30,8 @@ from ensemble.reporting.dashboard.tables import describe_tables
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.sections.notices import Notice, NoticeCollector, group_notices
 from ensemble.reporting.time_left import TimeLeftEstimator
-from ensemble.store.event_handlers import EVENT_ERRORS, apply_event, make_event_error
+from ensemble.store.event_handlers import apply_event
+from ensemble.store.folding import EVENT_ERRORS, make_event_error
 from ensemble.store.state import RunState
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from ensemble.reporting.dashboard.run_section import describe_head
 from ensemble.reporting.run_projection import RunProjection
 from ensemble.reporting.status import SILENT_S, describe_lost_controller
 from ensemble.store import RunDir, RunStatus, StoreError
-from ensemble.store.event_handlers import EVENT_ERRORS
 from ensemble.store.files import write_bytes
+from ensemble.store.folding import EVENT_ERRORS
 from ensemble.store.regular_files import open_regular, read_regular
 
 LEVELS = 2
