@@ -24,6 +24,7 @@ from ensemble.combine.thresholds import with_thresholds
 from ensemble.events import NOT_COMBINED, Combined
 from ensemble.spec import COMBINERS, Recipe, unknown_name
 from ensemble.spec.task import CLASSIFICATION, Task, as_task
+from ensemble.store.member import OTHERWISE
 from ensemble.user_code.fingerprint import code_of
 from pipelines.environment.library_settings import keep_settings, keeps_settings
 
@@ -111,6 +112,9 @@ def explain_unloadable(run: RunDir, state: RunState, recipe: Any, members: Seque
     """Why no model of these members that predicts can be loaded, and what to declare; None where one can."""
     if not isinstance(recipe, Recipe):
         return "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"
+    for name in members:
+        if any((other := text).startswith(OTHERWISE) for text in state.members[name].remarks):
+            return f"{name}: {other}"
     for name in members if recipe.predict is None and recipe.loss is None else ():
         seen = _read_observation(run, state.members[name])
         if seen is None or seen.call is None:

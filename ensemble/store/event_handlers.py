@@ -22,7 +22,7 @@ from ensemble.events import Event
 from ensemble.spec.identity import find_first_own_epoch
 from ensemble.store.errors import StoreError
 from ensemble.store.log_lines import add_files
-from ensemble.store.member import ENDED, OUTDATED, UNCOMBINED, Exclusion, MemberState, Span
+from ensemble.store.member import ENDED, OTHERWISE, OUTDATED, UNCOMBINED, Exclusion, MemberState, Span
 from ensemble.store.state import RunState
 
 
@@ -165,7 +165,8 @@ def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
         trained = run.finished.get(member.id, member.trained)
         reopen_member(run, member, t)
         member.trained = trained
-        member.remarks = [text for text in member.remarks if not text.startswith((UNCOMBINED, OUTDATED))]
+        found_again = (UNCOMBINED, OTHERWISE, OUTDATED)
+        member.remarks = [text for text in member.remarks if not text.startswith(found_again)]
     run.combined = None
 
 

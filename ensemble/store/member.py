@@ -17,6 +17,8 @@ ENDED: frozenset[str] = frozenset(("finished", "pruned", "failed", "cancelled"))
 
 #: How remarks begin that hold only for what a member predicts.
 UNCOMBINED = "there will be no combined model"
+#: How the remark begins of a member whose predictions no loaded model would make.
+OTHERWISE = "predict_all(function) predicts otherwise than a loaded model would"
 #: How the remark begins of a member with `outdated`.
 OUTDATED = "it could not be evaluated again, so that its figures are those of before and it is not combined"
 

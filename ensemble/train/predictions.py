@@ -13,7 +13,7 @@ from ensemble.spec.losses import find_wrong_label
 from ensemble.spec.split_metrics import list_asked
 from ensemble.spec.task import CLASSIFICATION, LABELS, Task, as_task, find_known
 from ensemble.store import PredictedRows, UnlikeRows
-from ensemble.store.member import UNCOMBINED
+from ensemble.store.member import OTHERWISE, UNCOMBINED
 from ensemble.train.call import Observation, find_target, take_fields
 from ensemble.train.data import as_stored_target
 from ensemble.train.evaluator import Evaluator
@@ -126,10 +126,7 @@ def _explain_otherwise(
             return None
         with seeded(seed, state.device):
             values = function(model, batch)
-    return (
-        "predict_all(function) predicts otherwise than a loaded model would, so that none can be loaded: declare "
-        "the function as Recipe.predict"
-    )
+    return f"{OTHERWISE}, so that none can be loaded: declare the function as Recipe.predict"
 
 
 def explain_shape_mismatch(task: Task, values: Tensor, target: Tensor | None) -> str | None:

@@ -37,6 +37,10 @@ def predict(model: Any, batch: Any) -> Any:
     return model(batch["x"] * 2).softmax(dim=1)
 
 
+def predict_otherwise(model: Any, batch: Any) -> Any:
+    return model(batch["x"]).softmax(dim=1)
+
+
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
@@ -46,8 +50,12 @@ def predict(model: Any, batch: Any) -> Any:
             "function calls the model of member-0: declare Recipe.predict",
         ),
         (Recipe(model=build, train=loop, predict=predict), None),
+        (
+            Recipe(model=build, train=loop, predict=predict_otherwise),
+            "member-0: predict_all(function) predicts otherwise than a loaded model would",
+        ),
     ],
-    ids=["a function", "without predict", "with predict"],
+    ids=["a function", "without predict", "with predict", "with another predict"],
 )
 def test_the_summary_promises_a_loaded_model_where_loading_works(
     recipe: Any, said: str | None, tmp_path: Path
@@ -65,5 +73,5 @@ def test_the_summary_promises_a_loaded_model_where_loading_works(
         assert ensemble.load(tmp_path)(batch).shape == (2, 3)
         return
     assert "it cannot be loaded as one model" in shown and said in shown
-    with pytest.raises((CombineError, OutputError), match="declare Recipe"):
+    with pytest.raises((CombineError, OutputError), match=r"declare .*Recipe"):
         ensemble.load(tmp_path)(batch)
