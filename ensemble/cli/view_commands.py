@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from ensemble.cli.control_commands import POLL_S
 from ensemble.cli.run_commands import EXIT_FAILED
 from ensemble.spec import SpecError
 from ensemble.store.files import format_command
+from ensemble.store.folding import without_garbage_collection
 
 if TYPE_CHECKING:
     from ensemble.store import RunDir
@@ -22,16 +22,22 @@ CHECK_S = 1.0  # between two looks whether a run that is watched still has its c
 
 def status(options: argparse.Namespace) -> int:
     """Show the state of the run and a row for each member."""
-    from ensemble import reporting
-    from ensemble.store import RunDir, RunStatus
-    from ensemble.store.mirror import load_status
+    from ensemble.store import RunDir
 
     run_dir = RunDir(options.run_dir)
     if options.watch:
         if options.json:
             raise SpecError("--watch shows a table until the run ends, and --json writes one: give one of them")
         return _watch(run_dir)
-    gc.disable()  # the command ends soon: looking for garbage among a million objects would take most of its time
+    with without_garbage_collection():
+        return _show_status(run_dir, options)
+
+
+def _show_status(run_dir: RunDir, options: argparse.Namespace) -> int:
+    from ensemble import reporting
+    from ensemble.store import RunStatus
+    from ensemble.store.mirror import load_status
+
     status = RunStatus.load(run_dir)
     gone = reporting.describe_lost_controller(run_dir, status.state, silent_s=reporting.SILENT_S)
     run = reporting.RunProjection.from_status(status, gone)

@@ -21,7 +21,7 @@ from ensemble.reporting.text import visible
 GAP = 2  # blanks between columns
 NARROWEST = 8  # of a column of texts that may be folded
 
-# What a text must not begin with, or a spreadsheet runs it; the page's `save.js` has the same rules.
+# What a text must not begin with, or a spreadsheet runs it.
 _RUN = re.compile("[=+\\-@\uff1d\uff0b\uff0d\uff20]")
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 

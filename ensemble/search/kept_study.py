@@ -90,6 +90,8 @@ class KeptStudy:
             with contextlib.suppress(KeyError):
                 study = self._storage.get_study_id_from_name(name)
                 owners[name] = self._storage.get_study_user_attrs(study).get("run_id")
+                if owners[name] is None and name.endswith(f"-{self._run_id[:8]}"):  # of a start that was killed
+                    owners[name] = self._claim(study)
                 if self._joins or owners[name] == self._run_id:
                     self.name = name
                     self._check_objectives(study)
@@ -104,9 +106,14 @@ class KeptStudy:
             )
         with silence_optuna():
             study = self._storage.create_new_study(self._directions, self.name)
-        self._storage.set_study_user_attr(study, "run_id", self._run_id)
-        self._storage.set_study_system_attr(study, "study:metric_names", self._objectives)
+        self._claim(study)
         return study
+
+    def _claim(self, study: int) -> str:
+        """Write whose study it is, at last; returns the run's id."""
+        self._storage.set_study_system_attr(study, "study:metric_names", self._objectives)
+        self._storage.set_study_user_attr(study, "run_id", self._run_id)
+        return self._run_id
 
     def _check_objectives(self, study: int) -> None:
         before = self._storage.get_study_system_attrs(study).get("study:metric_names", self._objectives)
@@ -154,6 +161,7 @@ class KeptStudy:
                     raise StoreError(f"{said}; a resume goes on with the search") from None
                 _log.warning("%s; it is tried again in %g s", said, pause_s)
                 time.sleep(pause_s)
+        raise StoreError(self._explain("cannot be written", "somebody else ends its trials"))
 
     def _save(self, trials: Mapping[int, FrozenTrial]) -> None:
         amended = {number: trial for number, trial in trials.items() if not self._create(number, trial)}

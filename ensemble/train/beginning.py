@@ -31,20 +31,31 @@ def measure_beginning(
             fd = dump(value)
         except PipelineError:  # some modules cannot go by value; a run has them imported
             continue
-        command = [sys.executable, "-m", __name__, str(fd), folder, *words]
-        done = subprocess.run(command, env=dict(environment), pass_fds=[fd], capture_output=True, text=True)
+        figures, writes = os.pipe()  # standard output is of the user's code
+        command = [sys.executable, "-m", __name__, str(fd), str(writes), folder, *words]
+        done = subprocess.run(
+            command,
+            env=dict(environment),
+            pass_fds=[fd, writes],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
         os.close(fd)
+        os.close(writes)
         if done.returncode:
-            log.debug("what a process takes before its first step is not known: %s", done.stderr)
-        found |= {
-            k: v for line in done.stdout.splitlines() if line[:2] == '{"' for k, v in json.loads(line).items()
-        }
+            log.debug("what a process takes before its first step is not known: %s", done.stderr.decode())
+        with open(figures, encoding="ascii") as lines:
+            for line in lines:
+                found |= json.loads(line)
     return found
 
 
-def _measure(fd: int, folder: str, preloaded: list[str]) -> None:
+def _measure(fd: int, writes: int, folder: str, preloaded: list[str]) -> None:
+    def report(**figures: float) -> None:
+        os.write(writes, json.dumps(figures).encode() + b"\n")
+
     if not preloaded:
-        print(f"\n{json.dumps({'prepare': _time(lambda: load(fd).fields)})}")
+        report(prepare=_time(lambda: load(fd).fields))
         return
     for name in preloaded:
         importlib.import_module(name)
@@ -52,14 +63,13 @@ def _measure(fd: int, folder: str, preloaded: list[str]) -> None:
     from ensemble.train.trial_steps import measure_here
 
     warm_up()
-    print(json.dumps({"preload": time.process_time()}), flush=True)
+    report(preload=time.process_time())
     began = time.process_time()
     ensemble, member = load(fd)
-    found = {"load": time.process_time() - began}
+    report(load=time.process_time() - began)
     once, again = (_time(lambda: measure_here(ensemble, [member], folder, 0.0)) for _ in range(2))
     build = getattr(ensemble.recipe, "model", lambda params: None)
-    found |= {"train": max(0.0, once - again), "measure": again, "build": _time(lambda: build(member.params))}
-    print(f"\n{json.dumps(found)}")
+    report(train=max(0.0, once - again), measure=again, build=_time(lambda: build(member.params)))
 
 
 def _time(call: Callable[[], Any]) -> float:
@@ -69,4 +79,4 @@ def _time(call: Callable[[], Any]) -> float:
 
 
 if __name__ == "__main__":
-    _measure(int(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    _measure(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -42,7 +42,7 @@ class Jsonl(TextTable):
         self.columns = tuple(self._kinds)
         self.types = {name: _json_types.describe(kind) for name, kind in self._kinds.items()}
         self.types |= {name: kind for name, kind in self._declared.items() if kind != "str"}
-        self._form = [str(kind) for kind in self._kinds.values()]
+        self._form = [[str(kind), name in self._declared] for name, kind in self._kinds.items()]
         self._load()
 
     def _infer_types(self, asked: Sequence[str] | None) -> tuple[str, list[str]]:

@@ -54,7 +54,7 @@ class SourcesFolder:
                 raise PipelineError(f"{path}, where sources keep files, is not a folder that you alone write to")
             own_bytes = sum(size for _, size, _ in _list_files(path))
             limit = int(float(limit_text)) if limit_text else own_bytes // 2 + shutil.disk_usage(path).free // 2
-        except ValueError:
+        except (ValueError, OverflowError):
             raise PipelineError(f"{BYTES} must be a number of bytes, got {limit_text!r}") from None
         except OSError as error:
             raise PipelineError(

@@ -7,13 +7,14 @@ again. A record batch has the rows of some megabytes of text: the fields, what i
 from __future__ import annotations
 
 import codecs
+import contextlib
 import functools
 import hashlib
 import io
 import json
 import logging
-import mmap
 import os
+import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipelines.errors import PipelineError, SampleError
+from pipelines.sources._checked_arrow import CheckedTable, DamagedFile, write_batches
 from pipelines.sources._columns import MissingValue, make_nested_reader
 from pipelines.sources._file_records import GroupedRecords
 from pipelines.sources._files import OPEN_FILES, File
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 BLOCK_BYTES = 4 << 20
 _LARGE_BYTES = 1 << 30  # that take a minute to convert
 # What makes the Arrow files.
-_MODULES = ("_columns", "_csv", "_csv_types", "_json_types", "_jsonl", "_text_table")
+_MODULES = ("_checked_arrow", "_columns", "_csv", "_csv_types", "_json_types", "_jsonl", "_text_table")
 _KEPT_BATCHES = 4096  # of which a process keeps the readers; their data are mapped
 # First bytes of compressed files, of which no row can be read without all that come before it.
 _COMPRESSED = (
@@ -69,16 +71,24 @@ class TextTable(GroupedRecords):
             PipelineError: a file cannot be converted, or there is no row.
         """
         files = self.files
-        self._tables = RecentlyUsed[int, Any](OPEN_FILES)
+        self._tables = RecentlyUsed[int, CheckedTable](OPEN_FILES)
         self._groups: list[tuple[int, int]] = []  # (number of the file, of the batch in it)
-        bounds, counts = [0], list[int]()
+        bounds, counts, kept_bytes = [0], list[int](), 0
         for number in range(len(files)):
             table = self._tables.get(number, self._open_table)
-            first = bounds[-1]
-            for batch in range(table.num_record_batches):
+            first, kept_bytes = bounds[-1], kept_bytes + table.size
+            for batch, rows in enumerate(table.rows):
                 self._groups.append((number, batch))
-                bounds.append(bounds[-1] + table.get_batch(batch).num_rows)
+                bounds.append(bounds[-1] + rows)
             counts.append(bounds[-1] - first)
+        if kept_bytes > (limit := find_folder().limit):
+            log.warning(
+                "%s and others: their Arrow files take %.1f MB, and %.1f MB may be kept, so that they are made "
+                "again at each opening: allow more by ENSEMBLE_SOURCES_BYTES=, or convert the files to Parquet",
+                files[0].path,
+                kept_bytes / 1e6,
+                limit / 1e6,
+            )
         super().__init__(files, counts, bounds, _KEPT_BATCHES, "record")
 
     def _recall(self, options: Any, find: Callable[[], Any]) -> Any:
@@ -91,11 +101,15 @@ class TextTable(GroupedRecords):
         key = [_digest_code(), self._describe_class(), [file.content_key() for file in self.files], options]
 
         def write(path: str) -> None:
-            with open(path, "w", encoding="ascii") as kept:
-                json.dump(find(), kept)
+            found = json.dumps(find()).encode()  # which may take long: the file is opened afterwards
+            Path(path).write_bytes(b"%08x%b" % (zlib.crc32(found), found))
 
-        with find_folder().open("types", f"{self.kind}.json", key, 0, write) as kept:
-            return json.loads(kept.read())
+        while True:
+            with find_folder().open("types", f"{self.kind}.json", key, 0, write) as kept:
+                checksum, found = kept.read(8), kept.read()
+            if checksum == b"%08x" % zlib.crc32(found):
+                return json.loads(found)
+            _discard(kept.name)
 
     @abstractmethod
     def _parse(self, file: File) -> Iterator[tuple[int, int, Any]]:
@@ -123,27 +137,23 @@ class TextTable(GroupedRecords):
         if rows:
             yield lines, rows
 
-    def _write_table(self, file: File, path: str) -> None:
+    def _convert(self, file: File) -> Iterator[Any]:
+        """Yields the record batches of a file."""
         import pyarrow
 
-        writer = None
-        with pyarrow.OSFile(path, "wb") as sink:
-            for lines, rows in self._iterate_blocks(file):
+        for lines, rows in self._iterate_blocks(file):
 
-                def where(row: int, lines: list[int] = lines) -> str:
-                    return f"{file.path}, line {lines[row]}"
+            def where(row: int, lines: list[int] = lines) -> str:
+                return f"{file.path}, line {lines[row]}"
 
-                fields, problems = self._make_columns(rows, where)
-                problems |= {row: values for row, values in enumerate(rows) if isinstance(values, str)}
-                errors = pyarrow.array([problems.get(row) for row in range(len(rows))], pyarrow.string())
-                columns = [*fields, errors, pyarrow.array(lines, pyarrow.int64())]
-                batch = pyarrow.record_batch(columns, [str(number) for number in range(len(columns))])
-                writer = writer or pyarrow.ipc.new_file(sink, batch.schema)
-                writer.write_batch(batch)
-            (writer or pyarrow.ipc.new_file(sink, pyarrow.schema([]))).close()
+            fields, problems = self._make_columns(rows, where)
+            problems |= {row: values for row, values in enumerate(rows) if isinstance(values, str)}
+            errors = pyarrow.array([problems.get(row) for row in range(len(rows))], pyarrow.string())
+            columns = [*fields, errors, pyarrow.array(lines, pyarrow.int64())]
+            yield pyarrow.record_batch(columns, [str(number) for number in range(len(columns))])
 
-    def _open_table(self, number: int) -> tuple[Any, int]:
-        """The Arrow file of a file, mapped into memory; it is made where it is not there."""
+    def _open_table(self, number: int) -> tuple[CheckedTable, int]:
+        """The Arrow file of a file, mapped into memory; it is made where it is not there, or damaged."""
         import pyarrow
 
         file = self.files[number]
@@ -154,20 +164,29 @@ class TextTable(GroupedRecords):
         def write(path: str) -> None:
             if file.size > _LARGE_BYTES:
                 log.warning("%s: %.1f GB are converted to Arrow, once", file.path, file.size / 1e9)
-            self._write_table(file, path)
+            write_batches(path, self._convert(file))
             file.open().close()  # it is unchanged still
 
         label = f"{os.path.basename(file.path)}.arrow"
-        with find_folder().open("table", label, key, file.size, write) as handle:
-            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-        try:
-            return pyarrow.ipc.open_file(pyarrow.py_buffer(data)), 1
-        except pyarrow.ArrowInvalid as error:
-            raise PipelineError(f"{handle.name}, made of {file.path}, is damaged ({error}): remove it") from None
+        while True:
+            with find_folder().open("table", label, key, file.size, write) as handle:
+                try:
+                    return CheckedTable(handle), 1
+                except DamagedFile:
+                    _discard(handle.name)
+
+    def _get_batch(self, number: int, within: int) -> Any:
+        """A record batch of a file; of an Arrow file that is damaged once that is made again."""
+        while True:
+            table = self._tables.get(number, self._open_table)
+            try:
+                return table.get_batch(within)
+            except DamagedFile:
+                self._tables.drop(number)
+                _discard(table.path)
 
     def _decode(self, group: int) -> tuple[Any, int]:
-        number, within = self._groups[group]
-        batch = self._tables.get(number, self._open_table).get_batch(within)
+        batch = self._get_batch(*self._groups[group])
         *fields, errors, lines = batch.columns
         readers = [
             (name, self._make_reader(name, values)) for name, values in zip(self.columns, fields, strict=True)
@@ -219,6 +238,13 @@ class TextTable(GroupedRecords):
 
     def identity(self) -> Any:
         return {**super().identity(), "columns": [[name, self.types[name]] for name in self.columns]}
+
+
+def _discard(path: str) -> None:
+    """Removes a damaged file of the folder, which is made again."""
+    log.warning("%s is damaged: it is removed, and made again", path)
+    with contextlib.suppress(FileNotFoundError):  # another process has removed it
+        os.unlink(path)
 
 
 @functools.cache

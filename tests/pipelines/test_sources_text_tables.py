@@ -196,17 +196,46 @@ def test_what_was_removed_or_left_unfinished_is_made_again(tmp_path: Path, kept:
     assert not list(kept.glob("*.part"))
     shutil.rmtree(kept)
     assert pickle.loads(sent)[1] == {"x": 2}
-    os.truncate(kept / name, 100)
-    with pytest.raises(SampleError, match=rf"{name}, made of .*a\.jsonl, is damaged .*remove it"):
-        pickle.loads(sent)[1]
 
 
-def test_the_folder_keeps_to_its_limit(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_arrow_file_that_is_damaged_anywhere_is_made_again(
+    tmp_path: Path, kept: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "a.csv", "x,y\n" + "".join(f"{n},t{n}\n" for n in range(2000)))
+    source = sources.csv(path)
+    sent, expected = pickle.dumps(source), list(source)
+    ((name, _),) = tables(kept).items()
+    whole = (kept / name).read_bytes()
+    for place in [*range(0, len(whole), len(whole) // 40), len(whole) - 1]:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        (kept / name).write_bytes(damaged)
+        assert list(pickle.loads(sent)) == expected and (kept / name).read_bytes() == whole
+    for size in (0, 5, 100, len(whole) - 1):
+        os.truncate(kept / name, size)
+        assert list(pickle.loads(sent)) == expected
+    assert "is damaged: it is removed, and made again" in caplog.text
+    (types,) = kept.glob("*csv.json")
+    types.write_bytes(types.read_bytes().replace(b"int64", b"int32"))
+    assert list(sources.csv(path)) == expected
+
+
+def test_a_declared_type_that_loses_digits_is_no_other_source_s(tmp_path: Path, kept: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"x": 0.5}\n{"x": 9007199254740993}\n')
+    assert sources.jsonl(path, columns={"x": "float64"})[1] == {"x": 9007199254740992.0}
+    with pytest.raises(PipelineError, match="digits"):
+        sources.jsonl(path)
+
+
+def test_the_folder_keeps_to_its_limit(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     paths = [write(tmp_path / f"{n}.csv", f"x\n{'a' * 100_000}{n}\n") for n in range(6)]
     monkeypatch.setenv("ENSEMBLE_SOURCES_BYTES", "350_000")
     source = sources.csv(paths, {"x": "str"})
     assert [record["x"][-1] for record in source] == ["0", "1", "2", "3", "4", "5"]
     assert 1 <= len(tables(kept)) <= 3 and sum(file.stat().st_size for file in kept.glob("*.arrow")) <= 350_000
+    assert "ENSEMBLE_SOURCES_BYTES=" in caplog.text
 
 
 def test_a_full_disk_is_said_with_the_folder(tmp_path: Path, kept: Path) -> None:

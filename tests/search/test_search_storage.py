@@ -18,6 +18,7 @@ from small_run import declare
 from studies import read_study
 
 import ensemble
+from ensemble.search.kept_study import KeptStudy
 from ensemble.search.searcher import Searcher
 from ensemble.search.storage import without_password
 from ensemble.spec import Search, loguniform
@@ -59,6 +60,20 @@ def database(tables: Path, tmp_path: Path) -> Path:
     path = tmp_path / "study.db"
     path.write_bytes(tables.read_bytes())
     return path
+
+
+def test_a_run_that_is_killed_while_it_makes_its_study_finds_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, run_id = str(tmp_path / "two.journal"), "bbbbbbbbbeef"
+    train(searcher(url), 0, 0.25)
+    with monkeypatch.context() as patch:
+        patch.setattr(KeptStudy, "_claim", lambda self, study: 1 / 0)
+        with pytest.raises(StoreError, match="cannot be read"):
+            searcher(url, "a", run_id)
+    again = searcher(url, "a", run_id)
+    train(again, 0, 0.5)
+    assert (values(url), values(url, "a-bbbbbbbb")) == ([0.25], [0.5])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
