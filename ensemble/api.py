@@ -37,7 +37,7 @@ from ensemble.store import (
     is_locked,
     write_request,
 )
-from ensemble.store.folding import FoldedLog, without_garbage_collection
+from ensemble.store.folding import FoldedLog
 from ensemble.store.frozen_arrays import check_arrays, release_arrays
 from ensemble.store.kept_code import pickle_ensemble
 from ensemble.store.mirror import begin_mirror
@@ -269,7 +269,6 @@ def choose_free_path(path: str | os.PathLike[str]) -> Path:
 
 
 @keeps_settings
-@without_garbage_collection()
 def resume(
     run_dir: str | os.PathLike[str],
     executor: str | None = None,

@@ -223,6 +223,7 @@ def resume(options: argparse.Namespace) -> int:
     from ensemble.controller.damage import check_declaration, check_ended
     from ensemble.controller.unfinished import explain_rest
     from ensemble.store import RunDir, is_locked, read_events
+    from ensemble.store.folding import without_garbage_collection
     from ensemble.train.data_identity import renew_data
     from pipelines.environment.library_settings import keep_settings
     from pipelines.errors import PipelineError
@@ -262,7 +263,8 @@ def resume(options: argparse.Namespace) -> int:
     how: dict[str, Any] = {**accepted, "epochs": options.epochs, "checked": checked, "begun": begun}
     how["notify"] = _read_addresses(options)
     how |= {"budget": options.budget, "mirror": options.mirror, "limits": read_limits(options)}
-    return _run_to_end(lambda on_event: resume_run(run_dir, options.executor, on_event, **how), options)
+    start = without_garbage_collection()(resume_run)
+    return _run_to_end(lambda on_event: start(run_dir, options.executor, on_event, **how), options)
 
 
 def distill(options: argparse.Namespace) -> int:

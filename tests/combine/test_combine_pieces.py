@@ -79,6 +79,7 @@ def run(path: Path, task: Task, members: int, shape: tuple[int, ...]) -> tuple[R
             metrics={},
             is_checkpoint_removed=False,
             outdated=None,
+            remarks=[],
         )
     return run_dir, SimpleNamespace(members=known, ended=None)
 
