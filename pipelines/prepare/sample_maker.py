@@ -131,12 +131,11 @@ class SampleMaker:
             self._outages.end()
         if not isinstance(sample, dict) and last is None:
             what = "the last stage returned" if self._steps else "the record is"
-            named = '{"image": ..., "label": ...}'
-            raise SampleError(
-                index,
-                self.pipeline.source.where(index),
-                f"{what} {type(sample).__name__}, not a dict: name its values, by a stage that returns {named}",
-            )
+            remedy = 'name its values, by a stage that returns {"image": ..., "label": ...}'
+            if isinstance(sample, list) and all(isinstance(crop, dict) for crop in sample):  # MONAI's crops
+                remedy = "a record makes one sample: take one of them, by a stage as map(lambda crops: crops[0])"
+            why = f"{what} {type(sample).__name__}, not a dict: {remedy}"
+            raise SampleError(index, self.pipeline.source.where(index), why)
         return sample  # type: ignore[no-any-return]
 
     def _wait_to_retry(self, failure: SampleError) -> bool:

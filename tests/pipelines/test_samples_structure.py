@@ -383,6 +383,7 @@ def test_paths_that_mean_two_things_are_refused() -> None:
         ({"index": {"a": np.zeros(2)}}, r"the field name 'index' is taken"),
         ((np.zeros(2), 1), r"the last stage returned tuple, not a dict: name its values, by a stage that returns"),
         (np.zeros(2), r"the last stage returned ndarray, not a dict"),
+        ([{"x": np.zeros(2)}], r"the last stage returned list, not a dict: .* map\(lambda crops: crops\[0\]\)"),
     ],
 )
 def test_what_cannot_stand_in_a_batch_is_refused_with_what_to_do(sample: Any, said: str) -> None:
