@@ -33,6 +33,9 @@ _MEMBER = re.compile("member-[0-9]+")
 #: Pauses in seconds between attempts to write to a database; then the run stops, and a resume goes on.
 PAUSES_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
+#: Seconds within which a run that has made a study says that it is its own.
+CLAIM_S = 2.0
+
 
 def directions(direction: str, further: Iterable[Objective]) -> list[StudyDirection]:
     """Optuna's directions of a study: of the metric, "max" or "min", and of what is optimized beside it."""
@@ -89,9 +92,7 @@ class KeptStudy:
         for name in (self.name,) if self._joins else (f"{self.name}-{self._run_id[:8]}", self.name):
             with contextlib.suppress(KeyError):
                 study = self._storage.get_study_id_from_name(name)
-                owners[name] = self._storage.get_study_user_attrs(study).get("run_id")
-                if owners[name] is None and name.endswith(f"-{self._run_id[:8]}"):  # of a start that was killed
-                    owners[name] = self._claim(study)
+                owners[name] = self._find_owner(study)
                 if self._joins or owners[name] == self._run_id:
                     self.name = name
                     self._check_objectives(study)
@@ -109,11 +110,25 @@ class KeptStudy:
         self._claim(study)
         return study
 
-    def _claim(self, study: int) -> str:
-        """Write whose study it is, at last; returns the run's id."""
+    def _find_owner(self, study: int) -> str | None:
+        """The id of the run whose study it is; an empty one that nobody claims becomes ours.
+
+        A start that was killed has left it.
+        """
+        until = time.monotonic() + CLAIM_S
+        while True:
+            owner: str | None = self._storage.get_study_user_attrs(study).get("run_id")
+            is_like_ours = self._storage.get_study_directions(study) == self._directions
+            if owner is not None or self._joins or not is_like_ours or self._storage.get_n_trials(study):
+                return owner
+            if time.monotonic() > until:
+                self._claim(study)
+                return self._run_id
+            time.sleep(CLAIM_S / 10)
+
+    def _claim(self, study: int) -> None:
         self._storage.set_study_system_attr(study, "study:metric_names", self._objectives)
         self._storage.set_study_user_attr(study, "run_id", self._run_id)
-        return self._run_id
 
     def _check_objectives(self, study: int) -> None:
         before = self._storage.get_study_system_attrs(study).get("study:metric_names", self._objectives)

@@ -58,7 +58,7 @@ def test_a_member_beyond_the_limits_is_refused_and_others_go_on_under_other_limi
 
 @pytest.mark.more
 def test_options_limit_what_runs_at_once(tmp_path: Path) -> None:
-    spec = tmp_path / "spec.py"
+    spec = tmp_path / "limited_spec.py"
     spec.write_text("from execute_members import an_ensemble\n\ndef spec():\n    return an_ensemble()\n")
     command = [sys.executable, "-m", "ensemble.cli", "run", str(spec), "--run-dir", str(tmp_path / "run")]
     limited = [*command, "--executor", "local", "--max-cpus", "1", "--max-gpus=0"]

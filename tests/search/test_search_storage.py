@@ -65,15 +65,14 @@ def database(tables: Path, tmp_path: Path) -> Path:
 def test_a_run_that_is_killed_while_it_makes_its_study_finds_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, run_id = str(tmp_path / "two.journal"), "bbbbbbbbbeef"
-    train(searcher(url), 0, 0.25)
-    with monkeypatch.context() as patch:
-        patch.setattr(KeptStudy, "_claim", lambda self, study: 1 / 0)
-        with pytest.raises(StoreError, match="cannot be read"):
-            searcher(url, "a", run_id)
-    again = searcher(url, "a", run_id)
-    train(again, 0, 0.5)
-    assert (values(url), values(url, "a-bbbbbbbb")) == ([0.25], [0.5])
+    url = str(tmp_path / "two.journal")
+    for number, run_id in enumerate(["aaaaaaaaaeef", "bbbbbbbbbeef"]):
+        with monkeypatch.context() as patch:
+            patch.setattr(KeptStudy, "_claim", lambda self, study: 1 / 0)
+            with pytest.raises(StoreError, match="cannot be read"):
+                searcher(url, "a", run_id)
+        train(searcher(url, "a", run_id), 0, float(number))
+    assert (values(url), values(url, "a-bbbbbbbb")) == ([0.0], [1.0])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
