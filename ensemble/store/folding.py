@@ -53,10 +53,14 @@ class FoldedLog:
         Raises:
             StoreError: there is no log, or it is unreadable.
         """
-        with without_garbage_collection():
-            for events, offset in read_batches(self._path, self._offset):
-                _apply_all(self._state, events)
-                self._offset = offset
+        try:
+            with without_garbage_collection():
+                for events, offset in read_batches(self._path, self._offset):
+                    _apply_all(self._state, events)
+                    self._offset = offset
+        except BaseException:  # part of a batch may have been applied
+            self._offset, self._state = 0, RunState()
+            raise
         return self._state
 
 

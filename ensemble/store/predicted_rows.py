@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ensemble.spec.positions import fill_up, take_positions
 from ensemble.spec.task import CLASSIFICATION, Task
+from ensemble.store.digests import digest_file
 from ensemble.store.errors import UnlikeRows
 from ensemble.store.files import make_directory, make_write_error
 from ensemble.store.predictions import DTYPES, Part, map_file, read_others, write_parts
@@ -230,12 +231,12 @@ class PredictedRows:
         return {name: np.concatenate(parts)[order] for name, parts in self.fields.items() if parts}
 
     def save(
-        self, path: str | os.PathLike[str], split: str, task: Task = CLASSIFICATION, *, beside_others: bool = False
+        self, path: str | os.PathLike[str], split: str, task: Task = CLASSIFICATION, *, beside: str | None = None
     ) -> str:
         """Write the file of the predictions, which is there whole or not at all.
 
         Args:
-            beside_others: keep the predictions on other splits that the file has.
+            beside: the digest of the file that is there, of which the predictions on other splits are kept.
 
         Returns:
             The digest of the file.
@@ -243,6 +244,7 @@ class PredictedRows:
         Raises:
             ValueError: shapes do not fit, or an index is there twice.
             WriteError: the file cannot be written.
+            FileNotFoundError, DamagedError: the file with the digest `beside` is not there.
         """
         index, lengths, values, target = self.index, self.lengths, self._values, self._target
         if task == CLASSIFICATION and not values.shape:
@@ -271,8 +273,8 @@ class PredictedRows:
         if self.fields:
             about["fields"] = {name: own.tolist() for name, own in self.take_fields().items()}
         all_parts, splits = {f"{split}.{name}": part for name, part in named.items()}, {split: about}
-        if beside_others and Path(path).exists():
-            others = read_others(Path(path), split)
+        if beside is not None:
+            others = read_others(Path(path), split, beside)
             all_parts, splits = {**others[0], **all_parts}, {**others[1], **splits}
         return write_parts(Path(path), all_parts, splits)
 
@@ -335,6 +337,7 @@ def save_predictions(
     rows = PredictedRows(Path(path).parent)
     try:
         rows.add(values, index, target)
-        return rows.save(path, split, task, beside_others=True)
+        beside = digest_file(path) if os.path.exists(path) else None
+        return rows.save(path, split, task, beside=beside)
     finally:
         rows.close()

@@ -69,9 +69,14 @@ class Part(NamedTuple):
         return np.dtype(DTYPES[self.dtype]).itemsize * math.prod(self.shape)
 
 
-def read_others(path: Path, split: str) -> tuple[dict[str, Part], dict[str, dict[str, Any]]]:
-    """The tensors of a file, and what its header says of each split, without those of one."""
-    metadata, tensors = _map_tensors(str(path))
+def read_others(path: Path, split: str, digest: str) -> tuple[dict[str, Part], dict[str, dict[str, Any]]]:
+    """The tensors of a file, and what its header says of each split, without those of one.
+
+    Raises:
+        DamagedError: the file has not this digest.
+    """
+    with open_checked(path, digest, follows_link=False) as checked:
+        metadata, tensors = _map_tensors(checked)
     types = {np.dtype(name): dtype for dtype, name in DTYPES.items()}
     others = {name: array for name, array in tensors.items() if name.partition(".")[0] != split}
     splits: dict[str, dict[str, Any]] = json.loads(metadata[KEY])["splits"]
@@ -161,9 +166,11 @@ def load_predictions(
 
 def _make_array(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """An array, in a file without a name where it is large: of all members together it may be more than memory."""
-    if math.prod(shape) * np.dtype(dtype).itemsize < _LEAST_FILED:
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < _LEAST_FILED:
         return np.empty(shape, dtype)
     with tempfile.TemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, size)  # else a full disk would kill the process at the first write
         return np.memmap(file, dtype, shape=shape)
 
 

@@ -96,13 +96,13 @@ class Effects:
         return False
 
     def save_predictions(
-        self, split: str, what: Task, rows: PredictedRows, field: str, *, beside_others: bool
+        self, split: str, what: Task, rows: PredictedRows, field: str, *, beside: str | None
     ) -> str:
         """Save the predictions of all ranks for a split; rank 0 calls it.
 
         Args:
             rows: without a target it is `field` of the samples, where that holds what the task needs.
-            beside_others: keep those on other splits that this attempt has saved.
+            beside: the digest of the file in which this attempt has saved those on other splits.
 
         Returns:
             The digest of the file.
@@ -118,6 +118,6 @@ class Effects:
             is_large = sum(part.nbytes for parts in rows.fields.values() for part in parts) > MOST_FIELDS
             if is_large or self._are_kept(split, rows):
                 rows.fields = {}
-            return rows.save(path, split, what, beside_others=beside_others)
+            return rows.save(path, split, what, beside=beside)
         except ValueError as error:  # another attempt would give the same
             raise TrainingError(f"member.predictions({split!r}), task {what.kind}: {error}") from None

@@ -236,7 +236,7 @@ class Evaluator:
         if not len(rows):
             return
         digest = self._state.effects.save_predictions(
-            split, task, rows, self._state.target, beside_others=bool(self.predictions)
+            split, task, rows, self._state.target, beside=next(iter(self.predictions.values()), None)
         )
         self.predictions = dict.fromkeys([*self.predictions, split], digest)  # one file has all of them
         if split == "valid" and rows.positions is None:

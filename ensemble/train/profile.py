@@ -282,6 +282,6 @@ class _TrialEffects(Effects):
     def end_diverged(self, error: Diverged) -> None:
         """Nothing: a step with a loss that is not finite takes as long as any other."""
 
-    def save_predictions(self, *predicted: Any, beside_others: bool) -> str:
+    def save_predictions(self, *predicted: Any, beside: str | None) -> str:
         """Nothing."""
         return ""

@@ -244,3 +244,19 @@ def test_one_file_has_the_predictions_on_all_splits(tmp_path: Path, rows: int) -
     with pytest.raises(DamagedError, match="has no predictions on 'train': the member saved those on"):
         load_predictions(file, "train")
     assert list_splits(tmp_path / "none") == []
+
+
+def test_a_file_that_is_damaged_between_two_saves_is_not_taken_over(tmp_path: Path) -> None:
+    file, values, index = tmp_path / "p", np.full((1000, 4), 0.25, np.float32), np.arange(1000)
+    digest = save_predictions(file, "valid", values, index, index % 4)
+    rows = PredictedRows(tmp_path)
+    rows.add(values, index, index % 4)
+    content = bytearray(file.read_bytes())
+    content[content.find(values[:2].tobytes())] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DamagedError, match="is damaged: its digest is"):
+        rows.save(file, "test", beside=digest)
+    file.unlink()
+    with pytest.raises(FileNotFoundError):
+        rows.save(file, "test", beside=digest)
+    rows.close()

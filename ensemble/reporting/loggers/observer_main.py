@@ -2,7 +2,7 @@
 
 In: `{"observers": {NAME: OPTIONS}}`, then `{"end": [NAME], "last": EVENT}`; at the end of the input the
 controller is gone. Out: `{"started": true}`; with a "name", `{"failed": TEXT}` when one begins to fail, `{"works":
-true}` when it works again, `{"ended": true, "missing": TEXT}`, TEXT null where everything was written.
+true}` when it works after that or at first, `{"ended": true, "missing": TEXT}`, TEXT null where nothing is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ObserverThread:
         self._make: Callable[[], RunObserver] = lambda: make_observer(run_dir, name, options)
         self._say: Say = lambda message: say({"name": name, **message})
         self._observer: RunObserver | None = None
-        self._failures = 0
+        self._failures, self._works = 0, False  # in a row; whether it has worked in this process
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -97,8 +97,8 @@ class ObserverThread:
             if self._failures == 1:
                 self._say({"failed": describe(error)})
             return min(LONGEST_RETRY_S, RETRY_S * 2.0 ** (self._failures - 1))
-        if self._failures:
-            self._failures = 0
+        if self._failures or not self._works:
+            self._failures, self._works = 0, True
             self._say({"works": True})
         worked_s = time.monotonic() - began
         return observer.follow_s if observer.may_wait else max(observer.follow_s, worked_s * (1 / WORK_SHARE - 1))

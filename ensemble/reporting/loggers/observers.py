@@ -147,6 +147,7 @@ class Observers:
         self.names = list(self._options)
         self._process: _Process | None = None
         self._closed: list[_Process] = []  # their CPU time is still reported
+        self._failing: set[str] = set()  # as was last said, also by a process that has died
         self._is_started, self._deaths, self._start_at = False, 0, 0.0
 
     def start(self) -> None:
@@ -168,7 +169,10 @@ class Observers:
             if not self._process.is_open:
                 events.append(self._note_death())
         if self._is_started and self._process is None and time.monotonic() >= self._start_at:
-            self._start()
+            try:
+                self._start()
+            except OSError as error:  # such as a full disk: training is not touched
+                events.append(self._note_death(f"it cannot be started ({error.strerror}), which is tried again"))
         for event in events:
             if event["state"] != "works":
                 log.warning("%s", describe_logger(event["logger"], event["state"], event["detail"]))
@@ -176,17 +180,19 @@ class Observers:
 
     def _make_event(self, message: Mapping[str, Any]) -> Report | None:
         if "failed" in message:
+            self._failing.add(message["name"])
             return _describe(message["name"], "failing", f"{message['failed']}; it is tried again")
-        if "works" in message:
+        if "works" in message and message["name"] in self._failing:
+            self._failing.remove(message["name"])
             return _describe(message["name"], "works", "")
         return _describe("process", "works", "") if "started" in message and self._deaths else None
 
-    def _note_death(self) -> Report:
+    def _note_death(self, why: str = "") -> Report:
         self._close()
         self._deaths += 1
         wait_s = 0.0 if self._deaths == 1 else min(LONGEST_RESTART_S, RESTART_S * 2.0 ** (self._deaths - 2))
         self._start_at = time.monotonic() + wait_s
-        return _describe("process", "failing", f"it died and is started again; see {self._messages}")
+        return _describe("process", "failing", why or f"it died and is started again; see {self._messages}")
 
     @property
     def _messages(self) -> str:
