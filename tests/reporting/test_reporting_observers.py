@@ -221,8 +221,9 @@ def test_another_logger_follows_the_log_while_one_sleeps_for_ever(tmp_path: Path
     observers.close()
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
 def test_a_logger_that_fails_says_so_once_and_goes_on_when_it_can(
-    webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
 ) -> None:
     monkeypatch.setattr(LIMIT, MANY_S)
     run_dir = write_log(tmp_path / "run", EVENTS[:-1])
@@ -235,10 +236,14 @@ def test_a_logger_that_fails_says_so_once_and_goes_on_when_it_can(
     assert (event["logger"], event["state"]) == ("tensorboard", "failing") and "it is tried again" in event[
         "detail"
     ]
+    if is_killed:
+        assert (process := find_observers()) is not None
+        process.kill()
     (run_dir.path / "tensorboard").unlink()
-    while not (news := observers.read()):
-        pass
-    assert [(event["logger"], event["state"]) for event in news] == [("tensorboard", "works")]
+    news = []
+    while not any(event["logger"] == "tensorboard" for event in news):
+        news += observers.read()
+    assert [event["state"] for event in news if event["logger"] == "tensorboard"] == ["works"]
     assert observers.end_loggers(LAST, members=4) == []
     assert webhook.next()["kind"] == "run_ended"
     check_tensorboard(run_dir.path, fold(EVENTS))
