@@ -27,7 +27,7 @@ class DriverUsage:
         self._node = (here or [node.name for node in nodes] or ["driver"])[0]
         self._clock, self._observers = clock, observers
         self._tally = Tally(folder, functools.partial(clock.list_usage, self._node))
-        self._observers_cpu_s = 0.0  # of the last sample
+        self._observers_cpu_s: dict[int, float] = {}  # of the last sample, by process
 
     def begin(self) -> Report:
         """What the start of this process has used; the rest is the run's, or of members that train here."""
@@ -38,13 +38,14 @@ class DriverUsage:
     def sample(self) -> list[Report]:
         """`usage` events with what has been used so far."""
         own, observers = self._clock.report(self._node, "orchestrate"), self._observers.make_usage(self._node)
-        self._observers_cpu_s = sum(usage["cpu_s"] for usage in observers)
+        self._observers.forget_closed()
+        self._observers_cpu_s = {usage["pid"]: usage["cpu_s"] for usage in observers}
         return [own, *observers]
 
     def count_observers_rest(self) -> float:
         """The CPU-seconds that the observers have used since the last sample."""
-        used_s: float = sum(usage["cpu_s"] for usage in self._observers.make_usage(self._node))
-        return used_s - self._observers_cpu_s
+        used = self._observers.make_usage(self._node)
+        return float(sum(usage["cpu_s"] - self._observers_cpu_s.get(usage["pid"], 0.0) for usage in used))
 
     def close(self) -> None:
         """End the tally."""

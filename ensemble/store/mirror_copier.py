@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 import uuid
 from typing import Any, BinaryIO
@@ -40,6 +41,10 @@ MOST_OPEN = 256
 OUTPUT_S, LOG_RATE = 60.0, 1e6
 LISTING_SHARE = 0.02  # of a core, at most, for listing files
 FOLDERS = ("code", "data", "members")
+#: Names that only a copier gives: of what one has sent that was killed before its manifest.
+_LEFTOVER = re.compile(
+    r".+@[0-9a-f]{8}|members/[^/]+/(?:log\.txt|(?:checkpoint|initial-weights|predictions)[^/]*\.safetensors)"
+)
 
 #: Inode, size and time of the last change in nanoseconds; of the log its size alone.
 Stamp = tuple[int, int, int]
@@ -61,17 +66,18 @@ class Copier:
         self._unnamed: set[str] = set()  # objects that the last manifest does not name
         self._output_at = self._due_at = 0.0
 
-    def copy(self, *, is_last: bool = False) -> None:
+    def copy(self, *, is_last: bool = False, is_now: bool = False) -> None:
         """Copy the files that are new or have changed, if there are any, with the log up to now.
 
         Args:
             is_last: the run has ended, and nothing more is written.
+            is_now: do not wait, though the last copy was not long ago.
 
         Raises:
             TakenOverError: the run is copied from elsewhere; nothing is changed.
             StoreError: the store does not do what it is asked, or a file cannot be read; the next call goes on.
         """
-        if not is_last and time.monotonic() < self._due_at:
+        if not (is_last or is_now) and time.monotonic() < self._due_at:
             return
         began_s = time.thread_time()
         try:
@@ -130,7 +136,7 @@ class Copier:
             raise MirrorError(f"{self._store.url}: its manifests are gone")
         if not self._number:
             check_continues(self._run_dir, manifest, self._store.url)
-            self._unnamed = {name for name in self._store.find() if is_of_run(name.partition("@")[0])}
+            self._unnamed = {name for name in self._store.find() if _LEFTOVER.fullmatch(name)}
         elif number != self._number and manifest.writer != self._writer:
             raise TakenOverError(f"{self._store.url}: the run went on elsewhere and is copied from there")
         self._number, self._manifest = number, manifest

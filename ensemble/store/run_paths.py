@@ -149,7 +149,7 @@ class RunPaths:
 
     def remove_unfinished_predictions(self, id: str) -> None:
         """Remove the predictions of a member's attempts that ended without finishing; none may still run."""
-        for file in self.member(id).glob("predictions-*.safetensors"):
+        for file in self.member(id).glob("predictions-[0-9]*.safetensors"):
             file.unlink(missing_ok=True)
 
     def list_results(self, state: RunState) -> list[Path]:

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from ensemble.store.declaration import Declaration
 
 #: Of run.json, and of the declaration, which is unpickled only where run.json has this number.
-VERSION = 2
+VERSION = 3
 
 #: What to do about a declaration that is damaged and that nothing else has.
 ANEW = "`ensemble run SPEC` on this directory writes it anew"

@@ -6,16 +6,14 @@ measured (`ensemble.train.profile`) gets others, which leave nothing behind.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 
-import numpy as np
 import torch
 
 from ensemble.comm import Communicator
 from ensemble.spec import PREDICTED_SPLITS, Ensemble
 from ensemble.spec.task import Task
-from ensemble.store import PredictedRows, RunDir, StoreError, load_predictions
+from ensemble.store import PredictedRows, RunDir
 from ensemble.train.checkpoint import Checkpointer, FileCheckpointer, Position
 from ensemble.train.data import Data, as_stored_target, steps_per_epoch
 from ensemble.train.job import Diverged, Inbox, Job, TrainingError
@@ -23,7 +21,7 @@ from ensemble.train.optimization import Optimization
 from ensemble.train.poison_records import PoisonRecords
 from ensemble.train.reporter import Reporter
 
-MOST_FIELDS = 2**24  # bytes of fields for metrics, which are kept with the predictions of one member
+MOST_FIELDS = 2**24  # bytes of fields for metrics, that are kept with the predictions
 
 
 class Effects:
@@ -81,20 +79,6 @@ class Effects:
         """Where this rank's predictions are collected."""
         return PredictedRows(RunDir(self._job.run_dir).member(self._job.identity.member))
 
-    def _are_kept(self, split: str, rows: PredictedRows) -> bool:
-        """Whether a member before this one has saved the same fields, which are kept once in a run."""
-        run, own, index = RunDir(self._job.run_dir), rows.take_fields(), np.sort(rows.index)
-        before = sorted(
-            path.name for path in (run.path / "members").iterdir() if path.name < self._job.identity.member
-        )
-        for member in before if own else ():
-            with contextlib.suppress(StoreError):
-                kept = load_predictions(run.predictions(member), split, mapped=True)
-                is_same = np.array_equal(kept.index, index) and kept.fields.keys() == own.keys()
-                if is_same and all(np.array_equal(kept.fields[name], own[name]) for name in own):
-                    return True
-        return False
-
     def save_predictions(
         self, split: str, what: Task, rows: PredictedRows, field: str, *, beside: str | None
     ) -> str:
@@ -116,7 +100,7 @@ class Effects:
                 target = self.data.targets(split, field, torch.from_numpy(rows.index), what)
                 rows.replace_target(as_stored_target(what, target))
             is_large = sum(part.nbytes for parts in rows.fields.values() for part in parts) > MOST_FIELDS
-            if is_large or self._are_kept(split, rows):
+            if is_large:
                 rows.fields = {}
             return rows.save(path, split, what, beside=beside)
         except ValueError as error:  # another attempt would give the same

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -55,10 +56,32 @@ def gather_predictions(comm: Communicator, rows: PredictedRows, together: Predic
         values, lengths, index, target = (None if share is None else share.numpy() for share in shares)
         if comm.rank == 0 and values is not None:
             together.add_flat(values, lengths, index, target)
-    for name, parts_of in rows.fields.items():
-        shared = gather_json(comm, [part.tolist() for part in parts_of])
-        together.fields[name] = [np.asarray(part) for share in shared for part in share if part]
+    if rows.fields:
+        indices = gather_rows(comm, torch.from_numpy(rows.index))
+        assert indices is not None
+        # Rows came in pieces of all ranks by turns, fields come rank by rank.
+        order = indices.numpy().argsort(kind="stable")
+        places = order[np.searchsorted(indices.numpy(), together.index, sorter=order)]
+        for name, own in rows.fields.items():
+            together.fields[name] = [_gather_field(comm, own)[places]]
     return together
+
+
+def _gather_field(comm: Communicator, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """The values of a field of all ranks, rank by rank: numbers, or texts."""
+    own = np.ascontiguousarray(np.concatenate(parts)) if parts else None
+    described = find_first(comm, None if own is None else [own.dtype.kind, own.dtype.str, list(own.shape[1:])])
+    if described is None:
+        return np.empty(0)
+    kind, dtype, shape = described
+    if kind == "U":
+        shares = gather_json(comm, [] if own is None else own.tolist())
+        return np.array([text for share in shares for text in share])
+    content = None if own is None else torch.from_numpy(own.reshape(len(own), -1).view(np.uint8))
+    rows = gather_rows(comm, content)
+    assert rows is not None
+    values: npt.NDArray[Any] = rows.numpy().view(dtype).reshape(-1, *shape)
+    return values
 
 
 def find_first(comm: Communicator, value: Any) -> Any:

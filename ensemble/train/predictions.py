@@ -121,7 +121,7 @@ def _explain_otherwise(
             return None
         mean = float(loaded.nan_to_num(0, 0, 0).abs().sum()) / max(1, loaded.numel())
         if loaded.shape == values.shape and torch.allclose(
-            values.float(), loaded, rtol=rounding, atol=rounding * mean, equal_nan=True
+            values.float().cpu(), loaded.cpu(), rtol=rounding, atol=rounding * mean, equal_nan=True
         ):
             return None
         with seeded(seed, state.device):

@@ -16,7 +16,7 @@ from torch import nn
 import ensemble
 from ensemble import Ensemble, Recipe, Resources
 from ensemble.store import RunDir, fold, load_predictions, read_events
-from pipelines import Pipeline, sources
+from pipelines import Pipeline, sources, stages
 
 ROW = 2**18  # numbers that are predicted of a sample: 1 MiB
 
@@ -228,3 +228,31 @@ def test_a_failure_in_the_last_large_evaluation_repeats_no_training(
     [member] = fold(read_events(tmp_path / "run" / "events.jsonl")).members.values()
     assert (member.state, member.attempts) == ("finished", 2)
     assert (tmp_path / "steps").stat().st_size == 16  # of two epochs of 8 steps, each once
+
+
+def agree(values: Any, target: Any, same: Any, name: Any) -> float:
+    return float(((target == same) & (np.char.str_len(name) == target % 7)).mean())
+
+
+def test_fields_for_metrics_stay_beside_their_samples_whatever_the_number_of_workers(tmp_path: Path) -> None:
+    """Predictions of 12 MB, which two workers gather in several pieces."""
+    label = np.random.default_rng(0).integers(0, 100, 30_000)
+    names = np.array(["x" * (number % 7) for number in label])
+    data = sources.arrays(x=np.ones((len(label), 4), np.float32), label=label, same=label, name=names)
+    valid = Pipeline(data).map(stages.text("name", most_bytes=8))
+    declared = Ensemble(
+        name="fields",
+        recipe=Recipe(
+            model=lambda params: nn.Linear(4, 100), loss="cross_entropy", inputs=["x"], split_metrics=[agree]
+        ),
+        members=[{"lr": 0.1}, {"lr": 0.2}],
+        train=valid.take(2000),
+        valid=valid,
+        epochs=1,
+        batch_size=1000,
+        resources=Resources(workers=2, cpus_per_worker=0.5),
+    )
+    result = ensemble.submit(declared, tmp_path / "run", "local").wait()
+    assert [row["metrics"]["agree"] for row in result.members] == [1.0, 1.0]
+    combined = fold(read_events(tmp_path / "run/events.jsonl")).combined
+    assert combined is not None and combined.metrics is not None and combined.metrics["ensemble"]["agree"] == 1.0

@@ -237,7 +237,8 @@ def test_a_logger_that_fails_says_so_once_and_goes_on_when_it_can(
         "detail"
     ]
     if is_killed:
-        assert (process := find_observers()) is not None
+        process = find_observers()
+        assert process is not None
         process.kill()
     (run_dir.path / "tensorboard").unlink()
     news = []

@@ -447,3 +447,15 @@ def test_a_mirror_that_is_not_complete_is_said(
     (tmp_path / "full").unlink()
     assert main(["resume", run]) == 0 and f"mirror: {url}: complete" in str(load_status(RunDir(run)))
     assert fold(read_events(ensemble.fetch(url, tmp_path / "new") / "events.jsonl")).ended is not None
+
+
+def test_files_of_somebody_else_at_the_address_stay(copied: Path) -> None:
+    others = [
+        copied / "mirror" / name for name in ("spec.py", "data/labels.npy", "code/0123456789abcdef/x", "a.txt")
+    ]
+    for file in others:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    run_dir = RunDir(copied / "run")
+    begin(run_dir, f"file://{copied}/mirror").copy(is_last=True)
+    assert [file.read_text() for file in others] == ["mine"] * 4

@@ -47,4 +47,4 @@ class MirrorFollower:
 
     def lose(self) -> None:
         """Copy what is there: the run's controller is gone."""
-        self._copier.copy()
+        self._copier.copy(is_now=True)

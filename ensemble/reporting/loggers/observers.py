@@ -147,6 +147,7 @@ class Observers:
         self.names = list(self._options)
         self._process: _Process | None = None
         self._closed: list[_Process] = []  # their CPU time is still reported
+        self._failure = ""  # why the process cannot be started
         self._failing: set[str] = set()  # as was last said, also by a process that has died
         self._is_started, self._deaths, self._start_at = False, 0, 0.0
 
@@ -156,9 +157,13 @@ class Observers:
             self._is_started = True
             self._start()
 
-    def _start(self) -> _Process:
-        make_directory(self._run_dir.loggers)
-        self._process = _Process(self._run_dir, self._options)
+    def _start(self) -> _Process | None:
+        """Start the process; None where it cannot be started, such as on a full disk: `_failure` says why."""
+        try:
+            make_directory(self._run_dir.loggers)
+            self._process = _Process(self._run_dir, self._options)
+        except OSError as error:
+            self._failure = f"it cannot be started: {error.strerror or error}"
         return self._process
 
     def read(self) -> list[Report]:
@@ -168,11 +173,9 @@ class Observers:
             events += filter(None, map(self._make_event, self._process.read()))
             if not self._process.is_open:
                 events.append(self._note_death())
-        if self._is_started and self._process is None and time.monotonic() >= self._start_at:
-            try:
-                self._start()
-            except OSError as error:  # such as a full disk: training is not touched
-                events.append(self._note_death(f"it cannot be started ({error.strerror}), which is tried again"))
+        is_due = self._is_started and self._process is None and time.monotonic() >= self._start_at
+        if is_due and self._start() is None:
+            events.append(self._note_death(f"{self._failure}; it is tried again"))
         for event in events:
             if event["state"] != "works":
                 log.warning("%s", describe_logger(event["logger"], event["state"], event["detail"]))
@@ -207,6 +210,10 @@ class Observers:
         processes = [*([] if self._process is None else [self._process]), *self._closed]
         return [process.make_usage(node) for process in processes]
 
+    def forget_closed(self) -> None:
+        """Leave out from now on what has died: its usage is logged."""
+        self._closed.clear()
+
     def end_loggers(self, last: Event | None, members: int) -> list[str]:
         """Let all but the mirror write what is left, and end.
 
@@ -236,6 +243,8 @@ class Observers:
         if not self._is_started or not waiting:
             return {}
         missing, process = dict[str, str](), self._process or self._start()
+        if process is None:
+            return dict.fromkeys(waiting, self._failure)
         process.request_end(waiting, last)
         while waiting and time.monotonic() < until and not self._is_hurried():
             _wait_for(process.output)
@@ -248,7 +257,9 @@ class Observers:
                 if starts == MOST_LAST_STARTS:
                     return missing | dict.fromkeys(waiting, f"the process died; see {self._messages}")
                 starts += 1
-                process = self._start()
+                if (again := self._start()) is None:
+                    return missing | dict.fromkeys(waiting, self._failure)
+                process = again
                 process.request_end(waiting, last)
         when = "before the run was to end at once" if self._is_hurried() else f"within {limit_s:.0f} s"
         return missing | dict.fromkeys(waiting, f"has not ended {when}; the log's end is missing")
