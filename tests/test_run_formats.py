@@ -21,7 +21,7 @@ LOG = [
     {"type": "placed", "member": "member-0", "attempt": 0, "node": "node-1", "devices": []},
     {"type": "run_stopped", "reason": "asked"},
 ]
-SAID = r"format 1, this one reads 2"
+SAID = "format 1, this one reads "  # the log and run.json have formats of their own
 
 
 @pytest.fixture
