@@ -113,8 +113,9 @@ def explain_unloadable(run: RunDir, state: RunState, recipe: Any, members: Seque
     if not isinstance(recipe, Recipe):
         return "its recipe is a train function alone: declare Recipe(model=..., train=..., predict=...)"
     for name in members:
-        if any((other := text).startswith(OTHERWISE) for text in state.members[name].remarks):
-            return f"{name}: {other}"
+        otherwise = next((text for text in state.members[name].remarks if text.startswith(OTHERWISE)), None)
+        if otherwise is not None:
+            return f"{name}: {otherwise}"
     for name in members if recipe.predict is None and recipe.loss is None else ():
         seen = _read_observation(run, state.members[name])
         if seen is None or seen.call is None:

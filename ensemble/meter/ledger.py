@@ -150,8 +150,8 @@ class Ledger:
 
     @cached_property
     def _full_totals_of_members(self) -> dict[str, Total]:
-        known = sorted(self._full_uses_of_members, key=natural_key)
-        return {member: self.member(member, full=True) for member in known}
+        members = sorted(self._full_uses_of_members, key=natural_key)
+        return {member: self.member(member, full=True) for member in members}
 
     @cached_property
     def _uses_of_members(self) -> dict[str, list[_KeyAndUse]]:

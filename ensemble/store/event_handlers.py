@@ -165,8 +165,8 @@ def evaluate_again(run: RunState, members: Iterable[str], t: float) -> None:
         trained = run.finished.get(member.id, member.trained)
         reopen_member(run, member, t)
         member.trained = trained
-        found_again = (UNCOMBINED, OTHERWISE, OUTDATED)
-        member.remarks = [text for text in member.remarks if not text.startswith(found_again)]
+        outdated = (UNCOMBINED, OTHERWISE, OUTDATED)  # of the former predictions
+        member.remarks = [text for text in member.remarks if not text.startswith(outdated)]
     run.combined = None
 
 

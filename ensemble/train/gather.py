@@ -63,16 +63,18 @@ def gather_predictions(comm: Communicator, rows: PredictedRows, together: Predic
         order = indices.numpy().argsort(kind="stable")
         places = order[np.searchsorted(indices.numpy(), together.index, sorter=order)]
         for name, own in rows.fields.items():
-            together.fields[name] = [_gather_field(comm, own)[places]]
+            values = _gather_field(comm, own)
+            if values is not None:
+                together.fields[name] = [values[places]]
     return together
 
 
-def _gather_field(comm: Communicator, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The values of a field of all ranks, rank by rank: numbers, or texts."""
+def _gather_field(comm: Communicator, parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
+    """The values of a field of all ranks, rank by rank: numbers, or texts; None where the split lacks it."""
     own = np.ascontiguousarray(np.concatenate(parts)) if parts else None
     described = find_first(comm, None if own is None else [own.dtype.kind, own.dtype.str, list(own.shape[1:])])
     if described is None:
-        return np.empty(0)
+        return None
     kind, dtype, shape = described
     if kind == "U":
         shares = gather_json(comm, [] if own is None else own.tolist())

@@ -101,14 +101,14 @@ class TextTable(GroupedRecords):
         key = [_digest_code(), self._describe_class(), [file.content_key() for file in self.files], options]
 
         def write(path: str) -> None:
-            found = json.dumps(find()).encode()  # which may take long: the file is opened afterwards
-            Path(path).write_bytes(b"%08x%b" % (zlib.crc32(found), found))
+            text = json.dumps(find()).encode()  # which may take long: the file is opened afterwards
+            Path(path).write_bytes(b"%08x%b" % (zlib.crc32(text), text))
 
         while True:
             with find_folder().open("types", f"{self.kind}.json", key, 0, write) as kept:
-                checksum, found = kept.read(8), kept.read()
-            if checksum == b"%08x" % zlib.crc32(found):
-                return json.loads(found)
+                checksum, text = kept.read(8), kept.read()
+            if checksum == b"%08x" % zlib.crc32(text):
+                return json.loads(text)
             _discard(kept.name)
 
     @abstractmethod

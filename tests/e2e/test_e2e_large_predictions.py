@@ -234,8 +234,11 @@ def agree(values: Any, target: Any, same: Any, name: Any) -> float:
     return float(((target == same) & (np.char.str_len(name) == target % 7)).mean())
 
 
-def test_fields_for_metrics_stay_beside_their_samples_whatever_the_number_of_workers(tmp_path: Path) -> None:
-    """Predictions of 12 MB, which two workers gather in several pieces."""
+@pytest.mark.parametrize("has_test", [False, True])
+def test_fields_for_metrics_stay_beside_their_samples_whatever_the_number_of_workers(
+    tmp_path: Path, has_test: bool
+) -> None:
+    """Predictions of 12 MB, which two workers gather in several pieces; a test split lacks the fields."""
     label = np.random.default_rng(0).integers(0, 100, 30_000)
     names = np.array(["x" * (number % 7) for number in label])
     data = sources.arrays(x=np.ones((len(label), 4), np.float32), label=label, same=label, name=names)
@@ -248,6 +251,7 @@ def test_fields_for_metrics_stay_beside_their_samples_whatever_the_number_of_wor
         members=[{"lr": 0.1}, {"lr": 0.2}],
         train=valid.take(2000),
         valid=valid,
+        test=Pipeline(sources.arrays(x=np.ones((60, 4), np.float32), label=label[:60])) if has_test else None,
         epochs=1,
         batch_size=1000,
         resources=Resources(workers=2, cpus_per_worker=0.5),
@@ -255,4 +259,5 @@ def test_fields_for_metrics_stay_beside_their_samples_whatever_the_number_of_wor
     result = ensemble.submit(declared, tmp_path / "run", "local").wait()
     assert [row["metrics"]["agree"] for row in result.members] == [1.0, 1.0]
     combined = fold(read_events(tmp_path / "run/events.jsonl")).combined
-    assert combined is not None and combined.metrics is not None and combined.metrics["ensemble"]["agree"] == 1.0
+    assert combined is not None and combined.metrics is not None
+    assert combined.metrics["ensemble"].get("agree") == (None if has_test else 1.0)
